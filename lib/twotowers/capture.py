@@ -226,6 +226,26 @@ def capture(
     )
 
 
+@torch.inference_mode()
+def predict(
+    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
+) -> tuple[Int[Tensor, "prompt"], Float[Tensor, "prompt label"]]:
+    """The model's top word, and its log-probability (nats) of each label word in `label_ids` order; nothing recorded."""
+    top = torch.empty(len(encoded), dtype=torch.long)
+    labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
+    device = model.hf.get_input_embeddings().weight.device
+    with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
+        for index, batch in batches(encoded, max_tokens):
+            ids = torch.tensor([e.ids for e in batch], device=device)
+            logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
+            top[index] = logits.argmax(-1).cpu()
+            labels[index] = logits.gather(-1, words).cpu().double()
+            bar.update(len(batch))
+    return top, labels
+
+
 def captures(
     model: Model,
     encoded: Sequence[Encoded],

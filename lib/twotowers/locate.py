@@ -89,6 +89,43 @@ def neuron_increases(
     return p[..., 0] - _log_prob_before(x, capture, model, words, norm)[:, None]
 
 
+def cumulative_head_increases(
+    capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
+) -> Float[Tensor, "batch layer head"]:
+    """Increase of every head when the heads before it in its layer were added first: x = Lin_l + heads 0 .. h-1.
+
+    Beside `head_increases` it shows how little the order of adding matters (v1 appendix E). Over the heads of a layer
+    these add up to the block's increase exactly, but for the output bias.
+    """
+    e, words = model.unembedding, _followed(capture, words)
+    scale = vocabulary.norm_scale(capture.final, e)
+    found = []
+    for layer in range(model.n_layers):
+        vectors = torch.einsum("bhk,hkd->bhd", capture.mixed[layer], model.output_weight(layer).to(capture.mixed.device))
+        steps = torch.cat([capture.layer_input[layer][:, None], vectors], 1).cumsum(1)
+        p = vocabulary.log_prob(steps, words[:, None], e, norm, scale[:, None])
+        found.append(p.diff(dim=1))
+    return torch.stack(found, 1)
+
+
+def sum_of_parts(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
+    """Embedding + every (layer, head, position) + every neuron + the blocks' biases: equals `capture.final` (app. E).
+
+    Needs want={"weights", "values", "neurons"}.
+    """
+    capture.require("weights", "values", "neurons")
+    total = capture.layer_input[0].clone()
+    for layer in range(model.n_layers):
+        values = capture.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+        weighted = capture.weights[layer][..., None].to(values.dtype) * values
+        total += torch.einsum("bhpk,hkd->bd", weighted, model.output_weight(layer).to(total.device))
+        total += capture.neurons[layer] @ model.ffn_weight(layer).to(total.device)
+        for bias in (model.output_bias(layer), model.ffn_bias(layer)):
+            if bias is not None:
+                total += bias.to(total.device)
+    return total
+
+
 def _followed(capture: Capture, words: Tensor | None) -> Tensor:
     return capture.true_ids if words is None else words
 
