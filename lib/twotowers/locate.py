@@ -26,7 +26,7 @@ from twotowers import vocabulary
 from twotowers.architectures import Model
 from twotowers.capture import Capture, captures
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Encoded
+from twotowers.prompts import ROLES, Encoded, roles
 
 
 def block_increases(
@@ -66,6 +66,29 @@ def position_increases(
     values = capture.values[layers].repeat_interleave(shared, dim=2)  # grouped-query attention: heads share values
     mixed = capture.weights[layers][..., None].to(values.dtype) * values
     return _increases_of_mixed(capture, model, mixed, words, norm, layers)
+
+
+def increases_by_role(
+    model: Model, encoded: Sequence[Encoded], heads: Sequence[tuple[int, int]], norm: str = "frozen"
+) -> pd.DataFrame:
+    """How much of some heads' increase comes from which part of the prompt, the true label followed.
+
+    One row per (prompt, head, role): prompt, head ("22-0"), role (see `prompts.roles`), increase (nats, summed over
+    the positions of the role).
+    """
+    layers = sorted({layer for layer, _ in heads})
+    rows = []
+    for seen in captures(model, encoded, {"weights", "values"}):
+        found = position_increases(seen, model, norm=norm, layers=layers).cpu().numpy()
+        for at, one, of_prompt in zip(seen.index, seen.prompts, found, strict=True):
+            role = np.array(roles(one))
+            for layer, head in heads:
+                by_position = of_prompt[layers.index(layer), head]
+                rows += [
+                    {"prompt": at, "head": f"{layer}-{head}", "role": r, "increase": by_position[role == r].sum()}
+                    for r in ROLES
+                ]
+    return pd.DataFrame(rows)
 
 
 def neuron_increases(
