@@ -7,9 +7,13 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import yaml
+
+# Every command is the one of the environment that snakemake itself runs in, activated or not.
+shell.prefix(f"set -euo pipefail; export NO_COLOR=1 PATH={Path(sys.executable).parent}:$PATH; ")
 
 MODEL = str(config.get("model", "mini-gpt2"))
 OWN_MODEL = {"08-llama": str(config.get("llama", "mini-llama"))}  # a chapter about a model of its own
@@ -41,7 +45,7 @@ EXECUTED = {chapter: f"_build/executed/{slug(MODEL_OF[chapter])}/{chapter}.ipynb
 
 
 def files(*patterns):
-    return sorted(str(f) for pattern in patterns for f in Path().glob(pattern) if f.is_file() and "__pycache__" not in f.parts)
+    return sorted(str(f) for pattern in patterns for f in Path().glob(pattern) if f.is_file())
 
 
 def model_files(model):
@@ -101,7 +105,10 @@ rule chapter:
 rule pages:
     input:
         executed=list(EXECUTED.values()),
-        sources=files("book/**/*.md", "book/**/*.bib", "book/**/*.py", "book/_page/*", "book/**/*.png", "book/**/*.svg", "data/**/*.md", "data/**/*.csv"),
+        sources=files(
+            *(f"book/**/*.{kind}" for kind in ("md", "bib", "py", "js", "css", "png", "svg")),
+            *(f"data/**/*.{kind}" for kind in ("md", "csv", "json", "png", "svg")),
+        ),
         settings=["_config.yml", "_toc.yml", "requirements.lock"],
     output:
         "_build/html/index.html",

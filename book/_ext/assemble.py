@@ -1,4 +1,4 @@
-"""Put together what jupyter-book builds: the book's sources, the executed chapters, the tables and small data.
+"""Put together what jupyter-book builds: the book's sources, executed chapters, their tables and small data.
 
     python book/_ext/assemble.py STAGE EXECUTED.ipynb ...
 
@@ -11,14 +11,18 @@ import sys
 from pathlib import Path
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+INJECTED = "injected-parameters"  # papermill's tag for the cell it adds
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
 SHIPPED = {".md", ".csv", ".json", ".png", ".svg"}  # of data/: never the weights
 
 
-def without_widgets(notebook: dict) -> dict:
-    """The notebook with a note in place of each widget: a widget is dead without a running Python."""
+def for_the_page(notebook: dict) -> dict:
+    """A note in place of each widget, dead without a running Python; papermill's cell folded away."""
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
+        tags = cell["metadata"].get("tags", [])
+        if INJECTED in tags:
+            tags.append("hide-input")
         for output in cell.get("outputs", ()):
             if WIDGET in output.get("data", {}):
                 output["data"] = {"text/markdown": RUN_LIVE}
@@ -37,7 +41,7 @@ def staged(root: Path, executed: list[Path]) -> dict[str, bytes]:
         if source.is_file() and source.suffix in SHIPPED:
             contents[source.relative_to(root).as_posix()] = source.read_bytes()
     for chapter in executed:
-        notebook = without_widgets(json.loads(chapter.read_text("utf8")))
+        notebook = for_the_page(json.loads(chapter.read_text("utf8")))
         contents[f"book/{chapter.name}"] = json.dumps(notebook, indent=1, ensure_ascii=False).encode()
         for table in (root / "_build/tables" / chapter.parent.name).glob("*.csv"):
             contents[f"tables/{chapter.parent.name}/{table.name}"] = table.read_bytes()

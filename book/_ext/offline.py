@@ -1,7 +1,7 @@
-"""A Sphinx extension: every script a page needs comes from the book's own folder, so it reads without a network.
+"""A Sphinx extension: every script a page needs comes from the book's own folder, none from the network.
 
-Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, MathJax from sphinx-mathjax-offline; both are
-copied while building. The style sheet and the script in `book/_page` make charts follow the page's colours and width.
+Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, MathJax from sphinx-mathjax-offline;
+both are copied while building. What lies in `book/_page` makes charts follow the page's colours and width.
 """
 
 import importlib.util

@@ -24,11 +24,14 @@
   const embed = window.vegaEmbed;
   window.vegaEmbed = (element, spec, options) => {
     const config = merge(merge(marks, spec.config || {}), page);
-    element.parentElement.tabIndex = 0;  // a wide chart scrolls; the keyboard must reach it
     return embed(element, { ...spec, config, background: "transparent" }, {
       ...options,
       renderer: "svg",
       actions: { export: true, source: false, compiled: false, editor: false },
+    }).then((chart) => {
+      const box = element.parentElement;
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
+      return chart;
     });
   };
 })();
