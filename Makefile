@@ -53,14 +53,15 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module: install it first (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	@rm -f $@
-	@echo "Installing into $(VENV) (a few minutes, once) ..."
+	@echo "Installing into $(VENV), once: 1 of 2, PyTorch (some 200 MB) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null || \
 	  { [ "$(TORCH)" != cuda ] && \
 	    $(BIN)/python -m pip install --quiet --retries 0 --timeout 10 --index-url $(TORCH_CPU_INDEX) \
 	      torch==$(TORCH_VERSION) 2>/dev/null; } || \
-	  $(BIN)/python -m pip install --progress-bar on torch==$(TORCH_VERSION)
-	@$(BIN)/python -m pip install --quiet --progress-bar on --constraint requirements.lock --editable '.[book,test]'
+	  $(BIN)/python -m pip install --quiet torch==$(TORCH_VERSION)
+	@echo "Installing into $(VENV), once: 2 of 2, the other packages (a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[book,test]'
 	@touch $@
 
 # uv resolves for every Python from 3.11 on. The libraries that only the CUDA build of
