@@ -247,6 +247,22 @@ def _refusal(prompt: Prompt, problem: str, remedy: str) -> TwoTowersError:
     return TwoTowersError(f"the prompt {shown!r} is refused, {problem}: {remedy}")
 
 
+ROLES = ("demonstration text", "true label", "false label", "query text", "last position", "other")
+
+
+def roles(encoded: Encoded) -> list[str]:
+    """What stands at each position: one of `ROLES` per token; "other" is colons but the last, and beginning tokens."""
+    out = ["other"] * len(encoded.ids)
+    for start, stop in encoded.text_spans:
+        out[start:stop] = ["demonstration text"] * (stop - start)
+    start, stop = encoded.query_span
+    out[start:stop] = ["query text"] * (stop - start)
+    for position, true in zip(encoded.label_positions, encoded.prompt.is_true, strict=True):
+        out[position] = "true label" if true else "false label"
+    out[encoded.last] = "last position"
+    return out
+
+
 def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tuple[list[int], list[Encoded]]]:
     """Batches of equal token length, so that no padding is needed: (indices into `encoded`, prompts).
 

@@ -52,6 +52,11 @@ class Interval:
         return format(self)
 
 
+    def as_row(self, name: str) -> dict[str, float]:
+        """Columns of a tidy table: the estimate under `name`, then low, high and n."""
+        return {name: self.estimate, "low": self.low, "high": self.high, "n": self.n}
+
+
 @dataclass(frozen=True)
 class Overlap:
     """How many members two sets share, and what chance would do with sets of these sizes out of `total`."""
