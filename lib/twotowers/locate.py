@@ -29,7 +29,6 @@ from twotowers.errors import TwoTowersError
 from twotowers.prompts import ROLES, Encoded, roles
 from twotowers.walk import increases_along, increases_of_vectors
 
-
 GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
 
 

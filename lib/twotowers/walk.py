@@ -1,7 +1,7 @@
 """Increases of all blocks and heads of many prompts, in one walk over the vocabulary.
 
-bs-values add up like the residual stream itself, so a stretch of the vocabulary (a slab) can be followed upwards through
-all layers, and a value is divided by its row's norm scale only where the softmax is taken:
+bs-values add up like the residual stream itself, so a stretch of the vocabulary (a slab) can be followed upwards
+through all layers, and a value is divided by its row's norm scale only where the softmax is taken:
 
     bs(Lin_l)  ->  + bs(vector) for each vector of each head     the heads of layer l
                ->  + bs(all of them) + bs(output bias)           after the attention block
@@ -10,8 +10,8 @@ all layers, and a value is divided by its row's norm scale only where the softma
 Only the embedding, the FFN outputs and the heads are ever projected. A head's vectors lie in its d_head-dimensional
 output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
 
-Operations for n prompts, V words, L layers of H heads with R vectors each: 2 n V d (L + 1) for the blocks; for the heads
-the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each of
+Operations for n prompts, V words, L layers of H heads with R vectors each: 2 n V d (L + 1) for the blocks; for the
+heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each of
 n V L (H R + 3). Memory beside the arguments: some ROWS x SLAB numbers, and the results. On a GPU the products dominate
 and a larger ROWS keeps it busy; the arithmetic is float32 there too, whatever the model's dtype.
 """
@@ -160,10 +160,7 @@ class _Layer:
             rows = slice(at, at + self.chunk)
             z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
             start = base[rows].repeat_interleave(self.vectors, 0).expand(self.heads, -1, -1)
-            if self.full_width:
-                values = ((z @ weight) @ slab.T).add_(start)
-            else:
-                values = torch.baddbmm(start, z, factors)
+            values = (z @ weight @ slab.T).add_(start) if self.full_width else torch.baddbmm(start, z, factors)
             values = values.view(self.heads, -1, self.vectors, len(slab))
             # Every row holds the base once, so their sum holds it `copies` times.
             written.append(values.sum((0, 2)))
