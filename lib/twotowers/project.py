@@ -207,7 +207,8 @@ def related_words(
 ) -> pd.DataFrame:
     """How many of the top k words of every reading have each relation to its place; stop words are passed over.
 
-    One row per (prompt, kind, head or layer, position): the columns of RELATIONS count different words. With
+    One row per (prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other text"
+    as the mean over the other texts so that it compares with "own text". With
     `random_seed` each vector is first replaced by a random one of its norm. Memory: `max_tokens` streams of all layers.
     """
     classes, rows = datasets.class_words(), []
@@ -221,10 +222,35 @@ def related_words(
                 for place, known in enumerate(_relations_of(one, reading.kind, classes)):
                     words = {lexicon.plain[i] for i in ids[row, place].tolist()}
                     counts = [known.get(word) for word in words]
-                    rows.append(
-                        (at, reading.kind, reading.of, int(reading.places[row, place]), *map(counts.count, RELATIONS))
-                    )
-    return pd.DataFrame(rows, columns=["prompt", "kind", "of", "position", *RELATIONS])
+                    where = (at, len(one.label_positions), reading.kind, reading.of, int(reading.places[row, place]))
+                    rows.append((*where, *map(counts.count, RELATIONS)))
+    table = pd.DataFrame(rows, columns=["prompt", "others", "kind", "of", "position", *RELATIONS])
+    table["other text"] /= table.pop("others")
+    return table
+
+
+def relation_rates(counts: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
+    """Mean number of words of each relation per vector, with its interval over prompts, from `related_words`.
+
+    One row per value of `by` and relation: relation, words, low, high, n (prompts).
+    """
+    means = per_prompt(counts, by, RELATIONS)
+    return pd.DataFrame(
+        dict(zip(by, key, strict=True))
+        | {"relation": relation}
+        | statistics.bootstrap(table[relation].to_numpy(), seed=seed).as_row("words")
+        for key, table in means.groupby(list(by), sort=False)
+        for relation in RELATIONS
+    )
+
+
+def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """Means of columns within each prompt and value of `by`: the rows that intervals over prompts are taken from.
+
+    A prompt is told by prompt, and by dataset and true_label where the table has them.
+    """
+    unit = [c for c in ("dataset", "true_label", "prompt") if c in table and c not in by]
+    return table.groupby([*by, *unit], sort=False, as_index=False)[list(columns)].mean()
 
 
 def label_ranks(
@@ -260,9 +286,7 @@ def label_ranks(
 
 def reciprocal_ranks(ranks: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Mean reciprocal rank of a prompt: 1/rank averaged over its rows, one row per prompt and value of `by`."""
-    unit = [c for c in ("dataset", "true_label", "prompt") if c in ranks and c not in by]
-    table = ranks.assign(reciprocal=1 / ranks["rank"])
-    return table.groupby([*by, *unit], sort=False, as_index=False)["reciprocal"].mean()
+    return per_prompt(ranks.assign(reciprocal=1 / ranks["rank"]), by, ["reciprocal"])
 
 
 def mrr(ranks: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
