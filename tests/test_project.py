@@ -40,9 +40,9 @@ def test_places_and_heads_may_be_chosen(any_model):
     encoded = random_prompts(2, lengths=(11,))
     seen = capture(any_model, encoded, {"values"})
     whole = project.value_outputs(seen, any_model, 1, range(any_model.n_heads), torch.arange(11).expand(2, -1))
-    some = project.value_outputs(seen, any_model, 1, [3, 1], torch.tensor([[5, 2], [8, 0]]))
-    torch.testing.assert_close(some[1, 0], whole[1, 3, [8, 0]])
-    torch.testing.assert_close(some[0, 1], whole[0, 1, [5, 2]])
+    some = project.value_outputs(seen, any_model, 1, [1, 0], torch.tensor([[5, 2], [8, 0]]))
+    torch.testing.assert_close(some[1, 0], whole[1, 1, [8, 0]])
+    torch.testing.assert_close(some[0, 1], whole[0, 0, [5, 2]])
 
 
 def test_attention_only_keys_are_the_layer_input_less_embedding_less_ffn_outputs(any_model):
@@ -73,30 +73,28 @@ def test_the_query_carried_back_gives_the_models_own_scores(any_model):
     for layer in range(any_model.n_layers):
         x = towers.normed(any_model, layer, seen.stream_inputs[layer])
         for head in range(any_model.n_heads):
-            q, key = seen.queries[layer][:, head], seen.keys[layer][:, any_model.value_head(head)]
+            q, key = seen.queries[layer][:, head] * seen.scaling[layer], seen.keys[layer][:, any_model.value_head(head)]
             own = torch.einsum("bd,bpd->bp", q, key)
             u = project.carried_query(seen, any_model, layer, head, everywhere if rotary else None)
             _, constant = towers.carried_back(any_model, layer, head, q, everywhere, x)
             torch.testing.assert_close((u * x).sum(-1) + constant, own, atol=1e-6, rtol=1e-6)
 
 
-def test_without_rotation_the_query_is_the_one_before_it_was_turned(any_model):
-    if any_model.architecture.positions != "rotary":
-        pytest.skip("learned positions turn nothing")
+def test_without_rotation_the_score_is_that_of_query_and_key_before_they_are_turned(any_model):
     seen = capture(any_model, random_prompts(2, lengths=(11,)), project.WANT)
-    layer, head = 1, 2
-    weight, bias = any_model.query_weight(layer)
+    layer, head = 1, 1
     x = towers.normed(any_model, layer, seen.layer_input[layer])
-    plain = x @ weight[head].T if bias is None else x @ weight[head].T + bias[head]
-    back = plain @ any_model.key_weight(layer)[0][any_model.value_head(head)]
-    found = project.carried_query(seen, any_model, layer, head)[:, 0]
-    # A capture may hold queries already scaled: the direction is what counts.
-    torch.testing.assert_close(torch.cosine_similarity(found, back, dim=-1), torch.ones(2).double(), atol=1e-6, rtol=0)
-    turned = project.carried_query(seen, any_model, layer, head, torch.tensor([[10, 2], [10, 2]]))
-    cosine = torch.cosine_similarity(turned, back[:, None], dim=-1)
-    # At its own position the query is turned and turned back; at another it is not the same.
-    torch.testing.assert_close(cosine[:, 0], torch.ones(2).double(), atol=1e-6, rtol=0)
-    assert (cosine[:, 1] < 0.999).all()
+    query = towers.queries(any_model, layer, x)[:, head]
+    key = towers.keys(any_model, layer, x)[:, any_model.value_head(head)]
+    u = project.carried_query(seen, any_model, layer, head)[:, 0]
+    _, constant = towers.carried_back(any_model, layer, head, query, None, x[:, None])
+    torch.testing.assert_close((u * x).sum(-1) + constant[:, 0], (query * key).sum(-1), atol=1e-6, rtol=1e-6)
+    if any_model.architecture.positions == "rotary":
+        turned = project.carried_query(seen, any_model, layer, head, torch.tensor([[10, 2], [10, 2]]))
+        cosine = torch.cosine_similarity(turned, u[:, None], dim=-1)
+        # At its own position the query is turned and turned back; at another it is not the same.
+        torch.testing.assert_close(cosine[:, 0], torch.ones(2).double(), atol=1e-6, rtol=0)
+        assert (cosine[:, 1] < 0.999).all()
 
 
 def test_places_of_a_query_are_refused_where_nothing_turns(any_model):
@@ -111,12 +109,12 @@ def test_places_of_a_query_are_refused_where_nothing_turns(any_model):
 
 def test_readings_hold_every_kind_once(any_model):
     seen = capture(any_model, random_prompts(2, lengths=(14,)), project.WANT)
-    found = list(project.readings(seen, any_model, [(1, 0), (1, 2), (0, 1)]))
+    found = list(project.readings(seen, any_model, [(1, 0), (1, 1), (0, 1)]))
     kinds = [(r.kind, r.of) for r in found]
     assert len(set(kinds)) == len(kinds)
     assert ("key", "layer 1") in kinds and ("key", "layer 0") in kinds
     assert ("key, attention only", "layer 1") in kinds and ("key, attention only", "layer 0") not in kinds
-    assert {of for kind, of in kinds if kind == "value"} == {"1-0", "1-2", "0-1"}
+    assert {of for kind, of in kinds if kind == "value"} == {"1-0", "1-1", "0-1"}
     assert ("query, turned" in {k for k, _ in kinds}) == (any_model.architecture.positions == "rotary")
     for reading in found:
         assert reading.vectors.shape == (*reading.places.shape, any_model.d_model)
@@ -169,7 +167,7 @@ def test_relations_of_words_to_a_demonstration_and_to_the_query():
 
 def test_related_words_count_what_the_top_words_hold(any_model):
     encoded = random_prompts(3, lengths=(14,))
-    heads = [(1, 0), (0, 2)]
+    heads = [(1, 0), (0, 1)]
     silent = lexicon().silent
     assert [lexicon().texts[i] for i in silent] == ["the", ":"]
     # All words asked for: every label and every text is among them, whatever the vector.
@@ -179,7 +177,7 @@ def test_related_words_count_what_the_top_words_hold(any_model):
     assert (by_key["own text"] == 1).all() and (
         by_key["other text"] == 3 / 4
     ).all()  # the query is not in the vocabulary
-    assert set(everything.of) == {"1-0", "0-2", "layer 1", "layer 0"}
+    assert set(everything.of) == {"1-0", "0-1", "layer 1", "layer 0"}
     one = project.related_words(any_model, encoded, heads, lexicon(), k=3)
     table = project.top_word_table(any_model, encoded[1], heads, lexicon(), k=3)
     left = table[(table.silent == "left out") & (table["head"] == "1-0")]
@@ -193,14 +191,14 @@ def test_related_words_count_what_the_top_words_hold(any_model):
 
 def test_the_table_of_top_words_ranks_them_and_names_their_token(any_model):
     encoded = random_prompts(1, lengths=(11,))[0]
-    table = project.top_word_table(any_model, encoded, [(1, 3), (1, 0)], lexicon(), k=4)
-    assert list(dict.fromkeys(table["head"])) == ["1-3", "1-0"]
+    table = project.top_word_table(any_model, encoded, [(1, 1), (1, 0)], lexicon(), k=4)
+    assert list(dict.fromkeys(table["head"])) == ["1-1", "1-0"]
     for _, group in table.groupby(["head", "kind", "position", "silent"]):
         assert list(group["rank"]) == [1, 2, 3, 4] and group["value"].is_monotonic_decreasing
     assert not set(table[table.silent == "left out"].word) & {"the", ":"}
     assert (table[table.position == 2].token == lexicon().texts[encoded.ids[2]]).all()
     keys = table[table.kind == "key"]
-    first, second = (keys[keys["head"] == h].drop(columns="head").reset_index(drop=True) for h in ("1-3", "1-0"))
+    first, second = (keys[keys["head"] == h].drop(columns="head").reset_index(drop=True) for h in ("1-1", "1-0"))
     pd.testing.assert_frame_equal(first, second)
 
 
@@ -213,7 +211,7 @@ def test_random_directions_keep_the_norm_and_nothing_else():
 
 def test_label_ranks_are_those_of_one_value_at_a_time(any_model):
     encoded = random_prompts(3, lengths=(14, 11))
-    heads = [(1, 3), (0, 0)]
+    heads = [(1, 1), (0, 0)]
     found = project.label_ranks(any_model, encoded, heads)
     assert len(found) == 2 * (4 + 3 + 4)
     slow = Reference(any_model, encoded[1].ids)

@@ -90,7 +90,7 @@ def carried_query(
     places see the same.
     """
     capture.require("queries", "stream_inputs")
-    query, last = capture.queries[layer][:, head], _last(capture)
+    query, last = capture.queries[layer][:, head] * capture.scaling[layer], _last(capture)
     if places is None:
         query = towers.rotated(model, layer, query, last[:, 0], back=True)
         return towers.carried_back(
