@@ -247,6 +247,12 @@ def test_the_same_prompt_number_in_two_sets_counts_twice():
     assert project.mrr(two, ["head", "label"])["n"].tolist() == [4, 4]
 
 
+def test_rank_shares_count_at_or_below():
+    found = project.rank_shares(RANKS, ["label"], 10).set_index(["label", "rank"])["share"]
+    assert found["foo"].to_dict() == {1: 0.75, **dict.fromkeys(range(2, 11), 1.0)}
+    assert found["bar", 3] == 0 and found["bar", 4] == 0.5 and found["bar", 10] == 1
+
+
 def test_preferences_are_paired_and_named_only_when_sure():
     found = project.preferences(RANKS, ("foo", "bar")).iloc[0]
     assert found["difference"] == pytest.approx(((0.75 - 0.25) + (1 - 0.2)) / 2)

@@ -318,3 +318,16 @@ def preferences(ranks: pd.DataFrame, labels: Sequence[str], seed: int = 0) -> pd
         means = {label: both[label].mean() for label in labels}
         rows.append({"head": head, **means, **found.as_row("difference"), "reads": reads})
     return pd.DataFrame(rows)
+
+
+def rank_shares(ranks: pd.DataFrame, by: Sequence[str], vocabulary_size: int) -> pd.DataFrame:
+    """Share of rows with at most each rank, at about 60 ranks from 1 to the size of the vocabulary, per value of `by`.
+
+    Columns: `by`, rank, share.
+    """
+    grid = np.unique(np.geomspace(1, vocabulary_size, 60).round().astype(int))
+    rows = []
+    for key, table in ranks.groupby(list(by), sort=False):
+        share = np.searchsorted(np.sort(table["rank"].to_numpy()), grid, side="right") / len(table)
+        rows.append(pd.DataFrame(dict(zip(by, key, strict=True)) | {"rank": grid, "share": share}))
+    return pd.concat(rows, ignore_index=True)
