@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from book_builder import ROOT, build, lay_out
+from book_builder import build, lay_out
 from playwright.sync_api import TimeoutError, sync_playwright
 
 BUILT = os.environ.get("TWOTOWERS_HTML")
@@ -48,7 +48,9 @@ LOOK = """() => {
       found.push(`chart ${chart.id} is not drawn: ${chart.textContent.slice(0, 200)}`);
       continue;
     }
-    const name = chart.querySelector('[role="graphics-document"]')?.getAttribute('aria-label');
+    // Vega names the chart's own element where there is no menu beside it, else the box within.
+    const named = [chart, ...chart.querySelectorAll('div')].find(e => e.getAttribute('role') === 'graphics-document');
+    const name = named?.getAttribute('aria-label');
     if (!name) found.push(`chart ${chart.id} has no description`);
     for (const text of chart.querySelectorAll('.role-axis text, .role-legend text, .role-title text')) {
       const [a, b] = [light(rgb(getComputedStyle(text).fill)), light(behind(chart))];
@@ -77,8 +79,8 @@ def html(request, tmp_path_factory) -> Path:
     """The folder of pages: the one named, or a trial book and the real one with few prompts."""
     if BUILT:
         return Path(BUILT)
-    if request.param == "book" and not any((ROOT / "book").glob("*.ipynb")):
-        pytest.skip("the book has no chapters yet")
+    if request.param == "book" and os.environ.get("CI"):
+        pytest.skip("CI looks at the book it builds: make pages")
     folder = lay_out(tmp_path_factory.mktemp(request.param), trial=request.param == "trial")
     done = build(folder)
     assert done.returncode == 0, done.stdout
@@ -101,9 +103,7 @@ def pages(html: Path) -> list[Path]:
 
 def names(html: Path) -> list[str]:
     """The addresses of the pages; index.html only sends on to the first one."""
-    return [
-        p.relative_to(html).as_posix() for p in pages(html) if 'http-equiv="Refresh"' not in p.read_text()
-    ]
+    return [p.relative_to(html).as_posix() for p in pages(html) if 'http-equiv="Refresh"' not in p.read_text()]
 
 
 def look(html: Path, *, width: int, mode: str) -> list[str]:
@@ -179,9 +179,7 @@ def test_links_within_the_book_lead_somewhere(html):
             address, fragment = urldefrag(link)
             address = unquote(urlsplit(address).path)
             target = (page.parent / address).resolve() if address else page
-            lost = not target.exists() or (
-                fragment and target in read and unquote(fragment) not in read[target].ids
-            )
+            lost = not target.exists() or (fragment and target in read and unquote(fragment) not in read[target].ids)
             if lost:
                 broken.append(f"{page.name}: {link}")
     assert broken == []

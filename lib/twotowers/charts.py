@@ -114,8 +114,9 @@ def bars(
     """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known."""
     base = alt.Chart(table).encode(
         x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=160)),
-        xOffset=alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group]))),
     )
+    if table.groupby(x)[group].nunique().max() > 1:  # one bar a place needs no room for others
+        base = base.encode(xOffset=alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group]))))
     shown = [c for c in (x, group, y, "low", "high", "n") if c in table.columns]
     chart = base.mark_bar().encode(
         y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero)),
