@@ -1,7 +1,8 @@
 """Causal tracing: take each head away in turn and see what the model answers (v1 section 6.2; EMNLP, as summarised).
 
-Nothing below the head's layer changes when a head is zeroed, so the model runs whole once a batch; every head then starts
-again from the recorded input of its own layer, several heads as one batch. The numbers are those of whole runs.
+Nothing below the head's layer changes when a head is zeroed, so the model runs whole once a batch. Every head
+then starts again from the recorded input of its own layer, several heads as one batch. The numbers are those of whole
+runs.
 
     traced = zero_each(model, encoded, all_heads(model), progress="zeroing heads")
     traced.table()                          # layer, head, accuracy, accuracy_drop, log_prob_drop
