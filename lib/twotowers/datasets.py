@@ -5,7 +5,8 @@
     imbalanced(prompts[0]), reordered(prompts[0]), swapped_labels(prompts[0]), orders(prompts[0])
 
 In a word set the query and the true demonstrations come from the second class of the name, false demonstrations stand
-first, and true ones are nearest the query. Any two classes of data/words/words.csv make a set.
+first, and true ones are nearest the query. Any two classes of data/words/words.csv make a set. Sets of sentences are
+"trec:location/human" (false class / true class) or "trec" (inputs of all classes, each against one other class).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from twotowers import sentences
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.prompts import Demonstration, Prompt, check_labels
@@ -41,8 +43,9 @@ def draw(
 ) -> list[Prompt]:
     """n different prompts of a named dataset, `k` demonstrations of each class; `true_label` defaults to the first.
 
-    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for
-    words.csv. The same name, seed and k give the same prompts, whatever the labels; two names give different ones.
+    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for words.csv,
+    or for `sentences.rows` of a set of sentences. The same name, seed and k give the same prompts, whatever the labels;
+    two names give different ones.
     Raises TwoTowersError on an unknown name, more prompts than there are, and labels that are equal or of a class.
     """
     labels = tuple(labels) if not isinstance(labels, str) else (labels,)
@@ -54,15 +57,21 @@ def draw(
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise TwoTowersError(f"{what}={value!r}: give a whole number of at least {least}")
     check_name(name, table)
-    drawer = DATASETS.get(name, draw_words)
+    drawer = DATASETS.get(str(name).partition(":")[0], draw_words)
     return drawer(
         name, int(n), seed=int(seed), labels=labels, true_label=true_label, k=int(k), words=words, table=table
     )
 
 
 def check_name(name: str, table: pd.DataFrame | None = None) -> None:
-    """Raise TwoTowersError unless `name` is in DATASETS or is "class/class" of two different classes of the table."""
+    """Raise TwoTowersError unless `name` is in DATASETS, "set:class/class" of a set of sentences, or "class/class".
+
+    The two classes are different ones of the set, or of the table of words.
+    """
     if name in DATASETS:
+        return
+    if str(name).partition(":")[0] in sentences.SETS:
+        sentences.pairs(name)
         return
     classes = sorted(set(words_table(table)["class"]))
     pair = str(name).split("/")
@@ -166,10 +175,72 @@ def _distinct_codes(sizes: list[int], n: int, rng: np.random.Generator, name: st
     return list(found)[:n]
 
 
-# Name -> a function that draws from it, with draw_words' signature. A set of sentences is added by its own function.
-DATASETS: dict[str, Callable[..., list[Prompt]]] = dict.fromkeys(
-    ("sentiment/number", "number/sentiment", "animal/country", "country/animal"), draw_words
-)
+def draw_sentences(
+    name: str,
+    n: int,
+    *,
+    seed: int,
+    labels: tuple[str, str],
+    true_label: str,
+    k: int,
+    words: str = "all",
+    table: pd.DataFrame | None = None,
+) -> list[Prompt]:
+    """n different prompts of a set of sentences; see `draw`, which checks what this takes for granted.
+
+    Every input is the query once before any is the query twice, and in a set named without a pair meets its other
+    classes in turn. Raises TwoTowersError when a class has fewer than k demonstrations or no input.
+    """
+    if words != "all":
+        raise TwoTowersError(f"words='{words}': sets of sentences have no such words, take 'all'")
+    table = sentences.rows(name) if table is None else table
+    texts = {key: group["text"].tolist() for key, group in table.groupby(["part", "class"])}
+    for cls in dict.fromkeys(cls for pair in sentences.pairs(name) for cls in pair):
+        if (have := len(texts.get(("pool", cls), ()))) < k:
+            raise TwoTowersError(f"k={k} needs {k} demonstrations of the class {cls} and {name} has {have}: take fewer")
+    rng = np.random.default_rng([seed, *name.encode()])
+    queries: dict[str, list[str]] = {}
+    for false, true in sentences.pairs(name):
+        queries.setdefault(true, []).append(false)
+    rounds = [[] for _ in max(queries.values(), key=len)]  # every input once a round, with another false class
+    inputs = [(text, true) for true in queries for text in texts.get(("input", true), ())]
+    for place in rng.permutation(len(inputs)):
+        text, true = inputs[place]
+        for i, false in enumerate(rng.permutation(queries[true])):
+            rounds[i].append((text, str(false), true))
+    asked = list(chain.from_iterable(rounds))
+    sizes = {(f, t): [len(texts["pool", c]) - i for c in (f, t) for i in range(k)] for f, t in sentences.pairs(name)}
+    shares = _shares([math.prod(sizes[f, t]) for _, f, t in asked], n, name)
+    other = labels[1] if true_label == labels[0] else labels[0]
+    drawn = []
+    for at, ((text, false, true), share) in enumerate(zip(asked, shares, strict=False)):
+        for turn, code in enumerate(_distinct_codes(sizes[false, true], share, rng, name)):
+            demonstrations = [Demonstration(d, other, false) for d in _picked(texts["pool", false], code[:k])]
+            demonstrations += [Demonstration(d, true_label, true) for d in _picked(texts["pool", true], code[k:])]
+            drawn.append((turn, at, Prompt(tuple(demonstrations), text, true_label, labels, true, name)))
+    return [prompt for _, _, prompt in sorted(drawn, key=lambda one: one[:2])]
+
+
+def _shares(room: list[int], n: int, name: str) -> list[int]:
+    """n dealt out one by one in turn, entry i at most room[i]; entries that get none at the end are left away."""
+    if n > sum(room):
+        raise TwoTowersError(
+            f"{n} prompts of '{name}' cannot be drawn, there are {sum(room)}: ask for {sum(room)} or fewer"
+        )
+    shares = [0] * len(room)
+    while n:
+        for i, most in enumerate(room):
+            if n and shares[i] < most:
+                shares[i], n = shares[i] + 1, n - 1
+    return shares[: len(shares) - next(i for i, share in enumerate(reversed(shares)) if share)]
+
+
+# Name -> a function that draws from it, with draw_words' signature.
+WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
+DATASETS: dict[str, Callable[..., list[Prompt]]] = {
+    **dict.fromkeys(WORD_SETS, draw_words),
+    **dict.fromkeys(sentences.SETS, draw_sentences),
+}
 
 
 def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
