@@ -86,18 +86,23 @@ def _lines(raw: bytes, encoding: str, separator: str, classes: dict[str, str] | 
 def mend_agnews(text: str) -> str:
     """Entities that lost their "&" ("It #39;s", " quot;"), HTML tags, and backslashes that stood for line ends."""
     text = re.sub(r" ?(#\d+|quot|amp|lt|gt|hellip);", lambda m: html.unescape(f"&{m[1]};"), html.unescape(text))
-    tags = r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)\b[^<>]*>"
+    tags = r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)(?:\s[^<>]*)?/?>"  # but not <A.N>, the mark of a stock
     return re.sub(tags, " ", text, flags=re.IGNORECASE).replace("\\$", "$").replace("\\", " ")
 
 
 def mend_ethos(text: str) -> str:
-    """UTF-8 once read as latin-1 and once as Mac Roman; what does not decode both ways stays."""
+    """UTF-8 once read as latin-1, and most of it once more as Mac Roman; what does not decode that way stays."""
 
     def mend(run: re.Match) -> str:
-        try:
-            return run[0].encode("mac_roman").decode("utf-8").encode("latin-1").decode("utf-8")
-        except UnicodeError:
-            return run[0]
+        for turns in (("mac_roman", "latin-1"), ("latin-1",)):
+            try:
+                out = run[0]
+                for wrong in turns:
+                    out = out.encode(wrong).decode("utf-8")
+                return out
+            except UnicodeError:
+                continue
+        return run[0]
 
     return re.sub(r"[^\x00-\x7f]{2,}", mend, text)
 

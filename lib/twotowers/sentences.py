@@ -176,7 +176,7 @@ def fit(
     """Prompts that the model can read, and how many were touched: what, prompts.
 
     A prompt over `max_tokens` tokens (the beginning token counted) is left out with long="drop"; with "truncate" its
-    longest texts are cut at their ends, all to the same number of tokens, just enough. A prompt whose texts hold a
+    longest texts are cut at their ends, all to the same number of tokens. A prompt whose texts hold a
     special token of the tokenizer is left out. Raises TwoTowersError on another `long`.
     """
     if long not in ("drop", "truncate"):
@@ -184,13 +184,12 @@ def fit(
     special = [str(token) for token in tokenizer.all_special_tokens]
     counts = dict.fromkeys(("kept", "special token, left out", "too long, left out", "too long, truncated"), 0)
     out = []
-    lengths = _lengths([p.text for p in prompts], tokenizer)
-    for prompt, length in zip(prompts, lengths, strict=True):
+    for prompt, length in zip(prompts, _lengths([p.text for p in prompts], tokenizer), strict=True):
         if any(token in prompt.text for token in special):
             counts["special token, left out"] += 1
             continue
         if length > max_tokens:
-            prompt = _truncated(prompt, tokenizer, max_tokens) if long == "truncate" else None
+            prompt = _truncated(prompt, length, tokenizer, max_tokens) if long == "truncate" else None
             counts["too long, truncated" if prompt else "too long, left out"] += 1
         else:
             counts["kept"] += 1
@@ -202,21 +201,21 @@ def _lengths(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]] if texts else []
 
 
-def _truncated(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Prompt | None:
-    """The prompt with as many tokens of each text as fit, the same limit for all; None when one token is too many."""
+def _truncated(prompt: Prompt, length: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Prompt | None:
+    """The prompt with the same limit of tokens for each text; None when one token of each is too many."""
     texts = [*(d.text for d in prompt.demonstrations), prompt.query]
     batch = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ends = [[stop for _, stop in offsets] for offsets in batch["offset_mapping"]]
-    fitting, low, high = None, 1, max(map(len, ends))
-    while low <= high:  # the largest limit that fits, by halves
-        limit = (low + high) // 2
-        cut = [t if len(e) <= limit else t[: e[limit - 1]].rstrip() for t, e in zip(texts, ends, strict=True)]
-        if all(cut):
-            demonstrations = [replace(d, text=t) for d, t in zip(prompt.demonstrations, cut, strict=False)]
-            shorter = replace(prompt, demonstrations=tuple(demonstrations), query=cut[-1])
-            if _lengths([shorter.text], tokenizer)[0] > max_tokens:
-                high = limit - 1
-                continue
-            fitting = shorter
-        low = limit + 1
-    return fitting
+    sizes = [len(e) for e in ends]
+    fixed = length - sum(sizes)  # labels, colons, the beginning token
+    limits = range(max(sizes), 0, -1)
+    first = next((i for i, most in enumerate(limits) if fixed + sum(min(n, most) for n in sizes) <= max_tokens), None)
+    for limit in limits[first:] if first is not None else ():  # cut texts may tokenise otherwise: look, then go lower
+        cut = [t if n <= limit else t[: e[limit - 1]].rstrip() for t, e, n in zip(texts, ends, sizes, strict=True)]
+        if not all(cut):
+            return None
+        demonstrations = [replace(d, text=t) for d, t in zip(prompt.demonstrations, cut, strict=False)]
+        shorter = replace(prompt, demonstrations=tuple(demonstrations), query=cut[-1])
+        if _lengths([shorter.text], tokenizer)[0] <= max_tokens:
+            return shorter
+    return None

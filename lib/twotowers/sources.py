@@ -27,8 +27,11 @@ SERVER = "https://raw.githubusercontent.com"
 
 @lru_cache(maxsize=1)
 def pins() -> pd.DataFrame:
-    """One row per file: set, file, repository, path, commit, sha256, bytes."""
-    return pd.read_csv(data_folder() / "sentences" / "files.csv", dtype=str)
+    """One row per file: set, file, repository, path, commit, sha256, bytes. TwoTowersError without the table."""
+    path = data_folder() / "sentences" / "files.csv"
+    if not path.is_file():
+        raise TwoTowersError(f"there is no '{path}': restore data/sentences from the repository")
+    return pd.read_csv(path, dtype=str)
 
 
 def fetch(file: str) -> bytes:
@@ -38,8 +41,8 @@ def fetch(file: str) -> bytes:
     must be downloaded and cannot be.
     """
     row = pins().set_index("file").loc[file]
-    if DATA in os.environ:
-        return _from_folder(Path(os.environ[DATA]).expanduser(), file, row["sha256"])
+    if given := os.environ.get(DATA):
+        return _from_folder(Path(given).expanduser(), file, row["sha256"])
     cache = Path(os.environ.get(CACHE) or pooch.os_cache("twotowers")).expanduser()
     url = f"{SERVER}/{row['repository']}/{row['commit']}/{quote(row['path'])}"
     pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book
