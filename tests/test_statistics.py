@@ -157,3 +157,8 @@ def test_what_would_be_silently_wrong_is_refused(call):
     with pytest.raises(TwoTowersError) as error:
         call()
     assert "\n" not in str(error.value) and ":" in str(error.value)
+
+
+def test_an_interval_never_says_minus_zero():
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"
