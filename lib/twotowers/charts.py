@@ -216,4 +216,5 @@ def rank_curves(
         )
         .properties(width=270, height=height)
     )
-    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=None)), title, description)
+    order = list(dict.fromkeys(table[facet]))
+    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=order)), title, description)
