@@ -15,6 +15,7 @@ COLOURS = {
     "attention": BLUE, "FFN": ORANGE,
     "true": BLUE, "false": ORANGE,
     "foo": BLUE, "bar": ORANGE,
+    "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "random heads": GREY,
     "measured": BLUE, "paper": GREY,
 }  # fmt: skip

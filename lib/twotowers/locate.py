@@ -222,6 +222,29 @@ def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
     return list(zip(best["layer"].astype(int), best["head"].astype(int), strict=True))
 
 
+def heads_beside(heads: Sequence[tuple[int, int]], n_heads: int) -> list[tuple[int, int]]:
+    """All heads of the same layers that are not among `heads`: the stronger control of every claim about `heads`."""
+    layers = sorted({layer for layer, _ in heads})
+    return [(layer, head) for layer in layers for head in range(n_heads) if (layer, head) not in set(heads)]
+
+
+def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) -> list[tuple[int, int]]:
+    """For every head one random other of its layer, none of them in `heads`, no head twice while there are enough.
+
+    v1 section 4.3. Aligned with `heads`. Raises TwoTowersError when a layer has no head left to draw.
+    """
+    rng = np.random.default_rng([seed, 43])
+    left: dict[int, list[int]] = {}
+    out = []
+    for layer, _ in heads:
+        if not left.get(layer):
+            left[layer] = rng.permutation([h for at, h in heads_beside(heads, n_heads) if at == layer]).tolist()
+        if not left[layer]:
+            raise TwoTowersError(f"every head of layer {layer} is among the given: name fewer, or there is no control")
+        out.append((layer, left[layer].pop()))
+    return out
+
+
 def increases(
     model: Model,
     encoded: Sequence[Encoded],

@@ -68,7 +68,7 @@ def load(
         transformers_logging.set_verbosity(previous)
     hf = hf.to(torch_device).eval().requires_grad_(False)
     model = Model(name, hf, tokenizer, row)
-    model.fingerprint = f"{Path(name).name if source != name else name}@{weights_hash(hf)}"
+    model.fingerprint = f"{Path(name).resolve().name if Path(name).is_dir() else name}@{weights_hash(hf)}"
     prove(model)
     return model
 
