@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from twotowers import locate, vocabulary
+from twotowers import locate, towers, vocabulary
 from twotowers.architectures import Model
 from twotowers.capture import Capture, captures
 from twotowers.errors import TwoTowersError
@@ -257,8 +257,8 @@ def two_towers(
 ) -> dict[Head, Towers]:
     """The two towers of some heads: one forward pass. See `Towers`; `read` says what is refused.
 
-    A class without a name goes by its label word. rotated=False records whole residual streams of a batch: lower
-    `max_tokens` for a large model.
+    A class without a name goes by its label word. Keys, and for rotated=False whole residual streams, are recorded in
+    all layers of a batch: lower `max_tokens` for a large model.
     """
     heads = locate.check_heads(heads, model)
     check_labels_left(encoded)
@@ -270,10 +270,11 @@ def two_towers(
         for i, (layer, head) in enumerate(heads):
             group = model.value_head(head)
             if plain:
-                q, key = unrotated(seen, model, layer)
+                normed = towers.normed(model, layer, seen.stream_inputs[layer])
+                q, key = towers.queries(model, layer, normed[:, -1]), towers.keys(model, layer, normed).transpose(1, 2)
             else:
-                q, key = seen.queries[layer], seen.keys[layer]
-            queries[i, seen.index] = q[:, head].cpu().double().numpy() * model.part(layer, "attention").scaling
+                q, key = seen.queries[layer] * seen.scaling[layer], seen.keys[layer]
+            queries[i, seen.index] = q[:, head].cpu().double().numpy()
             index = at[..., None].expand(-1, -1, d)
             keys[i, seen.index] = key[:, group].gather(1, index).cpu().double().numpy()
     prompts = [e.prompt for e in encoded]
@@ -283,21 +284,3 @@ def two_towers(
         np.array([p.is_true for p in prompts]),
     )
     return {h: Towers(h, rotated, queries[i], keys[i], *common) for i, h in enumerate(heads)}
-
-
-def unrotated(
-    capture: Capture, model: Model, layer: int
-) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch kv_head position d_head"]]:
-    """Last queries and all keys of one layer before the turn by position. Needs want={"streams"}.
-
-    Projections are taken from the norm's output; a model that norms queries and keys per head (q_norm) has that done.
-    """
-    capture.require("stream_inputs")
-    x = model.part(layer, "attention_norm")(capture.stream_inputs[layer])
-    (w_q, b_q), (w_k, b_k) = model.query_weight(layer), model.key_weight(layer)
-    q = torch.einsum("bd,hkd->bhk", x[:, -1], w_q)
-    k = torch.einsum("bpd,hkd->bhpk", x, w_k)
-    q, k = (q if b_q is None else q + b_q), (k if b_k is None else k + b_k[:, None])
-    attention = model.part(layer, "attention")
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    return (q if q_norm is None else q_norm(q)), (k if k_norm is None else k_norm(k))
