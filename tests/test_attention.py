@@ -78,7 +78,8 @@ def test_batches_change_nothing():
 def reading(weights, margin=(1.0, -1.0), heads=((0, 1),)) -> Reading:
     """Two prompts; demonstrations false, true, true."""
     rows = [
-        {"prompt": p, "head": f"{a}-{b}", "label": j, "true": j > 0, "weight": w + 0.01 * b * (j == 0)}
+        {"prompt": p, "head": f"{a}-{b}", "label": j, "true": j > 0, "weight": w + 0.01 * b * (j == 0),
+         "whole": 1.5 * w}
         for a, b in heads for p, row in enumerate(weights) for j, w in enumerate(row)
     ]  # fmt: skip
     answers = pd.DataFrame({"prompt": [0, 1], "correct": [m > 0 for m in margin], "margin": margin})
@@ -104,6 +105,35 @@ def test_changes_by_hand_keep_heads_and_prompts_together():
     assert got["margin"].tolist() == pytest.approx([-1.5, 3.0] * 3) and got["correct"].tolist() == [-1, 1] * 3
     with pytest.raises(TwoTowersError, match="different heads"):
         changes(before, reading([[0.3, 0.1, 0.1], [0.4, 0.1, 0.25]], heads=heads[:2]))
+
+
+def test_a_removal_by_hand():
+    got = attention.renormalised(reading([[0.2, 0.3, 0.1], [0.5, 0.0, 0.2]]))
+    assert got["true"].tolist() == pytest.approx([0.3 / 0.85, 0.0 / 0.7])
+    assert got["false"].tolist() == pytest.approx([0.21 / 0.85, 0.51 / 0.7])
+    first = attention.renormalised(reading([[0.2, 0.3, 0.1], [0.5, 0.0, 0.2]]), drop=0)
+    assert first["true"].tolist() == pytest.approx([0.1 / 0.55, 0.2])
+
+
+def test_where_only_tokens_count_a_removal_is_all_softmax():
+    # Without position embeddings the first layer sees single tokens, so a removal leaves every other score alone.
+    model, encoded = tiny("gpt2"), random_prompts(4, lengths=(14,))
+    model.hf.transformer.wpe.weight.zero_()
+    before = read(model, encoded, [(0, 1), (0, 2)])
+    kind = {one.prompt.query: [i for i, t in enumerate(one.prompt.is_true) if t][-1] for one in encoded}
+    shorter = []
+    for one in encoded:
+        j = kind[one.prompt.query]
+        prompt = replace(one.prompt, demonstrations=(d := one.prompt.demonstrations)[:j] + d[j + 1 :])
+        shorter.append(
+            replace(one, prompt=prompt, ids=one.ids[: 3 * j] + one.ids[3 * j + 3 :], label_positions=(2, 5, 8),
+                    text_spans=((0, 1), (3, 4), (6, 7)), query_span=(9, 10), last=10)
+        )  # fmt: skip
+    expected = attention.renormalised(before)
+    got = read(model, shorter, [(0, 1), (0, 2)]).sums()
+    both = got.merge(expected, on=["prompt", "head"])
+    np.testing.assert_allclose(both["true_x"], both["true_y"], atol=1e-12)
+    np.testing.assert_allclose(both["false_x"], both["false_y"], atol=1e-12)
 
 
 def test_tower_scores_are_the_logarithms_of_the_weights_but_for_a_constant(any_model):

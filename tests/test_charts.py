@@ -18,10 +18,24 @@ EVERY = {
     "scatter": lambda: charts.scatter(
         POINTS, x="u", y="v", group="kind", diagonal=True, x_title="weight", y_title="increase (nats)", **WORDS
     ),
+    "bars, split": lambda: charts.bars(
+        BARS, x="set", y="accuracy", group="source", facet="source", x_title="set", y_title="share", **WORDS
+    ),
+    "scatter, split": lambda: charts.scatter(
+        POINTS, x="u", y="v", shape="kind", facet="kind", x_title="weight", y_title="increase (nats)", **WORDS
+    ),
+    "matrix": lambda: charts.matrix(
+        HEADS, x="head", y="layer", value="increase", x_title="key", y_title="query", value_title="nats", **WORDS
+    ),
+    "matrix, split": lambda: charts.matrix(
+        HEADS, x="head", y="layer", value="increase", x_title="key", y_title="query", value_title="nats", facet="layer",
+        **WORDS,
+    ),
 }
 
 
 def _axis_titles(spec: dict) -> set:
+    spec = spec.get("spec", spec)  # of a chart split into panels
     layers = spec.get("layer", [spec])
     return {layer["encoding"][axis].get("title") for layer in layers for axis in "xy" if axis in layer["encoding"]}
 

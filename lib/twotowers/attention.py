@@ -35,9 +35,10 @@ from twotowers.prompts import Encoded
 class Reading:
     """What some heads paid to the label positions of n prompts, and what the model answered.
 
-    `labels`: prompt, head ("22-0"), label (which demonstration), true (does it carry the query's label?), weight, and
-    increase (nats; the position's own label word followed) when asked for. `answers`: prompt, correct (true label is
-    the top word of the vocabulary), margin (nats: log p of the true label less that of the best other label).
+    `labels`: prompt, head ("22-0"), label (which demonstration), true (does it carry the query's label?), weight, whole
+    (weight on all tokens of the demonstration), and increase (nats; its own label word followed) when asked for.
+    `answers`: prompt, correct (true label is the top word of the vocabulary), margin (nats: log p of the true label
+    less that of the best other label).
     """
 
     labels: pd.DataFrame
@@ -75,12 +76,15 @@ def read(
     heads = locate.check_heads(heads, model)
     check_labels_left(encoded)
     n, k = len(encoded), len(encoded[0].label_positions)
-    weights, gains = np.empty((2, len(heads), n, k))
+    weights, whole, gains = np.empty((3, len(heads), n, k))
     answers = np.empty((n, 2))
     for seen in captures(model, encoded, {"weights", "values"} if increases else {"weights"}, max_tokens, progress):
-        at = seen.label_positions
+        at, edges = seen.label_positions, torch.tensor([_edges(e) for e in seen.prompts], device=seen.final.device)
         for i, (layer, head) in enumerate(heads):
-            weights[i, seen.index] = seen.weights[layer][:, head].gather(1, at).cpu().numpy()
+            row = seen.weights[layer][:, head]
+            weights[i, seen.index] = row.gather(1, at).cpu().numpy()
+            before = torch.nn.functional.pad(row.cumsum(1), (1, 0)).gather(1, edges)  # weight before each edge
+            whole[i, seen.index] = before.diff(dim=1).cpu().numpy()
         if increases:
             gains[:, seen.index] = label_increases(seen, model, heads, norm).cpu().numpy()
         answers[seen.index] = np.stack([x.cpu().double().numpy() for x in outcomes(seen)], -1)
@@ -88,12 +92,20 @@ def read(
     true = np.array([e.prompt.is_true for e in encoded])
     names = np.array([f"{layer}-{head}" for layer, head in heads])
     labels = pd.DataFrame(
-        {"prompt": prompt, "head": names[h], "label": label, "true": true[prompt, label], "weight": weights.ravel()}
-    )
+        {
+            "prompt": prompt, "head": names[h], "label": label, "true": true[prompt, label],
+            "weight": weights.ravel(), "whole": whole.ravel(),
+        }
+    )  # fmt: skip
     if increases:
         labels["increase"] = gains.ravel()
     out = pd.DataFrame({"prompt": np.arange(n), "correct": answers[:, 0].astype(bool), "margin": answers[:, 1]})
     return Reading(labels, out, list(heads))
+
+
+def _edges(encoded: Encoded) -> list[int]:
+    """Where each demonstration begins, and where the query does: the demonstrations lie between."""
+    return [start for start, _ in (*encoded.text_spans, encoded.query_span)]
 
 
 def label_increases(
@@ -163,6 +175,22 @@ def changes(before: Reading, after: Reading) -> pd.DataFrame:
         out[column] = b[column].astype(float) - a[column].astype(float)
     order = {f"{layer}-{head}": i for i, (layer, head) in enumerate(before.heads)}
     return out.sort_values(["head", "prompt"], key=lambda c: c.map(order) if c.name == "head" else c, ignore_index=True)
+
+
+def renormalised(reading: Reading, drop: int = -1, kind: str = "true") -> pd.DataFrame:
+    """What a softmax alone makes of the sums when one demonstration goes and every other score stays as it is.
+
+    Columns: prompt, head, true, false. The weight that lay on the whole demonstration is shared out in proportion;
+    `drop` and `kind` are those of `datasets.imbalanced`. What a real removal does beyond this, keys and queries do.
+    """
+    rows = reading.labels
+    those = rows[rows["true"] == (kind == "true")]
+    gone = those.groupby(["prompt", "head"], sort=False)[["weight", "whole"]].nth(drop)
+    gone = gone.assign(prompt=those["prompt"], head=those["head"])
+    both = reading.sums().merge(gone, on=["prompt", "head"])
+    both[kind] -= both["weight"]
+    left = 1 - both["whole"]
+    return both[["prompt", "head"]].assign(true=both["true"] / left, false=both["false"] / left)
 
 
 @dataclass

@@ -106,9 +106,9 @@ def head_map(
 
 def bars(
     table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
-    zero: bool = True, sort: list | None = None, height: int = 260,
+    zero: bool = True, sort: list | None = None, height: int = 260, facet: str = "",
 ) -> alt.Chart:  # fmt: skip
-    """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known."""
+    """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known; `facet` splits."""
     base = alt.Chart(table).encode(
         x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=160)),
         xOffset=alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group]))),
@@ -121,17 +121,31 @@ def bars(
     )
     if {"low", "high"} <= set(table.columns):
         chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(y="low:Q", y2="high:Q")
+    if facet:
+        chart = _side_by_side(chart, table, facet, height).resolve_scale(x="independent")
     return finished(chart, title, description, height=height)
+
+
+def _side_by_side(chart: alt.Chart, table: pd.DataFrame, facet: str, height: int) -> alt.FacetChart:
+    """One panel for each value of `facet`, in the table's order; together about as wide as the page."""
+    panels = list(dict.fromkeys(table[facet]))
+    width = max(150, 620 // max(1, min(3, len(panels))))
+    header = alt.Header(title=None)
+    split = alt.Facet(f"{facet}:N", sort=panels, header=header, title=None)
+    return chart.properties(width=width, height=height).facet(facet=split, columns=3)
 
 
 def scatter(
     table: pd.DataFrame, *, x: str, y: str, title: str, description: str, x_title: str, y_title: str,
-    group: str = "", diagonal: bool = False, height: int = 320,
+    group: str = "", shape: str = "", diagonal: bool = False, height: int = 320, facet: str = "", opacity: float = 0.7,
 ) -> alt.Chart:  # fmt: skip
-    """Points, coloured by `group` when given; `diagonal` draws the line of equality."""
+    """Points, coloured by `group` and shaped by `shape` when given; `diagonal` draws the line of equality.
+
+    `facet` splits into panels, each with its own scales.
+    """
     chart = (
         alt.Chart(table)
-        .mark_point(opacity=0.7)
+        .mark_point(opacity=opacity)
         .encode(
             x=alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(zero=False)),
             y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=False)),
@@ -140,8 +154,42 @@ def scatter(
     )
     if group:
         chart = chart.encode(color=colour(group, table, group.replace("_", " ")))
-    if diagonal:
+    if shape:
+        names = list(dict.fromkeys(table[shape]))
+        scale = alt.Scale(domain=names, range=["circle", "triangle-up", "square"][: len(names)])
+        chart = chart.encode(shape=alt.Shape(f"{shape}:N", scale=scale, title=shape.replace("_", " ")))
+    if facet:
+        chart = _side_by_side(chart, table, facet, height).resolve_scale(x="independent", y="independent")
+    elif diagonal:
         ends = [float(min(table[x].min(), table[y].min())), float(max(table[x].max(), table[y].max()))]
         line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(point=False, strokeDash=[4, 4], color=GREY)
         chart = line.encode(x=f"{x}:Q", y=f"{y}:Q") + chart
+    return finished(chart, title, description, height=height)
+
+
+def matrix(
+    table: pd.DataFrame, *, x: str, y: str, value: str, title: str, description: str, x_title: str, y_title: str,
+    value_title: str, facet: str = "",
+) -> alt.Chart:  # fmt: skip
+    """A grid of numbers with their colours, zero in the middle. Columns: `x`, `y`, `value`; `facet` splits."""
+    limit = float(table[value].abs().max()) or 1.0
+    order = {name: list(dict.fromkeys(table[name])) for name in (x, y)}
+    base = alt.Chart(table).encode(
+        x=alt.X(f"{x}:N", title=x_title, sort=order[x], axis=alt.Axis(labelAngle=0)),
+        y=alt.Y(f"{y}:N", title=y_title, sort=order[y]),
+        tooltip=[alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in table.columns],
+    )
+    scale = alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True)
+    legend = alt.Legend(gradientLength=180)
+    cells = base.mark_rect(stroke=GREY, strokeWidth=0.3).encode(
+        color=alt.Color(f"{value}:Q", title=value_title, scale=scale, legend=legend)
+    )
+    dark = alt.expr.abs(alt.datum[value]) > 0.6 * limit  # white numbers on the strongest colours
+    numbers = base.mark_text(fontSize=12).encode(
+        text=alt.Text(f"{value}:Q", format=".2f"),
+        color=alt.condition(dark, alt.value("white"), alt.value("#222222")),
+    )
+    height, chart = max(90, 45 * len(order[y])), cells + numbers
+    if facet:
+        chart = _side_by_side(chart, table, facet, height)
     return finished(chart, title, description, height=height)
