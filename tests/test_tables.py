@@ -119,6 +119,7 @@ def test_one_published_value():
     assert published_value("v1 table 2", where="animal/country true=foo")["value"] == "1.00"
     assert published_value("EMNLP abstract", "majority label bias")["value"] == "0.22"
     assert published_value("v1 section 4.2")["value"] == "18-31"
+    assert published_value("EMNLP table 4 (second-hand)", where="fooheads")["value"] == "0.26 to 0.32"
     with pytest.raises(TwoTowersError, match="8 published rows match source 'v1 table 2', quantity 'accuracy'"):
         published_value("v1 table 2", "accuracy")
     with pytest.raises(TwoTowersError, match="nothing published"):
