@@ -29,6 +29,7 @@ from twotowers.capture import Capture, captures
 from twotowers.errors import TwoTowersError
 from twotowers.locate import Head
 from twotowers.prompts import Encoded
+from twotowers.walk import increases_along
 
 
 @dataclass
@@ -116,23 +117,24 @@ def label_increases(
     Needs want={"weights", "values"}, and as many demonstrations in every prompt of the batch.
     """
     capture.require("weights", "values")
-    e, at = model.unembedding, capture.label_positions
-    batch, k = at.shape
+    at, layers = capture.label_positions, sorted({layer for layer, _ in heads})
+    (batch, k), shared = at.shape, model.n_heads // model.n_key_value_heads
     words = torch.tensor(
         [[p.label_ids[d.label] for d in p.prompt.demonstrations] for p in capture.prompts], device=at.device
-    ).reshape(-1)
-    # Each label position becomes a row of the batch, so that it can follow its own word.
-    scale = vocabulary.norm_scale(capture.final, e).repeat_interleave(k)
-    found = []
-    for layer, head in heads:
-        x = capture.layer_input[layer].repeat_interleave(k, 0)
-        index = at[..., None].expand(-1, -1, capture.values.shape[-1])
-        values = capture.values[layer][:, model.value_head(head)].gather(1, index)
-        mixed = capture.weights[layer][:, head].gather(1, at)[..., None].to(values.dtype) * values
-        weight = model.output_weight(layer)[head : head + 1].to(x.device)
-        after = vocabulary.log_prob_of_sums(x, mixed.reshape(batch * k, 1, 1, -1), weight, words, e, norm, scale)
-        found.append((after[:, 0, 0] - vocabulary.log_prob(x, words, e, norm, scale)).reshape(batch, k))
-    return torch.stack(found)
+    )
+    scale = vocabulary.norm_scale(capture.final, model.unembedding).repeat_interleave(k)
+    found = {}
+    for layer in layers:
+        values = capture.values[layer].repeat_interleave(shared, dim=1)
+        index = at[:, None].expand(-1, model.n_heads, -1)
+        values = values.gather(2, index[..., None].expand(-1, -1, -1, values.shape[-1]))
+        alpha = capture.weights[layer].gather(2, index)[..., None].to(values.dtype)
+        # Each label position becomes a prompt of its own, so that it can follow its own word. One layer at a time: the
+        # walk may not go on to the next from here, since these vectors are only a part of what a head writes.
+        mixed = (alpha * values).transpose(1, 2).flatten(0, 1)[None, :, :, None]
+        x, ffn = (rows[[layer]].repeat_interleave(k, 1) for rows in (capture.layer_input, capture.ffn_output))
+        found[layer] = increases_along(model, x, mixed, ffn, scale, words.flatten(), norm, [layer])[2][:, 0, :, 0]
+    return torch.stack([found[layer][:, head].reshape(batch, k) for layer, head in heads])
 
 
 def outcomes(capture: Capture) -> tuple[Bool[Tensor, "batch"], Float[Tensor, "batch"]]:

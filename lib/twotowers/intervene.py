@@ -43,7 +43,6 @@ class Edit:
             raise TwoTowersError(f"positions='{self.positions}': choose 'all' or 'last'")
 
 
-
 @contextmanager
 def edited(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
     """The model under `edits`, in their order; restored on the way out, whatever happens inside."""
