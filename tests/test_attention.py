@@ -79,7 +79,7 @@ def reading(weights, margin=(1.0, -1.0), heads=((0, 1),)) -> Reading:
     """Two prompts; demonstrations false, true, true."""
     rows = [
         {"prompt": p, "head": f"{a}-{b}", "label": j, "true": j > 0, "weight": w + 0.01 * b * (j == 0),
-         "whole": 1.5 * w}
+         "rest": 1 - 1.5 * w}
         for a, b in heads for p, row in enumerate(weights) for j, w in enumerate(row)
     ]  # fmt: skip
     answers = pd.DataFrame({"prompt": [0, 1], "correct": [m > 0 for m in margin], "margin": margin})
@@ -111,6 +111,8 @@ def test_a_removal_by_hand():
     got = attention.renormalised(reading([[0.2, 0.3, 0.1], [0.5, 0.0, 0.2]]))
     assert got["true"].tolist() == pytest.approx([0.3 / 0.85, 0.0 / 0.7])
     assert got["false"].tolist() == pytest.approx([0.21 / 0.85, 0.51 / 0.7])
+    everything = attention.renormalised(reading([[0.0, 0.0, 2 / 3], [0.5, 0.0, 0.2]]))
+    assert everything["true"].isna().tolist() == [True, False]
     first = attention.renormalised(reading([[0.2, 0.3, 0.1], [0.5, 0.0, 0.2]]), drop=0)
     assert first["true"].tolist() == pytest.approx([0.1 / 0.55, 0.2])
 

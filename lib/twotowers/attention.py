@@ -36,8 +36,8 @@ from twotowers.walk import increases_along
 class Reading:
     """What some heads paid to the label positions of n prompts, and what the model answered.
 
-    `labels`: prompt, head ("22-0"), label (which demonstration), true (does it carry the query's label?), weight, whole
-    (weight on all tokens of the demonstration), and increase (nats; its own label word followed) when asked for.
+    `labels`: prompt, head ("22-0"), label (which demonstration), true (does it carry the query's label?), weight, rest
+    (weight on all tokens outside this demonstration), and increase (nats; its own label word followed) when asked for.
     `answers`: prompt, correct (true label is the top word of the vocabulary), margin (nats: log p of the true label
     less that of the best other label).
     """
@@ -77,15 +77,19 @@ def read(
     heads = locate.check_heads(heads, model)
     check_labels_left(encoded)
     n, k = len(encoded), len(encoded[0].label_positions)
-    weights, whole, gains = np.empty((3, len(heads), n, k))
+    weights, rest, gains = np.empty((3, len(heads), n, k))
     answers = np.empty((n, 2))
     for seen in captures(model, encoded, {"weights", "values"} if increases else {"weights"}, max_tokens, progress):
-        at, edges = seen.label_positions, torch.tensor([_edges(e) for e in seen.prompts], device=seen.final.device)
+        at = seen.label_positions
+        edges = torch.tensor([_edges(e) for e in seen.prompts], device=at.device)
         for i, (layer, head) in enumerate(heads):
             row = seen.weights[layer][:, head]
             weights[i, seen.index] = row.gather(1, at).cpu().numpy()
-            before = torch.nn.functional.pad(row.cumsum(1), (1, 0)).gather(1, edges)  # weight before each edge
-            whole[i, seen.index] = before.diff(dim=1).cpu().numpy()
+            # Two sums, not one minus a sum: a head may give a demonstration nearly everything.
+            row = torch.nn.functional.pad(row.double(), (1, 1))
+            below, above = row.cumsum(1)[:, :-1], row.flip(1).cumsum(1).flip(1)[:, 1:]
+            outside = below.gather(1, edges[:, :-1]) + above.gather(1, edges[:, 1:])
+            rest[i, seen.index] = outside.cpu().numpy()
         if increases:
             gains[:, seen.index] = label_increases(seen, model, heads, norm).cpu().numpy()
         answers[seen.index] = np.stack([x.cpu().double().numpy() for x in outcomes(seen)], -1)
@@ -95,7 +99,7 @@ def read(
     labels = pd.DataFrame(
         {
             "prompt": prompt, "head": names[h], "label": label, "true": true[prompt, label],
-            "weight": weights.ravel(), "whole": whole.ravel(),
+            "weight": weights.ravel(), "rest": rest.ravel(),
         }
     )  # fmt: skip
     if increases:
@@ -184,15 +188,14 @@ def renormalised(reading: Reading, drop: int = -1, kind: str = "true") -> pd.Dat
 
     Columns: prompt, head, true, false. The weight that lay on the whole demonstration is shared out in proportion;
     `drop` and `kind` are those of `datasets.imbalanced`. What a real removal does beyond this, keys and queries do.
+    NaN where a head gave the demonstration everything, down to the last bit: then scores do not say how to share.
     """
     rows = reading.labels
-    those = rows[rows["true"] == (kind == "true")]
-    gone = those.groupby(["prompt", "head"], sort=False)[["weight", "whole"]].nth(drop)
-    gone = gone.assign(prompt=those["prompt"], head=those["head"])
-    both = reading.sums().merge(gone, on=["prompt", "head"])
-    both[kind] -= both["weight"]
-    left = 1 - both["whole"]
-    return both[["prompt", "head"]].assign(true=both["true"] / left, false=both["false"] / left)
+    gone = rows[rows["true"] == (kind == "true")].groupby(["prompt", "head"], sort=False).nth(drop)
+    kept = Reading(rows.drop(gone.index), reading.answers, reading.heads).sums()
+    both = kept.merge(gone[["prompt", "head", "rest"]], on=["prompt", "head"])
+    rest = both["rest"].where(both["rest"] > 0)
+    return both[["prompt", "head"]].assign(true=both["true"] / rest, false=both["false"] / rest)
 
 
 @dataclass
