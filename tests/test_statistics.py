@@ -171,3 +171,8 @@ def test_pairs_of_one_prompt_are_resampled_together():
     )
     grid = rng.normal(size=(30, 3)), rng.normal(size=(30, 3))
     assert bootstrap_correlation(*grid).estimate == pytest.approx(spearman(grid[0].ravel(), grid[1].ravel()))
+
+
+def test_an_interval_never_says_minus_zero():
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"

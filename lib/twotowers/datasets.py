@@ -82,6 +82,11 @@ def words_table(table: pd.DataFrame | None = None) -> pd.DataFrame:
     return table.assign(**{flag: table[flag].astype(int).astype(bool) for flag in ("heldout", "ambiguous")})
 
 
+def class_words(table: pd.DataFrame | None = None) -> dict[str, frozenset[str]]:
+    """Class -> all its words, ambiguous ones too. `table` stands in for words.csv."""
+    return {name: frozenset(words) for name, words in words_table(table).groupby("class")["word"]}
+
+
 @lru_cache(maxsize=4)
 def _read_words(path: Path) -> pd.DataFrame:
     try:
@@ -168,7 +173,7 @@ DATASETS: dict[str, Callable[..., list[Prompt]]] = dict.fromkeys(
 
 
 def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
-    """The prompt of v1 section 3: two sentiment words under the second label, two numbers and a number under the first."""
+    """The prompt of v1 section 3: sentiment words under the second label, numbers and the query under the first."""
     texts = [("love", "sentiment", 1), ("like", "sentiment", 1), ("eight", "number", 0), ("two", "number", 0)]
     demonstrations = tuple(Demonstration(text, labels[i], cls) for text, cls, i in texts)
     return Prompt(demonstrations, "one", labels[0], tuple(labels), "number", "sentiment/number")

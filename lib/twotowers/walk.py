@@ -11,9 +11,9 @@ Only the embedding, the FFN outputs and the heads are ever projected. A head's v
 output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
 
 Operations for n prompts, V words, L layers of H heads with R vectors each: 2 n V d (L + 1) for the blocks; for the
-heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each of
-n V L (H R + 3). Memory beside the arguments: some ROWS x SLAB numbers, and the results. On a GPU the products dominate
-and a larger ROWS keeps it busy; the arithmetic is float32 there too, whatever the model's dtype.
+heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each
+of n V L (H R + 3). Memory beside the arguments: some ROWS x SLAB numbers, and the results. On a GPU the
+products dominate and a larger ROWS keeps it busy; the arithmetic is float32 there too, whatever the model's dtype.
 """
 
 from __future__ import annotations
