@@ -32,6 +32,9 @@ from twotowers.walk import increases_along, increases_of_vectors
 
 GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
 
+Head = tuple[int, int]
+"""(layer, head), both from 0"""
+
 
 def block_increases(
     capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
@@ -201,6 +204,19 @@ class Increases:
     def top_heads(self, k: int) -> list[tuple[int, int]]:
         """The k heads with the largest mean increase, as (layer, head), largest first (v1 section 4.2)."""
         return top_heads(self.heads_table(), k)
+
+
+def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
+    """Return the heads as tuples; raise TwoTowersError for an empty set or a head outside the model."""
+    if not heads:
+        raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
+    for layer, head in heads:
+        if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
+            raise TwoTowersError(
+                f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
+                f"heads to {model.n_heads - 1}"
+            )
+    return tuple((int(layer), int(head)) for layer, head in heads)
 
 
 def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
