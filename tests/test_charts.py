@@ -99,7 +99,7 @@ def test_the_theme_is_set_once_and_for_all():
 def test_the_explorer_holds_one_row_a_vector_and_starts_where_it_is_told():
     spec = charts.word_explorer(EXPLORER, start={"vector": "5: value"}, **WORDS).to_dict()
     (rows,) = spec["datasets"].values()
-    assert len(rows) == 8 and all(len(row["word"]) == 2 for row in rows)
+    assert len(rows) == 8 and all(row["line"] == ["1. word1", "2. word2"] for row in rows)
     shown = {p["select"]["fields"][0]: p["value"] for p in spec["params"]}
     assert shown == {"head": "1-0", "vector": "5: value", "silent": "left out"}
     assert [p["bind"]["input"] for p in spec["params"]] == ["select", "select", "radio"]

@@ -63,7 +63,9 @@ def colour(field: str, table: pd.DataFrame, title: str | None = None) -> alt.Col
     names = list(dict.fromkeys(table[field]))
     spare = iter([c for c in _SPARE if c not in {COLOURS.get(n) for n in names}] * 3)
     scale = alt.Scale(domain=names, range=[COLOURS.get(n) or next(spare) for n in names])
-    return alt.Color(f"{field}:N", scale=scale, title=title)
+    # Long names get fewer columns: a legend is not wrapped but cut off at the edge of the page.
+    columns = max(1, min(4, 84 // (5 + max(len(str(name)) for name in names))))
+    return alt.Color(f"{field}:N", scale=scale, title=title, legend=alt.Legend(columns=columns))
 
 
 def by_layer(table: pd.DataFrame, *, title: str, description: str, y: str = "increase", y_title: str) -> alt.Chart:
@@ -227,7 +229,10 @@ def word_explorer(
     Columns: head, vector, silent ("left out" / "kept": the stop words), rank, word, value, relation. `start` names the
     values shown first. Colour says how a word stands to the text and label at its place.
     """
-    table = table.assign(relation=table["relation"].replace("", "no relation"))
+    # Two tokens may read alike; with its rank each word has a line of its own.
+    numbered = table["rank"].astype(str) + ". " + table["word"]
+    table = table.assign(relation=table["relation"].replace("", "no relation"), line=numbered)
+    legend = table.sort_values("relation", key=lambda c: c.map(list(COLOURS).index))
     names = {"head": "head (layer-head) ", "vector": "read ", "silent": "stop words "}
     chosen = {}
     for column, label in names.items():
@@ -238,7 +243,7 @@ def word_explorer(
             fields=[column], bind=form(options=options, name=label), value=first, empty=False
         )
     # One row a vector, unfolded in the browser: the page stays small and no limit on rows is met.
-    words = ["rank", "word", "value", "relation"]
+    words = ["rank", "line", "value", "relation"]
     rows = table.groupby(list(names), sort=False)[words].agg(list).reset_index()
     chart = alt.Chart(rows)
     for selection in chosen.values():
@@ -248,9 +253,9 @@ def word_explorer(
         .mark_bar()
         .encode(
             x=alt.X("value:Q", title="bs-value (before the softmax)"),
-            y=alt.Y("word:N", title="top words", sort=alt.EncodingSortField("rank", order="ascending")),
-            color=colour("relation", table, "the word is of").legend(columns=3),
-            tooltip=["rank:Q", "word:N", alt.Tooltip("value:Q", format=".2f"), "relation:N"],
+            y=alt.Y("line:N", title="top words", sort=alt.EncodingSortField("rank", order="ascending")),
+            color=colour("relation", legend, "the word is of"),
+            tooltip=["line:N", alt.Tooltip("value:Q", format=".2f"), "relation:N"],
         )
         .add_params(*chosen.values())
     )
@@ -279,4 +284,5 @@ def rank_curves(
         )
         .properties(width=270, height=height)
     )
-    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=None)), title, description)
+    order = list(dict.fromkeys(table[facet]))
+    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=order)), title, description)

@@ -245,7 +245,7 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
         if not left.get(layer):
             left[layer] = rng.permutation([h for at, h in heads_beside(heads, n_heads) if at == layer]).tolist()
         if not left[layer]:
-            raise TwoTowersError(f"every head of layer {layer} is among the given: name fewer, or there is no control")
+            raise TwoTowersError(f"every head of layer {layer} is chosen: choose fewer, or there is no control")
         out.append((layer, left[layer].pop()))
     return out
 
