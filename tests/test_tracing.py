@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import random_prompts
+from conftest import random_prompts, tiny
 from twotowers import intervene, tracing
 from twotowers.capture import captures, predict
 from twotowers.errors import TwoTowersError
@@ -54,3 +54,28 @@ def test_the_table_counts_what_the_prompts_say(any_model):
 def test_a_head_outside_the_model_is_refused(any_model):
     with pytest.raises(TwoTowersError, match="is not in"):
         tracing.zero_each(any_model, random_prompts(1), [(99, 0)])
+
+
+def test_sets_taken_away_together_equal_whole_runs(any_model):
+    encoded, last = random_prompts(4), any_model.n_layers - 1
+    sets = [[(last, 0), (0, 1), (0, 0)], [(1, 0), (1, 1), (1, 0)], [(last, 1)]]
+    traced = tracing.zero_sets(any_model, encoded, sets, max_tokens=60)
+    for i, one in enumerate(sets):
+        with edited(any_model, [Edit(tuple(one))]):
+            top, labels = predict(any_model, encoded)
+        assert torch.equal(traced.top[i], top)
+        torch.testing.assert_close(traced.log_prob[i], labels, atol=1e-10, rtol=0)
+    with pytest.raises(TwoTowersError, match="sets of several heads"):
+        traced.table()
+    assert tracing.zero_sets(any_model, encoded, sets[2:]).table().name.tolist() == [f"{last}-1"]
+
+
+def test_what_cannot_be_taken_away_is_refused():
+    model, encoded = tiny("gpt2"), random_prompts(1)
+    with pytest.raises(TwoTowersError, match="choose 'all' or 'last'"):
+        tracing.zero_sets(model, encoded, [[(0, 0)]], positions="first")
+    for prompts, sets in (([], [[(0, 0)]]), (encoded, [])):
+        with pytest.raises(TwoTowersError, match="nothing to take away"):
+            tracing.zero_sets(model, prompts, sets)
+    with pytest.raises(TwoTowersError, match="no heads given"):
+        tracing.zero_sets(model, encoded, [[]])

@@ -25,6 +25,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from twotowers.architectures import Model
+from twotowers.errors import TwoTowersError
 from twotowers.intervene import Head, check_heads
 from twotowers.models import capped
 from twotowers.prompts import Encoded, batches
@@ -32,14 +33,14 @@ from twotowers.prompts import Encoded, batches
 
 @dataclass
 class Traced:
-    """What the model says with nothing changed (`plain_...`) and with each head taken away, for every prompt."""
+    """What the model says with nothing changed (`plain_...`) and with each set of heads taken away."""
 
     encoded: list[Encoded]
-    heads: list[Head]
+    sets: list[tuple[Head, ...]]
     plain_top: Int[Tensor, "prompt"]
     plain_log_prob: Float[Tensor, "prompt label"]
-    top: Int[Tensor, "head prompt"]
-    log_prob: Float[Tensor, "head prompt label"]
+    top: Int[Tensor, "set prompt"]
+    log_prob: Float[Tensor, "set prompt label"]
 
     @property
     def true(self) -> Int[Tensor, "prompt"]:
@@ -47,7 +48,7 @@ class Traced:
         return torch.tensor([list(e.label_ids).index(e.prompt.true_label) for e in self.encoded])
 
     @property
-    def correct(self) -> Float[Tensor, "head prompt"]:
+    def correct(self) -> Float[Tensor, "set prompt"]:
         return (self.top == torch.tensor([e.true_id for e in self.encoded])).double()
 
     @property
@@ -55,20 +56,26 @@ class Traced:
         return (self.plain_top == torch.tensor([e.true_id for e in self.encoded])).double()
 
     @property
-    def log_prob_drop(self) -> Float[Tensor, "head prompt"]:
-        """How many nats the true label loses when the head is taken away."""
+    def log_prob_drop(self) -> Float[Tensor, "set prompt"]:
+        """How many nats the true label loses when the heads are taken away."""
         true = self.true
         plain = self.plain_log_prob.gather(1, true[:, None])[:, 0]
-        return plain - self.log_prob.gather(2, true.expand(len(self.heads), -1)[..., None])[..., 0]
+        return plain - self.log_prob.gather(2, true.expand(len(self.sets), -1)[..., None])[..., 0]
 
     def table(self) -> pd.DataFrame:
-        """One row per head: layer, head, name, accuracy, accuracy_drop, log_prob_drop (nats), means over prompts."""
+        """One row per head: layer, head, name, accuracy, accuracy_drop, log_prob_drop (nats), means over prompts.
+
+        Raises TwoTowersError when sets of several heads were taken away: they have no layer.
+        """
+        if any(len(one) != 1 for one in self.sets):
+            raise TwoTowersError("sets of several heads have no layer of their own: read `correct` and `log_prob_drop`")
+        heads = [one[0] for one in self.sets]
         accuracy, plain = self.correct.mean(1), self.plain_correct.mean()
         return pd.DataFrame(
             {
-                "layer": [layer for layer, _ in self.heads],
-                "head": [head for _, head in self.heads],
-                "name": [f"{layer}-{head}" for layer, head in self.heads],
+                "layer": [layer for layer, _ in heads],
+                "head": [head for _, head in heads],
+                "name": [f"{layer}-{head}" for layer, head in heads],
                 "accuracy": accuracy,
                 "accuracy_drop": plain - accuracy,
                 "log_prob_drop": self.log_prob_drop.mean(1),
@@ -76,7 +83,6 @@ class Traced:
         )
 
 
-@torch.inference_mode()
 def zero_each(
     model: Model,
     encoded: Sequence[Encoded],
@@ -91,16 +97,35 @@ def zero_each(
     `instead` is what a head feeds to W_O in place of zero, for example its mean over prompts
     (`capture.attention_out_input`). Raises TwoTowersError on a head outside the model.
     """
-    heads = list(check_heads(heads, model))
+    sets = [[head] for head in check_heads(heads, model)]
+    return zero_sets(model, encoded, sets, positions, instead, max_tokens, progress)
+
+
+@torch.inference_mode()
+def zero_sets(
+    model: Model,
+    encoded: Sequence[Encoded],
+    sets: Sequence[Sequence[Head]],
+    positions: str = "all",
+    instead: Float[Tensor, "layer head d_head"] | None = None,
+    max_tokens: int = 4096,
+    progress: str | None = None,
+) -> Traced:
+    """As `zero_each`, but the heads of a set are taken away together; one named twice is taken away once."""
+    if positions not in ("all", "last"):
+        raise TwoTowersError(f"positions='{positions}': choose 'all' or 'last'")
+    if not encoded or not sets:
+        raise TwoTowersError("nothing to take away: give at least one prompt and one set of heads")
+    sets = [tuple(sorted(set(check_heads(one, model)))) for one in sets]
     n, labels = len(encoded), len(encoded[0].label_ids)
     out = Traced(
-        list(encoded), heads, torch.empty(n, dtype=torch.long), torch.empty(n, labels, dtype=torch.float64),
-        torch.empty(len(heads), n, dtype=torch.long), torch.empty(len(heads), n, labels, dtype=torch.float64),
+        list(encoded), sets, torch.empty(n, dtype=torch.long), torch.empty(n, labels, dtype=torch.float64),
+        torch.empty(len(sets), n, dtype=torch.long), torch.empty(len(sets), n, labels, dtype=torch.float64),
     )  # fmt: skip
     by_layer: dict[int, list[int]] = {}
-    for i, (layer, _) in enumerate(heads):
-        by_layer.setdefault(layer, []).append(i)
-    with tqdm(total=len(heads) * n, desc=progress, disable=progress is None, unit="run", leave=False) as bar:
+    for i, one in enumerate(sets):
+        by_layer.setdefault(one[0][0], []).append(i)
+    with tqdm(total=len(sets) * n, desc=progress, disable=progress is None, unit="run", leave=False) as bar:
         for index, batch in batches(encoded, max_tokens):
             words = torch.tensor([list(e.label_ids.values()) for e in batch])
             calls, logits = _run(model, batch)
@@ -109,8 +134,7 @@ def zero_each(
             for layer, of_layer in by_layer.items():
                 for first in range(0, len(of_layer), copies):
                     some = of_layer[first : first + copies]
-                    taken = [heads[i][1] for i in some]
-                    logits = _restart(model, layer, taken, calls, len(batch), positions, instead)
+                    logits = _restart(model, layer, [sets[i] for i in some], calls, len(batch), positions, instead)
                     for i, rows in zip(some, logits.split(len(batch)), strict=True):
                         out.top[i, index], out.log_prob[i, index] = _answers(rows, words)
                     bar.update(len(some) * len(batch))
@@ -143,12 +167,18 @@ def _run(model: Model, batch: list[Encoded]) -> tuple[list[_Call], Tensor]:
 
 
 def _restart(
-    model: Model, layer: int, taken: list[int], calls: list[_Call], batch: int, positions: str, instead: Tensor | None
+    model: Model,
+    layer: int,
+    taken: list[tuple[Head, ...]],
+    calls: list[_Call],
+    batch: int,
+    positions: str,
+    instead: Tensor | None,
 ) -> Float[Tensor, "copy_x_batch vocabulary"]:
-    """Last logits when copy i of the batch lacks head `taken[i]` of `layer`, from that layer's recorded input."""
+    """Last logits when copy i of the batch lacks the heads `taken[i]`, from the recorded input of `layer`."""
     copies = len(taken)
     x = calls[layer][0].repeat(copies, *[1] * (calls[layer][0].dim() - 1))
-    with _taken_away(model, layer, taken, batch, positions, None if instead is None else instead[layer]):
+    with _taken_away(model, taken, batch, positions, instead):
         for block, (_, args, kwargs) in zip(model.blocks[layer:], calls[layer:], strict=True):
             x = block(x, *_repeated(args, batch, copies), **_repeated(kwargs, batch, copies))
             x = x[0] if isinstance(x, tuple) else x
@@ -169,18 +199,24 @@ def _repeated(value: Any, batch: int, copies: int) -> Any:
 
 @contextmanager
 def _taken_away(
-    model: Model, layer: int, taken: list[int], batch: int, positions: str, instead: Tensor | None
+    model: Model, taken: list[tuple[Head, ...]], batch: int, positions: str, instead: Tensor | None
 ) -> Iterator[None]:
-    def hook(_, args):
-        mixed = args[0].clone()
-        by_head = mixed.view(len(taken), batch, -1, model.n_heads, model.d_head)
-        for copy, head in enumerate(taken):
-            at = slice(None) if positions == "all" else slice(-1, None)
-            by_head[copy, :, at, head] = 0 if instead is None else instead[head].to(mixed)
-        return (mixed, *args[1:])
+    at = slice(None) if positions == "all" else slice(-1, None)
 
-    handle = model.part(layer, "attention_out").register_forward_pre_hook(hook)
-    try:
+    def hook_of(layer: int):
+        here = [(copy, head) for copy, heads in enumerate(taken) for place, head in heads if place == layer]
+
+        def hook(_, args):
+            mixed = args[0].clone()
+            by_head = mixed.view(len(taken), batch, -1, model.n_heads, model.d_head)
+            for copy, head in here:
+                by_head[copy, :, at, head] = 0 if instead is None else instead[layer, head].to(mixed)
+            return (mixed, *args[1:])
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in sorted({layer for heads in taken for layer, _ in heads}):
+            handle = model.part(layer, "attention_out").register_forward_pre_hook(hook_of(layer))
+            stack.callback(handle.remove)
         yield
-    finally:
-        handle.remove()
