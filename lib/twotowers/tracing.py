@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +30,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.intervene import Head, check_heads
 from twotowers.models import capped
 from twotowers.prompts import Encoded, batches
+from twotowers.statistics import bootstrap_difference
 
 
 @dataclass
@@ -139,6 +141,54 @@ def zero_sets(
                         out.top[i, index], out.log_prob[i, index] = _answers(rows, words)
                     bar.update(len(some) * len(batch))
     return out
+
+
+def ranked(increase: pd.DataFrame, drop: pd.DataFrame) -> pd.DataFrame:
+    """Every head under two rankings, by `increase` and by accuracy drop (EMNLP 2024, as summarised).
+
+    `increase` has layer, head, increase (`Increases.heads_table`); `drop` is `Traced.table`, whose ties in accuracy are
+    broken by log_prob_drop. Adds by_increase and by_drop, ranks from 1, and `enters`, the better of the two: the
+    smallest k at which the head is in the union of the two top k. Rows in the order in which heads enter. Raises
+    TwoTowersError when the tables are not of the same heads.
+    """
+    table = increase[["layer", "head", "increase"]].merge(drop, on=["layer", "head"])
+    if not len(table) == len(increase) == len(drop):
+        raise TwoTowersError("two rankings of different heads cannot be joined: trace the heads that were located")
+    ordered = {"by_increase": ["increase"], "by_drop": ["accuracy_drop", "log_prob_drop"]}
+    for name, columns in ordered.items():
+        table = table.sort_values(columns, ascending=False, kind="stable", ignore_index=True)
+        table[name] = range(1, len(table) + 1)
+    table["enters"] = table[list(ordered)].min(axis=1)
+    table["both"] = table[list(ordered)].sum(axis=1)
+    return table.sort_values(["enters", "both"], kind="stable", ignore_index=True).drop(columns="both")
+
+
+def in_context_heads(table: pd.DataFrame, k: int) -> list[Head]:
+    """Union of the top k by increase and the top k by accuracy drop, from `ranked`. Between k and 2 k heads."""
+    if not 0 < k <= len(table):
+        raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
+    chosen = table[table["enters"] <= k]
+    return list(zip(chosen["layer"].astype(int), chosen["head"].astype(int), strict=True))
+
+
+def label_heads(
+    increases: dict[str, Float[np.ndarray, "prompt layer head"]], heads: Sequence[Head], seed: int = 0
+) -> pd.DataFrame:
+    """Which of two labels each head serves: the one it raises more where it is true.
+
+    `increases[label]` are the increases of that label on prompts whose true label it is; the prompts of the two must be
+    the same but for the labels, in the same order. Columns: head ("22-0"), serves (a label), lean (nats: mean increase
+    of the first label less that of the second), low, high, n (prompts), clear (the interval leaves zero out).
+    """
+    (first, a), (second, b) = increases.items()
+    rows = []
+    for layer, head in heads:
+        lean = bootstrap_difference(a[:, layer, head], b[:, layer, head], seed=seed)
+        rows.append(
+            {"head": f"{layer}-{head}", "serves": first if lean.estimate > 0 else second, **lean.as_row("lean"),
+             "clear": not lean.low <= 0 <= lean.high}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def _answers(logits: Float[Tensor, "batch vocabulary"], words: Tensor) -> tuple[Tensor, Tensor]:
