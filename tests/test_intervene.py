@@ -31,7 +31,7 @@ def test_two_edits_compose_and_the_model_is_restored_after_an_error(any_model):
     plain = capture(any_model, encoded)
     with edited(any_model, [Edit(((0, 1),), scale=0.5)]), edited(any_model, [Edit(((0, 1),), scale=0.5)]):
         twice = capture(any_model, encoded)
-    torch.testing.assert_close(twice.mixed[0, :, 1], plain.mixed[0, :, 1] * 0.25)
+    torch.testing.assert_close(twice.attention_out_input[0, :, 1], plain.attention_out_input[0, :, 1] * 0.25)
     with pytest.raises(RuntimeError, match="on purpose"), edited(any_model, [Edit(((0, 1),))]):
         raise RuntimeError("on purpose")
     assert torch.equal(capture(any_model, encoded).logits, plain.logits)

@@ -31,7 +31,7 @@ class Edit:
     """Multiply the mixed values of some heads by `scale` (0 = zero them), then add `replacement` when given.
 
     `heads` are (layer, head); `positions` is "all" or "last". `replacement` (head, d_head), one row per head, is what a
-    head writes instead when `scale` is 0, for example its mean over prompts.
+    head writes instead when `scale` is 0, for example the mean over prompts of `capture.attention_out_input`.
     """
 
     heads: tuple[Head, ...]

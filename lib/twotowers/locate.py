@@ -5,7 +5,8 @@ For a vector v added to the residual stream x, and the followed word w (paper, D
     I = log p(w | x + v) - log p(w | x)        in nats, p = softmax(bs(.))
 
 x is `Lin_l` for the attention block, its heads and its (head, position) pairs, and `Lin_l + attention_l` for the FFN
-block and its neurons.
+block and its neurons. In a parallel block (GPT-J, GPT-NeoX) the FFN does not read attention_l, but both
+are added to the same stream, so x stays what it is.
 
     found = increases(model, encoded)      # one forward pass for all prompts
     found.top_heads(20)                    # layer, head, increase
@@ -124,7 +125,8 @@ def cumulative_head_increases(
     scale = vocabulary.norm_scale(capture.final, e)
     found = []
     for layer in range(model.n_layers):
-        vectors = torch.einsum("bhk,hkd->bhd", capture.mixed[layer], model.output_weight(layer).to(capture.mixed.device))
+        weight = model.output_weight(layer).to(capture.mixed.device)
+        vectors = torch.einsum("bhk,hkd->bhd", capture.mixed[layer], weight)
         steps = torch.cat([capture.layer_input[layer][:, None], vectors], 1).cumsum(1)
         p = vocabulary.log_prob(steps, words[:, None], e, norm, scale[:, None])
         found.append(p.diff(dim=1))
