@@ -130,6 +130,10 @@ def test_imbalanced_drops_one_true_demonstration():
     assert imbalanced(PAPER, 0).text == "love : bar like : bar two : foo one :"
     with pytest.raises(TwoTowersError, match="2 true demonstrations"):
         imbalanced(PAPER, 2)
+    assert imbalanced(PAPER, true=False).text == "love : bar eight : foo two : foo one :"
+    assert imbalanced(PAPER, 0, true=False).text == "like : bar eight : foo two : foo one :"
+    with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
+        imbalanced(imbalanced(PAPER, true=False), true=False)
     with pytest.raises(TwoTowersError, match="no true demonstration would be left"):
         imbalanced(imbalanced(PAPER))
 

@@ -174,18 +174,20 @@ def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
     return Prompt(demonstrations, "one", labels[0], tuple(labels), "number", "sentiment/number")
 
 
-def imbalanced(prompt: Prompt, drop: int = -1) -> Prompt:
+def imbalanced(prompt: Prompt, drop: int = -1, true: bool = True) -> Prompt:
     """The prompt without one true demonstration, the last by default (v1 section 5.1).
 
-    `drop` counts among the true demonstrations. Raises TwoTowersError when there is no such one or none would be left.
+    `true=False` takes a false one away. `drop` counts among the demonstrations of that kind. Raises TwoTowersError
+    when there is no such one or none would be left.
     """
     _has_both(prompt)
-    true = [i for i, is_true in enumerate(prompt.is_true) if is_true]
-    if not -len(true) <= drop < len(true):
-        raise TwoTowersError(f"drop={drop}: the prompt has {len(true)} true demonstrations, count among them")
-    if len(true) == 1:
-        raise TwoTowersError("no true demonstration would be left: draw with k of at least 2")
-    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != true[drop]])
+    kind = "true" if true else "false"
+    of_kind = [i for i, is_true in enumerate(prompt.is_true) if is_true == true]
+    if not -len(of_kind) <= drop < len(of_kind):
+        raise TwoTowersError(f"drop={drop}: the prompt has {len(of_kind)} {kind} demonstrations, count among them")
+    if len(of_kind) == 1:
+        raise TwoTowersError(f"no {kind} demonstration would be left: draw with k of at least 2")
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != of_kind[drop]])
 
 
 def reordered(prompt: Prompt) -> Prompt:
