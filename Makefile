@@ -17,6 +17,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INDEX := _build/html/index.html
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help book test pages miniatures lab lock clean

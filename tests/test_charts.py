@@ -8,7 +8,7 @@ from twotowers import charts
 WORDS = {"title": "A title", "description": "What is seen."}
 BLOCKS = pd.DataFrame({"layer": [0, 0, 1, 1], "kind": ["attention", "FFN"] * 2, "increase": [0.1, 0.2, 1.5, -0.3]})
 HEADS = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "increase": [0.1, 0.2, 1.5, -0.3]})
-BARS = pd.DataFrame({"set": ["a", "b"], "accuracy": [0.9, 0.8], "source": "measured", "low": 0.7, "high": 0.95, "n": 10})
+BARS = pd.DataFrame({"set": ["a", "b"], "accuracy": [0.9, 0.8], "source": "measured", "low": 0.7, "high": 0.95, "n": 9})
 POINTS = pd.DataFrame({"u": [0.1, 0.2, 0.4], "v": [1.0, 2.0, 2.5], "kind": ["true", "false", "true"]})
 
 EVERY = {

@@ -106,6 +106,7 @@ def test_words_that_a_csv_reader_takes_for_missing_stay_words(tmp_path):
         (lambda: draw("animal/number", 1, labels="foo", table=TABLE), "fewer than two"),
         (lambda: draw("animal/number", 1, labels=("foo", "Cat"), table=TABLE), "'Cat' is a word of the class animal"),
         (lambda: draw("sentiment/number", 1, labels=("like", "foo"), table=TABLE), "'like' is a word"),
+        (lambda: draw("animal/number", 1, labels=("cat", "foo"), table=TABLE.replace("cat", "Cat")), "'cat' is a word"),
         (lambda: draw("animal/number", 1, true_label="baz", table=TABLE), "true label 'baz'"),
         (lambda: draw("animal/number", 1, table=TABLE.drop(columns="heldout")), "lacks heldout"),
     ],

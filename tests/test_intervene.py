@@ -63,3 +63,13 @@ def test_effect_of_zeroing_is_what_whole_runs_say():
 def test_heads_outside_the_model_are_refused(heads):
     with pytest.raises(TwoTowersError, match=r"is not in|no heads"):
         intervene.check_heads(heads, tiny("gpt2"))
+
+
+def test_a_head_replaced_by_what_it_fed_to_w_o_changes_nothing(any_model):
+    encoded = random_prompts(1)
+    plain = capture(any_model, encoded)
+    own = plain.attention_out_input[1, 0, :1]
+    with edited(any_model, [Edit(((1, 0),), positions="last", replacement=own)]):
+        torch.testing.assert_close(capture(any_model, encoded).logits, plain.logits)
+    with edited(any_model, [Edit(((1, 0),), positions="last", replacement=own + 1)]):
+        assert (capture(any_model, encoded).logits - plain.logits).abs().max() > 1e-3

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from book_builder import ROOT, build, lay_out
+from book_builder import build, lay_out
 from playwright.sync_api import TimeoutError, sync_playwright
 
 BUILT = os.environ.get("TWOTOWERS_HTML")
@@ -77,8 +77,8 @@ def html(request, tmp_path_factory) -> Path:
     """The folder of pages: the one named, or a trial book and the real one with few prompts."""
     if BUILT:
         return Path(BUILT)
-    if request.param == "book" and not any((ROOT / "book").glob("*.ipynb")):
-        pytest.skip("the book has no chapters yet")
+    if request.param == "book" and os.environ.get("CI"):
+        pytest.skip("CI looks at the book it builds: make pages")
     folder = lay_out(tmp_path_factory.mktemp(request.param), trial=request.param == "trial")
     done = build(folder)
     assert done.returncode == 0, done.stdout
@@ -101,9 +101,7 @@ def pages(html: Path) -> list[Path]:
 
 def names(html: Path) -> list[str]:
     """The addresses of the pages; index.html only sends on to the first one."""
-    return [
-        p.relative_to(html).as_posix() for p in pages(html) if 'http-equiv="Refresh"' not in p.read_text()
-    ]
+    return [p.relative_to(html).as_posix() for p in pages(html) if 'http-equiv="Refresh"' not in p.read_text()]
 
 
 def look(html: Path, *, width: int, mode: str) -> list[str]:
@@ -179,9 +177,7 @@ def test_links_within_the_book_lead_somewhere(html):
             address, fragment = urldefrag(link)
             address = unquote(urlsplit(address).path)
             target = (page.parent / address).resolve() if address else page
-            lost = not target.exists() or (
-                fragment and target in read and unquote(fragment) not in read[target].ids
-            )
+            lost = not target.exists() or (fragment and target in read and unquote(fragment) not in read[target].ids)
             if lost:
                 broken.append(f"{page.name}: {link}")
     assert broken == []

@@ -34,7 +34,7 @@ def test_bad_parameters_are_refused_in_one_line(tmp_path, name, value, says):
 
 def test_an_out_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(TwoTowersError, match="name a folder"):
+    with pytest.raises(TwoTowersError, match="give another folder"):
         open_chapter("01-locate", GOOD | {"out": str(tmp_path / "file" / "out")})
 
 

@@ -106,6 +106,11 @@ def test_correlation_takes_ranks_anew_in_every_resample():
     assert interval == Interval(interval.estimate, -1, 1, 3) and interval.estimate == pytest.approx(0.5)
 
 
+def test_what_does_not_vary_has_no_correlation_however_its_mean_rounds():
+    assert np.mean([0.1] * 3) != 0.1
+    assert np.isnan(statistics._pearson(np.array([[0.1] * 3]), np.array([[1.0, 2.0, 3.0]]))).all()
+
+
 def test_pearson_by_hand():
     # Deviations -1, 0, 1 and -1, -1, 2: covariance 3, variances 2 and 6.
     assert bootstrap_correlation([1, 2, 3], [0, 0, 3], "pearson").estimate == pytest.approx(3 / math.sqrt(12))

@@ -6,6 +6,7 @@ Files are written only where they differ, so that Sphinx reads again only what c
 """
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,17 +18,27 @@ SHIPPED = {".md", ".csv", ".json", ".png", ".svg"}  # of data/: never the weight
 
 
 def for_the_page(notebook: dict) -> dict:
-    """A note in place of each widget, dead without a running Python; papermill's cell folded away."""
+    """A note in place of each widget, dead without a running Python; no progress bars; papermill's cell folded."""
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         tags = cell["metadata"].get("tags", [])
         if INJECTED in tags:
             tags.append("hide-input")
-        for output in cell.get("outputs", ()):
-            if WIDGET in output.get("data", {}):
-                output["data"] = {"text/markdown": RUN_LIVE}
-                output["metadata"] = {}
+        if "outputs" in cell:
+            cell["outputs"] = [shown(output) for output in cell["outputs"] if not is_progress(output)]
     return notebook
+
+
+def is_progress(output: dict) -> bool:
+    """Whether an output is a progress bar of tqdm, which is a widget in a notebook."""
+    data = output.get("data", {})
+    return WIDGET in data and bool(re.search(r"\d+%\||\d+it \[", "".join(data.get("text/plain", ""))))
+
+
+def shown(output: dict) -> dict:
+    if WIDGET not in output.get("data", {}):
+        return output
+    return {"output_type": "display_data", "data": {"text/markdown": RUN_LIVE}, "metadata": {}}
 
 
 def staged(root: Path, executed: list[Path]) -> dict[str, bytes]:

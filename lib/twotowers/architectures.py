@@ -1,7 +1,8 @@
 """Where the parts of a causal language model are: one row of data per architecture, and a `Model` that reads it.
 
-A new architecture is a new row, never a subclass. A row is believed only after `models.prove` has shown, on the
-loaded weights, that blocks add up to the residual stream, heads to their block, and our logits to the model's own.
+A new architecture is a new row here and a tiny model in `tests/conftest.py`, never a subclass. A row is believed only
+after `models.prove` has shown, on the loaded weights, that blocks add up to the residual stream, heads to their block,
+and our logits to the model's own.
 
 Two things differ between architectures in more than names, and `Model` hides both:
 

@@ -29,7 +29,7 @@ from twotowers.reading import last_scores, reading_attention
 
 WANT = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})
 OPTIONAL = (
-    "weights", "scores", "values", "queries", "scaling", "keys", "neurons", "stream_inputs", "stream_attention",
+    "weights", "scores", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention",
     "attention_scale",
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ class Capture:
     scores: Float[Tensor, "layer batch head position"] | None = None
     values: Float[Tensor, "layer batch kv_head position d_head"] | None = None
     queries: Float[Tensor, "layer batch head d_head"] | None = None
-    scaling: Float[Tensor, "layer"] | None = None
+    scaling: tuple[float, ...] | None = None
     keys: Float[Tensor, "layer batch kv_head position d_head"] | None = None
     neurons: Float[Tensor, "layer batch neuron"] | None = None
     stream_inputs: Float[Tensor, "layer batch position d_model"] | None = None
@@ -117,7 +117,7 @@ class _Recorder:
                 self.put("values", layer, value.clone())
             if "queries" in self.want:
                 self.put("queries", layer, query[:, :, -1].clone())
-                self.put("scaling", layer, torch.tensor(scaling, dtype=torch.float64))
+                self.put("scaling", layer, scaling)
             if "keys" in self.want:
                 self.put("keys", layer, key.clone())
 
@@ -197,6 +197,8 @@ def capture(
     with recorder.attached(len(encoded)):
         logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
     optional = {name: recorder.stacked(name) for name in OPTIONAL if name in recorder.entries}
+    if "scaling" in recorder.entries:
+        optional["scaling"] = tuple(float(s) for _, s in sorted(recorder.entries["scaling"].items()))
     mixed = recorder.stacked("mixed")
     mixed = mixed.reshape(*mixed.shape[:2], model.n_heads, model.d_head)
     if "attention_scale" in optional:

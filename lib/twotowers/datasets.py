@@ -168,7 +168,7 @@ DATASETS: dict[str, Callable[..., list[Prompt]]] = dict.fromkeys(
 
 
 def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
-    """The prompt of v1 section 3: two sentiment words under the second label, two numbers and a number under the first."""
+    """The prompt of v1 section 3: sentiment words under the second label, numbers and the query under the first."""
     texts = [("love", "sentiment", 1), ("like", "sentiment", 1), ("eight", "number", 0), ("two", "number", 0)]
     demonstrations = tuple(Demonstration(text, labels[i], cls) for text, cls, i in texts)
     return Prompt(demonstrations, "one", labels[0], tuple(labels), "number", "sentiment/number")

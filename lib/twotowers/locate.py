@@ -14,7 +14,7 @@ are added to the same stream, so x stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,26 +28,23 @@ from twotowers.architectures import Model
 from twotowers.capture import Capture, captures
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import ROLES, Encoded, roles
+from twotowers.walk import increases_along, increases_of_vectors
+
+GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
 
 
 def block_increases(
     capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
 ) -> tuple[Float[Tensor, "batch layer"], Float[Tensor, "batch layer"]]:
     """Increase of every attention block and every FFN block (v1 fig 2). `words` defaults to the true labels."""
-    e, words = model.unembedding, _followed(capture, words)
-    before = capture.layer_input
-    between = before + capture.attention_output
-    after = between + capture.ffn_output
-    scale = vocabulary.norm_scale(capture.final, e)
-    p = vocabulary.log_prob(torch.stack([before, between, after]), words, e, norm, scale)
-    return (p[1] - p[0]).T, (p[2] - p[1]).T
+    return _along(capture, model, capture.mixed[:, :, :, None], words, norm)[:2]
 
 
 def head_increases(
     capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
 ) -> Float[Tensor, "batch layer head"]:
     """Increase of every head (v1 fig 3, 4)."""
-    return _increases_of_mixed(capture, model, capture.mixed[:, :, :, None], words, norm)[..., 0]
+    return _along(capture, model, capture.mixed[:, :, :, None], words, norm)[2][..., 0]
 
 
 def position_increases(
@@ -66,7 +63,7 @@ def position_increases(
     shared = model.n_heads // model.n_key_value_heads
     values = capture.values[layers].repeat_interleave(shared, dim=2)  # grouped-query attention: heads share values
     mixed = capture.weights[layers][..., None].to(values.dtype) * values
-    return _increases_of_mixed(capture, model, mixed, words, norm, layers)
+    return _along(capture, model, mixed, words, norm, layers)[2]
 
 
 def increases_by_role(
@@ -102,15 +99,11 @@ def neuron_increases(
 ) -> Float[Tensor, "batch neuron"]:
     """Increase of FFN neurons `m_k * fc2_k` of one layer, all or those named. Needs want={"neurons"}. v1 app. E."""
     capture.require("neurons")
-    e, words = model.unembedding, _followed(capture, words)
     x = capture.layer_input[layer] + capture.attention_output[layer]
     chosen = torch.arange(capture.neurons.shape[-1]) if neurons is None else torch.as_tensor(list(neurons))
     m, fc2 = capture.neurons[layer][:, chosen], model.ffn_weight(layer)[chosen].to(x.device)
-    # A neuron is a "head" one number wide: its coefficient times its row of fc2.
-    p = vocabulary.log_prob_of_sums(
-        x, m[:, :, None, None], fc2[:, None], words, e, norm, vocabulary.norm_scale(capture.final, e)
-    )
-    return p[..., 0] - _log_prob_before(x, capture, model, words, norm)[:, None]
+    scale = vocabulary.norm_scale(capture.final, model.unembedding)
+    return increases_of_vectors(model, x, m, fc2, scale, _followed(capture, words), norm)
 
 
 def cumulative_head_increases(
@@ -155,21 +148,15 @@ def _followed(capture: Capture, words: Tensor | None) -> Tensor:
     return capture.true_ids if words is None else words
 
 
-def _log_prob_before(x: Tensor, capture: Capture, model: Model, words: Tensor, norm: str) -> Float[Tensor, "batch"]:
-    e = model.unembedding
-    return vocabulary.log_prob(x, words, e, norm, vocabulary.norm_scale(capture.final, e))
-
-
-def _increases_of_mixed(capture, model, mixed, words, norm, layers=None) -> Float[Tensor, "batch layer head row"]:
-    e, words = model.unembedding, _followed(capture, words)
-    scale = vocabulary.norm_scale(capture.final, e)
-    found = []
-    for i, layer in enumerate(range(model.n_layers) if layers is None else layers):
-        x = capture.layer_input[layer]
-        weight = model.output_weight(layer).to(x.device)
-        p = vocabulary.log_prob_of_sums(x, mixed[i], weight, words, e, norm, scale)
-        found.append(p - _log_prob_before(x, capture, model, words, norm)[:, None, None])
-    return torch.stack(found, 1)
+def _along(
+    capture: Capture, model: Model, mixed: Tensor, words: Tensor | None, norm: str, layers: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    chosen = slice(None) if layers is None else list(layers)
+    scale = vocabulary.norm_scale(capture.final, model.unembedding)
+    return increases_along(
+        model, capture.layer_input[chosen], mixed, capture.ffn_output[chosen], scale, _followed(capture, words), norm,
+        layers,
+    )  # fmt: skip
 
 
 @dataclass
@@ -271,18 +258,41 @@ def increases(
         "predicted": np.empty(n, dtype=int), "correct": np.empty(n, dtype=bool),
     }  # fmt: skip
     log_prob: list[dict[str, float]] = [{} for _ in encoded]
-    for capture in captures(model, encoded, max_tokens=max_tokens, progress=progress):
-        at = capture.index
-        predicted = capture.logits.argmax(-1)
-        words = capture.true_ids if follow == "true" else predicted
-        attention, ffn = block_increases(capture, model, words, norm)
+    for group in _groups(captures(model, encoded, max_tokens=max_tokens, progress=progress), GROUP_BYTES):
+        at = [i for seen in group for i in seen.index]
+        predicted = torch.cat([seen.logits.argmax(-1) for seen in group])
+        true = torch.cat([seen.true_ids for seen in group])
+        attention, ffn, heads = increases_along(
+            model,
+            torch.cat([seen.layer_input for seen in group], 1),
+            torch.cat([seen.mixed for seen in group], 1)[:, :, :, None],
+            torch.cat([seen.ffn_output for seen in group], 1),
+            vocabulary.norm_scale(torch.cat([seen.final for seen in group]), model.unembedding),
+            true if follow == "true" else predicted,
+            norm,
+        )
         out["attention"][at], out["ffn"][at] = attention.cpu().numpy(), ffn.cpu().numpy()
-        out["heads"][at] = head_increases(capture, model, words, norm).cpu().numpy()
+        out["heads"][at] = heads[..., 0].cpu().numpy()
         out["predicted"][at] = predicted.cpu().numpy()
-        out["correct"][at] = (predicted == capture.true_ids).cpu().numpy()
-        for i, row in label_log_probs(capture).items():
-            log_prob[i] = row
+        out["correct"][at] = (predicted == true).cpu().numpy()
+        for seen in group:
+            for i, row in label_log_probs(seen).items():
+                log_prob[i] = row
     return Increases(**out, log_prob=pd.DataFrame(log_prob))
+
+
+def _groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
+    """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
+    group, held = [], 0
+    for seen in stream:
+        size = sum(t.numel() * t.element_size() for t in (seen.layer_input, seen.mixed, seen.ffn_output, seen.logits))
+        if group and held + size > limit:
+            yield group
+            group, held = [], 0
+        group.append(seen)
+        held += size
+    if group:
+        yield group
 
 
 def label_log_probs(capture: Capture) -> dict[int, dict[str, float]]:

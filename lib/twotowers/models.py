@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import constants
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -58,7 +59,7 @@ def load(
     try:
         config = AutoConfig.from_pretrained(source, **common)
     except (OSError, ValueError, KeyError) as error:
-        raise TwoTowersError(_unreachable(name, error)) from None
+        raise TwoTowersError(_unreachable(name, error, local)) from None
     row = ARCHITECTURES.get(config.model_type)
     if row is None:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -71,17 +72,20 @@ def load(
     previous = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its load report is not the reader's business; faults are raised
     try:
-        hf = AutoModelForCausalLM.from_pretrained(
+        hf, report = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=torch_dtype, use_safetensors=True, attn_implementation=implementation(row),
-            device_map=device_map, **common,
+            device_map=device_map, output_loading_info=True, **common,
         )  # fmt: skip
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if device_map is not None and "accelerate" in str(error):
             raise TwoTowersError("device_map needs accelerate: pip install accelerate") from None
-        raise TwoTowersError(_unreachable(name, error)) from None
+        raise TwoTowersError(_unreachable(name, error, local)) from None
     finally:
         transformers_logging.set_verbosity(previous)
+    if report["missing_keys"]:  # transformers fills them with random numbers
+        some = ", ".join(sorted(report["missing_keys"])[:3])
+        raise TwoTowersError(f"'{name}' lacks {len(report['missing_keys'])} weights ({some}): take a whole checkpoint")
     if device_map is None:
         hf = hf.to(torch_device)
     elif any(parameter.is_meta for parameter in hf.parameters()):
@@ -186,7 +190,7 @@ def _dtype(dtype: str) -> torch.dtype:
 def _device(device: str) -> torch.device:
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
+        torch.empty(0, device=found).tolist()  # "meta" makes tensors without numbers
     except (RuntimeError, AssertionError, NotImplementedError):
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         have += ["mps"] if torch.backends.mps.is_available() else []
@@ -236,9 +240,14 @@ def _names(shipped: dict) -> str:
     return ", ".join(sorted(shipped)) or "the shipped miniatures (none found)"
 
 
-def _unreachable(name: str, error: Exception) -> str:
+def _unreachable(name: str, error: Exception, local: bool) -> str:
     """One line for what transformers says in many."""
     text = str(error)
+    if local and any(word in text for word in ("connect", "cache", "offline")):
+        return (
+            f"cannot load '{name}': it is not in the local cache and the hub cannot be reached from here, so give a "
+            f"shipped name ({_names(shipped_models())}) or a folder, or go online"
+        )
     if "gated" in text or "401" in text:
         return f"'{name}' needs your permission on the hub: accept its terms there, then run `hf auth login`"
     if "safetensors" in text and ("pickle" in text or ".bin" in text):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from twotowers.architectures import Model, norm_eps, rms
 from twotowers.errors import TwoTowersError
@@ -22,7 +22,12 @@ from twotowers.errors import TwoTowersError
 
 def normed(model: Model, layer: int, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
     """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`)."""
-    return model.part(layer, "attention_norm")(x)
+    return _of(model.part(layer, "attention_norm"), x)
+
+
+def _of(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm of x; under a device_map the norm may live elsewhere than what was captured."""
+    return norm(x.to(norm.weight.device)).to(x.device)
 
 
 def queries(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows head d_head"]:
@@ -51,7 +56,7 @@ def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*
 
 def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
     name = model.architecture.head_norms[which]
-    return model.part(layer, "attention").get_submodule(name)(v) if name else v
+    return _of(model.part(layer, "attention").get_submodule(name), v) if name else v
 
 
 def rotated(
@@ -119,6 +124,6 @@ def carried_back(
     if name:
         norm = model.part(layer, "attention").get_submodule(name)
         key = _through(weight[None], None if bias is None else bias[None], normed)[..., 0, :]
-        query = query * model.norm_gain(norm) / rms(key, norm_eps(norm))[..., None]
+        query = query * model.norm_gain(norm).to(query) / rms(key, norm_eps(norm))[..., None]
     constant = torch.zeros_like(query[..., 0]) if bias is None else query @ bias.to(query)
     return query @ weight.to(query), constant
