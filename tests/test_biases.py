@@ -61,6 +61,29 @@ def test_answers_over_orders_stay_with_their_prompt():
         assert found.correct[i % 3, i // 3] == (top[i] == one.true_id)
         first = list(one.label_ids)[int(labels[i].argmax())]
         assert found.among[i % 3, i // 3] == (first == one.prompt.true_label)
+        foo, bar = labels[i].tolist()
+        lead = foo - bar if one.prompt.true_label == "foo" else bar - foo
+        assert found.margin[i % 3, i // 3] == pytest.approx(lead)
+
+
+def test_the_margin_is_over_the_likeliest_other_label():
+    prompt = Prompt((), "q", "b", ("a", "b", "c"))
+    one = Encoded(prompt, (1,), (), (), (0, 1), 0, {"a": 4, "b": 5, "c": 6})
+    found = biases.Answers.read(np.array([5, 4]), np.array([[-3.0, -1.0, -2.0], [-0.5, -1.0, -9.0]]), [one, one])
+    assert found.correct.tolist() == [True, False] and found.among.tolist() == [True, False]
+    assert found.margin.tolist() == [1.0, -0.5]
+
+
+def test_control_heads_are_others_of_the_same_layers_as_far_as_there_are_any():
+    model = tiny("gpt2")  # 3 layers of 4 heads
+    for seed in range(20):
+        heads = [(2, 0), (2, 1), (2, 2), (1, 3)]
+        found = biases.control_heads(heads, model, seed)
+        assert len(set(found)) == 4 and not set(found) & set(heads)
+        assert (2, 3) in found and sum(layer == 1 for layer, _ in found) >= 1
+    assert len({tuple(biases.control_heads([(2, 0)], model, seed)) for seed in range(20)}) == 3
+    with pytest.raises(TwoTowersError, match="name fewer"):
+        biases.control_heads(all_heads(model)[:7], model)
 
 
 def all_orders(n):
@@ -111,6 +134,7 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
     assert found.correct.shape == (2, 3, 7)
     for i in range(2):
         assert np.array_equal(found.correct[i, 0], plain.correct) and np.array_equal(found.among[i, 0], plain.among)
+        np.testing.assert_allclose(found.margin[i, 0], plain.margin)
     for row, one in enumerate(encoded):
         seen = capture(model, [one], {"weights", "values"})
         for i, heads in enumerate(sets):

@@ -74,6 +74,7 @@ def test_nothing_of_the_shortcut_changes_nothing_bit_for_bit(any_model):
 def test_an_a_c_that_is_no_finite_number_is_refused(a_c):
     with pytest.raises(TwoTowersError, match=r"give a finite number, such as 0.03"):
         mitigate.check_a_c(a_c)
+    assert mitigate.check_a_c("0.1") == 0.1
 
 
 # --- recency

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 
 from twotowers.architectures import Model
 from twotowers.capture import captures, predict
 from twotowers.errors import TwoTowersError
-from twotowers.intervene import Head, check_heads
+from twotowers.intervene import Head, all_heads, check_heads
 from twotowers.mitigate import check_a_c, finished, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.prompts import Encoded, Prompt, encode_all
 from twotowers.statistics import Interval, bootstrap_of_means
@@ -50,13 +50,44 @@ def check_apart(chosen: Sequence[Prompt], judged: Sequence[Prompt], same_prompts
         )
 
 
+def control_heads(heads: Sequence[Head], model: Model, seed: int = 0) -> list[Head]:
+    """As many random other heads: from the same layers as far as these have any left, the rest from all layers."""
+    rng, chosen = np.random.default_rng([seed, 7]), set(heads)
+    rest = [all_heads(model)[i] for i in rng.permutation(model.n_layers * model.n_heads)]
+    rest = [head for head in rest if head not in chosen]
+    if len(rest) < len(chosen):
+        raise TwoTowersError(f"{len(chosen)} heads leave {len(rest)} of {model.name} for a control: name fewer")
+    out: list[Head] = []
+    for layer, _ in heads:
+        out += [head for head in rest if head[0] == layer and head not in out][:1]
+    return out + [head for head in rest if head not in out][: len(chosen) - len(out)]
+
+
 @dataclass
 class Answers:
-    """What a model answered. `correct`: the true label is the top word of the whole vocabulary; `among`: it is the
-    likeliest of the labels (all that calibration can say). The last axis is prompts."""
+    """What a model answered; the last axis is prompts.
+
+    `correct`: the true label is the top word of the whole vocabulary. `among`: it is the likeliest of the labels (all
+    that calibration can say). `margin`: nats by which it leads the likeliest other label, a measure without a ceiling.
+    """
 
     correct: Bool[np.ndarray, "*rows prompt"]
     among: Bool[np.ndarray, "*rows prompt"]
+    margin: Float[np.ndarray, "*rows prompt"]
+
+    @classmethod
+    def read(cls, top: np.ndarray, log_prob: np.ndarray, encoded: Sequence[Encoded]) -> Answers:
+        """From the top words (prompt,) and the labels' log-probabilities (prompt, label)."""
+        column = _true_column(encoded)
+        own = np.take_along_axis(log_prob, column[:, None], 1)[:, 0]
+        others = log_prob.copy()
+        np.put_along_axis(others, column[:, None], -np.inf, 1)
+        margin = own - others.max(1)
+        return cls(top == np.array([e.true_id for e in encoded]), log_prob.argmax(1) == column, margin)
+
+    def reshaped(self, rows: int, columns: int) -> Answers:
+        """(column, row) of answers that came row by row."""
+        return Answers(*(getattr(self, f.name).reshape(rows, columns).T for f in fields(self)))
 
 
 def _true_column(encoded: Sequence[Encoded]) -> np.ndarray:
@@ -66,8 +97,7 @@ def _true_column(encoded: Sequence[Encoded]) -> np.ndarray:
 def answers(model: Model, encoded: Sequence[Encoded], progress: str | None = None) -> Answers:
     """The model's answers; under `position_free` or `intervene.edited`, those of the mended or edited model."""
     top, labels = predict(model, encoded, progress=progress)
-    true = np.array([e.true_id for e in encoded])
-    return Answers(top.numpy() == true, labels.numpy().argmax(1) == _true_column(encoded))
+    return Answers.read(top.numpy(), labels.numpy(), encoded)
 
 
 def majority_answers(
@@ -85,24 +115,25 @@ def majority_answers(
     a_cs = [check_a_c(a_c) for a_c in a_cs]
     for one in encoded:
         minority(one.prompt)  # refuse before the work, not in the middle of it
-    correct, among = np.empty((2, len(head_sets), len(a_cs), len(encoded)), dtype=bool)
+    shape = (len(head_sets), len(a_cs), len(encoded))
+    out = Answers(np.empty(shape, dtype=bool), np.empty(shape, dtype=bool), np.empty(shape))
     for seen in captures(model, encoded, {"weights", "values"}, max_tokens, progress):
         words = torch.tensor([list(e.label_ids.values()) for e in seen.prompts], device=seen.final.device)
-        column = torch.from_numpy(_true_column(seen.prompts)).to(words.device)
         for i, heads in enumerate(head_sets):
             shortcut = minority_shortcut(seen, model, heads)
             for j, a_c in enumerate(a_cs):
                 logits = finished(model, seen.final + a_c * shortcut)
-                correct[i, j, seen.index] = (logits.argmax(-1) == seen.true_ids).cpu().numpy()
-                among[i, j, seen.index] = (logits.gather(1, words).argmax(-1) == column).cpu().numpy()
-    return Answers(correct, among)
+                labels = logits.double().log_softmax(-1).gather(1, words)
+                found = Answers.read(logits.argmax(-1).cpu().numpy(), labels.cpu().numpy(), seen.prompts)
+                for f in fields(out):
+                    getattr(out, f.name)[i, j, seen.index] = getattr(found, f.name)
+    return out
 
 
 def order_answers(model: Model, by_prompt: Sequence[Sequence[Encoded]], progress: str | None = None) -> Answers:
     """Answers over the orders of each prompt, (order, prompt): `by_prompt[i]` are all orders of prompt i."""
     flat = answers(model, [one for orders in by_prompt for one in orders], progress)
-    shape = (len(by_prompt), len(by_prompt[0]))
-    return Answers(flat.correct.reshape(shape).T, flat.among.reshape(shape).T)
+    return flat.reshaped(len(by_prompt), len(by_prompt[0]))
 
 
 def order_weights(
@@ -166,16 +197,17 @@ def averaged(
 
 
 def reduction(
-    balanced: Bool[np.ndarray, "prompt"],
-    fewer: Bool[np.ndarray, "prompt"],
-    mended_fewer: Bool[np.ndarray, "prompt"],
-    mended_balanced: Bool[np.ndarray, "prompt"] | None = None,
+    balanced: Shaped[np.ndarray, "prompt"],
+    fewer: Shaped[np.ndarray, "prompt"],
+    mended_fewer: Shaped[np.ndarray, "prompt"],
+    mended_balanced: Shaped[np.ndarray, "prompt"] | None = None,
     seed: int = 0,
 ) -> Interval:
-    """By which share the change of accuracy from balanced to one-fewer prompts becomes smaller: 1 - |with| / |without|.
+    """By which share the change from balanced to one-fewer prompts becomes smaller: 1 - |with| / |without|.
 
-    Negative when it grows. Without a bias there is nothing to reduce: the estimate is then NaN. `mended_balanced` is
-    for remedies that act on balanced prompts too (default: they are left alone).
+    Of accuracy, or of the mean of any number per prompt (margins). Negative when it grows. Without a bias there is
+    nothing to reduce: the estimate is then NaN. `mended_balanced` is for remedies that act on balanced prompts too
+    (default: they are left alone).
     """
     mended_balanced = balanced if mended_balanced is None else mended_balanced
     table = np.stack([balanced, fewer, mended_balanced, mended_fewer], 1)
@@ -184,13 +216,13 @@ def reduction(
     )
 
 
-def spread(correct: Bool[np.ndarray, "order prompt"], seed: int = 0) -> Interval:
-    """Standard deviation of accuracy over the orders. All orders are there, so it divides by their number."""
+def spread(correct: Shaped[np.ndarray, "order prompt"], seed: int = 0) -> Interval:
+    """Standard deviation over the orders of accuracy, or of a mean margin; all orders are there: it divides by k."""
     return bootstrap_of_means(correct.T, lambda m: m.std(-1), seed=seed)
 
 
 def spread_reduction(
-    plain: Bool[np.ndarray, "order prompt"], mended: Bool[np.ndarray, "order prompt"], seed: int = 0
+    plain: Shaped[np.ndarray, "order prompt"], mended: Shaped[np.ndarray, "order prompt"], seed: int = 0
 ) -> Interval:
     """By which share the standard deviation of accuracy over orders becomes smaller; negative when it grows."""
     k = len(plain)
@@ -198,7 +230,7 @@ def spread_reduction(
     return bootstrap_of_means(table, lambda m: 1 - m[..., k:].std(-1) / m[..., :k].std(-1), seed=seed)
 
 
-def spread_by_chance(correct: Bool[np.ndarray, "order prompt"], draws: int = 200, seed: int = 0) -> float:
+def spread_by_chance(correct: Shaped[np.ndarray, "order prompt"], draws: int = 200, seed: int = 0) -> float:
     """Mean standard deviation over orders when each prompt's answers are dealt to its orders at random.
 
     What is left by the finite number of prompts alone, if order did not matter.

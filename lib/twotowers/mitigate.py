@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -69,18 +68,22 @@ def minority_shortcut(capture: Capture, model: Model, heads: Sequence[Head]) -> 
         for position, demonstration in zip(one.label_positions, one.prompt.demonstrations, strict=True):
             at[row, position] = demonstration.label in labels
     total = torch.zeros_like(capture.final)
-    for layer, head in check_heads(heads, model):
+    for layer, head in dict.fromkeys(check_heads(heads, model)):
         values = capture.values[layer][:, model.value_head(head)]
         mixed = torch.einsum("bp,bpk->bk", (capture.weights[layer][:, head] * at).to(values.dtype), values)
         total += mixed @ model.output_weight(layer)[head].to(total)
     return total * torch.tensor(ratio).to(total)[:, None]
 
 
-def check_a_c(a_c: float) -> float:
-    """Return a_c, or raise TwoTowersError when it is no finite number."""
-    if isinstance(a_c, bool) or not isinstance(a_c, int | float | np.number) or not math.isfinite(a_c):
+def check_a_c(a_c: float | str) -> float:
+    """Return a_c, also given as text; raise TwoTowersError when it is no finite number."""
+    try:
+        found = math.nan if isinstance(a_c, bool) else float(a_c)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
         raise TwoTowersError(f"a_c={a_c!r}: give a finite number, such as 0.03")
-    return float(a_c)
+    return found
 
 
 @torch.inference_mode()
@@ -170,7 +173,7 @@ def position_free(model: Model, heads: Sequence[Head], shortcut: str | tuple[flo
     (1, 0) changes nothing, bit for bit. Composes with `intervene.edited`; restored on the way out, after errors too.
     """
     keep, share = shares_of(shortcut)
-    heads = check_heads(heads, model)
+    heads = dict.fromkeys(check_heads(heads, model))  # a head named twice is mended once
     seen: dict[str | int, Tensor] = {}
 
     def reads_input(name: str | int):
