@@ -11,6 +11,14 @@ HEADS = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "increase": [
 BARS = pd.DataFrame({"set": ["a", "b"], "accuracy": [0.9, 0.8], "source": "measured", "low": 0.7, "high": 0.95, "n": 9})
 POINTS = pd.DataFrame({"u": [0.1, 0.2, 0.4], "v": [1.0, 2.0, 2.5], "kind": ["true", "false", "true"]})
 
+EXPLORER = pd.DataFrame(
+    [(head, vector, silent, rank, f"word{rank}", 3.0 - rank, "own text" if rank == 1 else "")
+     for head in ("1-0", "1-1") for vector in ("2: value", "5: value") for silent in ("left out", "kept")
+     for rank in (1, 2)],
+    columns=["head", "vector", "silent", "rank", "word", "value", "relation"],
+)  # fmt: skip
+CURVES = pd.DataFrame({"label": ["foo", "foo", "bar"], "source": "here", "rank": [1, 5, 2], "share": [0.5, 1.0, 1.0]})
+
 EVERY = {
     "by_layer": lambda: charts.by_layer(BLOCKS, y_title="increase (nats)", **WORDS),
     "head_map": lambda: charts.head_map(HEADS, value_title="increase (nats)", **WORDS),
@@ -22,10 +30,13 @@ EVERY = {
     "scatter": lambda: charts.scatter(
         POINTS, x="u", y="v", group="kind", diagonal=True, x_title="weight", y_title="increase (nats)", **WORDS
     ),
+    "word_explorer": lambda: charts.word_explorer(EXPLORER, **WORDS),
+    "rank_curves": lambda: charts.rank_curves(CURVES, group="source", facet="label", **WORDS),
 }
 
 
 def _axis_titles(spec: dict) -> set:
+    spec = spec.get("spec", spec)  # what a facet repeats
     layers = spec.get("layer", [spec])
     return {layer["encoding"][axis].get("title") for layer in layers for axis in "xy" if axis in layer["encoding"]}
 
@@ -61,3 +72,14 @@ def test_the_map_of_heads_has_the_same_colour_on_both_sides_of_zero():
 
 def test_the_theme_is_set_once_and_for_all():
     assert alt.theme.active == "twotowers"
+
+
+def test_the_explorer_holds_one_row_a_vector_and_starts_where_it_is_told():
+    spec = charts.word_explorer(EXPLORER, start={"vector": "5: value"}, **WORDS).to_dict()
+    (rows,) = spec["datasets"].values()
+    assert len(rows) == 8 and all(len(row["word"]) == 2 for row in rows)
+    shown = {p["select"]["fields"][0]: p["value"] for p in spec["params"]}
+    assert shown == {"head": "1-0", "vector": "5: value", "silent": "left out"}
+    assert [p["bind"]["input"] for p in spec["params"]] == ["select", "select", "radio"]
+    # A combination that nothing fits must show nothing, not everything.
+    assert all(t["filter"]["empty"] is False for t in spec["transform"] if "filter" in t)

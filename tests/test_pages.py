@@ -48,7 +48,9 @@ LOOK = """() => {
       found.push(`chart ${chart.id} is not drawn: ${chart.textContent.slice(0, 200)}`);
       continue;
     }
-    const name = chart.querySelector('[role="graphics-document"]')?.getAttribute('aria-label');
+    // Vega names the chart's own element where there is no menu beside it, else the box within.
+    const named = [chart, ...chart.querySelectorAll('div')].find(e => e.getAttribute('role') === 'graphics-document');
+    const name = named?.getAttribute('aria-label');
     if (!name) found.push(`chart ${chart.id} has no description`);
     for (const text of chart.querySelectorAll('.role-axis text, .role-legend text, .role-title text')) {
       const [a, b] = [light(rgb(getComputedStyle(text).fill)), light(behind(chart))];

@@ -188,3 +188,8 @@ def test_a_function_of_means_that_is_not_finite_has_no_interval():
     for bad in (np.zeros(3), np.zeros((0, 2)), np.array([[1.0, math.nan]])):
         with pytest.raises(TwoTowersError):
             bootstrap_of_means(bad, lambda m: m[..., 0])
+
+
+def test_an_interval_never_says_minus_zero():
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"

@@ -18,6 +18,9 @@ COLOURS = {
     "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "random heads": GREY,
     "measured": BLUE, "paper": GREY,
+    "own label": BLUE, "other label": ORANGE, "own text": GREEN, "other text": PINK,
+    "own class": "#56b4c9", "other class": "#b8a100", "no relation": GREY,
+    "random direction": "#b9b9b9",
 }  # fmt: skip
 _SPARE = [BLUE, ORANGE, GREEN, PINK, "#b8a100", "#56b4c9", GREY]
 
@@ -111,8 +114,9 @@ def bars(
     """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known."""
     base = alt.Chart(table).encode(
         x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=160)),
-        xOffset=alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group]))),
     )
+    if table.groupby(x)[group].nunique().max() > 1:  # one bar a place needs no room for others
+        base = base.encode(xOffset=alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group]))))
     shown = [c for c in (x, group, y, "low", "high", "n") if c in table.columns]
     chart = base.mark_bar().encode(
         y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero)),
@@ -166,3 +170,66 @@ def scatter(
         line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(point=False, strokeDash=[4, 4], color=GREY)
         chart = line.encode(x=f"{x}:Q", y=f"{y}:Q") + chart
     return finished(chart, title, description, height=height)
+
+
+def word_explorer(
+    table: pd.DataFrame, *, title: str, description: str, start: dict[str, str] | None = None, height: int = 260
+) -> alt.Chart:
+    """Top words of one vector at a time, chosen by the reader in drop-down lists; works on a static page (v1 table 1).
+
+    Columns: head, vector, silent ("left out" / "kept": the stop words), rank, word, value, relation. `start` names the
+    values shown first. Colour says how a word stands to the text and label at its place.
+    """
+    table = table.assign(relation=table["relation"].replace("", "no relation"))
+    names = {"head": "head (layer-head) ", "vector": "read ", "silent": "stop words "}
+    chosen = {}
+    for column, label in names.items():
+        options = list(dict.fromkeys(table[column]))
+        first = (start or {}).get(column, options[0])
+        form = alt.binding_radio if column == "silent" else alt.binding_select
+        chosen[column] = alt.selection_point(
+            fields=[column], bind=form(options=options, name=label), value=first, empty=False
+        )
+    # One row a vector, unfolded in the browser: the page stays small and no limit on rows is met.
+    words = ["rank", "word", "value", "relation"]
+    rows = table.groupby(list(names), sort=False)[words].agg(list).reset_index()
+    chart = alt.Chart(rows)
+    for selection in chosen.values():
+        chart = chart.transform_filter(selection)
+    chart = (
+        chart.transform_flatten(words)
+        .mark_bar()
+        .encode(
+            x=alt.X("value:Q", title="bs-value (before the softmax)"),
+            y=alt.Y("word:N", title="top words", sort=alt.EncodingSortField("rank", order="ascending")),
+            color=colour("relation", table, "the word is of").legend(columns=3),
+            tooltip=["rank:Q", "word:N", alt.Tooltip("value:Q", format=".2f"), "relation:N"],
+        )
+        .add_params(*chosen.values())
+    )
+    return finished(chart, title, description, height=height)
+
+
+def rank_curves(
+    table: pd.DataFrame,
+    *,
+    group: str,
+    facet: str,
+    title: str,
+    description: str,
+    x_title: str = "rank",
+    height: int = 220,
+) -> alt.Chart:
+    """Share of ranks at or below each rank: a line a group, a panel a facet. Columns: `facet`, `group`, rank, share."""
+    line = (
+        alt.Chart(table)
+        .mark_line(interpolate="step-after", point=False)
+        .encode(
+            x=alt.X("rank:Q", title=x_title, scale=alt.Scale(type="log", nice=False)),
+            y=alt.Y("share:Q", title="share at or below", scale=alt.Scale(domain=[0, 1])),
+            color=colour(group, table, group.replace("_", " ")),
+            tooltip=[facet, group, "rank", alt.Tooltip("share:Q", format=".3f")],
+        )
+        .properties(width=270, height=height)
+    )
+    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=None)), title, description)

@@ -82,6 +82,11 @@ def words_table(table: pd.DataFrame | None = None) -> pd.DataFrame:
     return table.assign(**{flag: table[flag].astype(int).astype(bool) for flag in ("heldout", "ambiguous")})
 
 
+def class_words(table: pd.DataFrame | None = None) -> dict[str, frozenset[str]]:
+    """Class -> all its words, ambiguous ones too. `table` stands in for words.csv."""
+    return {name: frozenset(words) for name, words in words_table(table).groupby("class")["word"]}
+
+
 @lru_cache(maxsize=4)
 def _read_words(path: Path) -> pd.DataFrame:
     try:

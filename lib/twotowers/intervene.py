@@ -12,16 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from twotowers.architectures import Model
-from twotowers.capture import predict
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Encoded
 
 Head = tuple[int, int]
 
@@ -83,35 +78,6 @@ def _hook(model: Model, edit: Edit, layer: int):
         return (mixed, *args[1:])
 
     return hook
-
-
-def effect_of_zeroing(
-    model: Model,
-    encoded: Sequence[Encoded],
-    heads: Sequence[Head],
-    positions: str = "all",
-    progress: str | None = None,
-) -> pd.DataFrame:
-    """Zero each head in turn, one run of the model a head (causal mediation, v1 section 6.2).
-
-    One row per head: layer, head, accuracy, accuracy_drop, log_prob_drop (nats, of the true label, mean over prompts).
-    """
-    true = torch.tensor([e.true_id for e in encoded])
-    column = torch.tensor([list(e.label_ids).index(e.prompt.true_label) for e in encoded])
-
-    def score() -> tuple[float, float]:
-        top, labels = predict(model, encoded)
-        return float((top == true).double().mean()), float(labels.gather(1, column[:, None]).mean())
-
-    accuracy, log_prob = score()
-    rows = []
-    for layer, head in tqdm(check_heads(heads, model), desc=progress, disable=progress is None, leave=False):
-        with edited(model, [Edit(((layer, head),), positions=positions)]):
-            a, p = score()
-        rows.append(
-            {"layer": layer, "head": head, "accuracy": a, "accuracy_drop": accuracy - a, "log_prob_drop": log_prob - p}
-        )
-    return pd.DataFrame(rows)
 
 
 def all_heads(model: Model) -> list[Head]:

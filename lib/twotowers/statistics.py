@@ -44,6 +44,8 @@ class Interval:
 
     def __format__(self, spec: str) -> str:
         spec = spec or ".2f"
+        if spec[-1] in "f%" and "z" not in spec:
+            spec = f"{spec[0]}z{spec[1:]}" if spec[0] in "+- " else f"z{spec}"  # no "-0.00"
         if math.isnan(self.low) or math.isnan(self.high):
             return f"{self.estimate:{spec}} [no interval, n = {self.n}]"
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"

@@ -158,16 +158,24 @@ def top_words(
     unembedding: Unembedding,
     norm: str = "frozen",
     scale: Float[Tensor, "*rows"] | None = None,
+    without: Int[Tensor, "word"] | None = None,
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
-    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1)."""
+    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
+
+    `without` names words to pass over, such as `Lexicon.silent`; when fewer than k are left, these are all.
+    """
     if norm == "frozen" and scale is None:
         norm = "recomputed"
     p = prepared(v, unembedding, norm, scale)
     rows = p.reshape(-1, p.shape[-1])
+    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=rows.device)
+    if without is not None:
+        skipped[without.to(rows.device)] = True
+    k = min(k, int((~skipped).sum()))
     values = torch.empty(rows.shape[0], 0, dtype=rows.dtype, device=rows.device)
     ids = torch.empty(rows.shape[0], 0, dtype=torch.long, device=rows.device)
     for start, slab in slabs(unembedding):
-        product = rows @ slab.T
+        product = (rows @ slab.T).masked_fill(skipped[start : start + len(slab)], float("-inf"))
         values = torch.cat([values, product], -1)
         here = torch.arange(start, start + len(slab), device=rows.device).expand(rows.shape[0], -1)
         ids = torch.cat([ids, here], -1)
