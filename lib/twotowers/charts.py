@@ -18,6 +18,7 @@ COLOURS = {
     "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "random heads": GREY,
     "measured": BLUE, "paper": GREY,
+    "before": GREY, "after": BLUE,
     "own label": BLUE, "other label": ORANGE, "own text": GREEN, "other text": PINK,
     "own class": "#56b4c9", "other class": "#b8a100", "no relation": GREY,
     "random direction": "#b9b9b9",
