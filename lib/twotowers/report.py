@@ -73,6 +73,15 @@ def _heads(name: str, value: Any) -> list[Head]:
     return list(dict.fromkeys(tuple(int(part) for part in word.split("-")) for word in words))
 
 
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False, or these words: `papermill -p` passes them as text."""
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    found = value if isinstance(value, bool) else words.get(str(value).strip().lower())
+    if found is None:
+        raise TwoTowersError(f"{name}={value!r}: give True or False")
+    return found
+
+
 CHECKS = {
     "model": _text,
     "datasets": _words,
@@ -213,6 +222,14 @@ class Chapter:
     def here(self, text: str) -> None:
         """A finding of this run. Write it with its n, its interval and its control."""
         display(Markdown(f"**Here** (`{self.loaded.name}`): {text}"))
+
+    def caution(self, accuracy: float) -> None:
+        """Say so when the model does worse than guessing one of the two labels; silent otherwise."""
+        if accuracy < 0.5:
+            self.here(
+                f"**This model does not learn the task.** Its mean accuracy, {accuracy:.0%}, is below the 50% of "
+                "guessing one of the two labels, so what follows is no evidence about in-context learning."
+            )
 
     def paper(self, where: str, text: str) -> None:
         """What the paper found; `where` is its place, for example "v1, fig 2"."""
