@@ -11,11 +11,10 @@ first, and true ones are nearest the query. Any two classes of data/words/words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from twotowers import sentences
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.prompts import Demonstration, Prompt, check_labels
+from twotowers.sampling import distinct_codes, picked
 
 COLUMNS = ("word", "class", "heldout", "ambiguous")
 WORDS = ("all", "seen", "heldout")
@@ -137,8 +137,8 @@ def draw_words(
     other = labels[1] if true_label == labels[0] else labels[0]
     sizes = [len(false_pool) - i for i in range(k)] + [len(true_pool) - i for i in range(k + 1)]
     prompts = []
-    for code in _distinct_codes(sizes, n, np.random.default_rng([seed, *name.encode()]), name):
-        false, true = _picked(false_pool, code[:k]), _picked(true_pool, code[k:])
+    for code in distinct_codes(sizes, n, np.random.default_rng([seed, *name.encode()]), name):
+        false, true = picked(false_pool, code[:k]), picked(true_pool, code[k:])
         demonstrations = [Demonstration(word, other, false_class) for word in false]
         demonstrations += [Demonstration(word, true_label, true_class) for word in true[:-1]]
         prompts.append(Prompt(tuple(demonstrations), true[-1], true_label, labels, true_class, name))
@@ -153,93 +153,11 @@ def _pool(table: pd.DataFrame, one: str, words: str) -> list[str]:
     return list(dict.fromkeys(table.loc[wanted, "word"]))
 
 
-def _picked(pool: list[str], code: Sequence[int]) -> list[str]:
-    """Words without repetition: each digit counts among the words that are left."""
-    left = list(pool)
-    return [left.pop(digit) for digit in code]
-
-
-def _distinct_codes(sizes: list[int], n: int, rng: np.random.Generator, name: str) -> list[tuple[int, ...]]:
-    """n different rows of digits, digit i below sizes[i], all rows equally likely."""
-    capacity = math.prod(sizes)
-    if n > capacity:
-        raise TwoTowersError(
-            f"{n} prompts of '{name}' cannot be drawn, there are {capacity}: ask for {capacity} or fewer"
-        )
-    if capacity <= 4 * n:
-        digits = np.unravel_index(rng.permutation(capacity)[:n], sizes)
-        return list(zip(*(d.tolist() for d in digits), strict=True))
-    found: dict[tuple[int, ...], None] = {}
-    while len(found) < n:
-        found.update(dict.fromkeys(map(tuple, rng.integers(0, sizes, size=(n, len(sizes))).tolist())))
-    return list(found)[:n]
-
-
-def draw_sentences(
-    name: str,
-    n: int,
-    *,
-    seed: int,
-    labels: tuple[str, str],
-    true_label: str,
-    k: int,
-    words: str = "all",
-    table: pd.DataFrame | None = None,
-) -> list[Prompt]:
-    """n different prompts of a set of sentences; see `draw`, which checks what this takes for granted.
-
-    Every input is the query once before any is the query twice, and in a set named without a pair meets its other
-    classes in turn. Raises TwoTowersError when a class has fewer than k demonstrations or no input.
-    """
-    if words != "all":
-        raise TwoTowersError(f"words='{words}': sets of sentences have no such words, take 'all'")
-    table = sentences.rows(name) if table is None else table
-    texts = {key: group["text"].tolist() for key, group in table.groupby(["part", "class"])}
-    for cls in dict.fromkeys(cls for pair in sentences.pairs(name) for cls in pair):
-        if (have := len(texts.get(("pool", cls), ()))) < k:
-            raise TwoTowersError(f"k={k} needs {k} demonstrations of the class {cls} and {name} has {have}: take fewer")
-    rng = np.random.default_rng([seed, *name.encode()])
-    queries: dict[str, list[str]] = {}
-    for false, true in sentences.pairs(name):
-        queries.setdefault(true, []).append(false)
-    rounds = [[] for _ in max(queries.values(), key=len)]  # every input once a round, with another false class
-    inputs = [(text, true) for true in queries for text in texts.get(("input", true), ())]
-    for place in rng.permutation(len(inputs)):
-        text, true = inputs[place]
-        for i, false in enumerate(rng.permutation(queries[true])):
-            rounds[i].append((text, str(false), true))
-    asked = list(chain.from_iterable(rounds))
-    sizes = {(f, t): [len(texts["pool", c]) - i for c in (f, t) for i in range(k)] for f, t in sentences.pairs(name)}
-    shares = _shares([math.prod(sizes[f, t]) for _, f, t in asked], n, name)
-    other = labels[1] if true_label == labels[0] else labels[0]
-    drawn = []
-    for at, ((text, false, true), share) in enumerate(zip(asked, shares, strict=False)):
-        for turn, code in enumerate(_distinct_codes(sizes[false, true], share, rng, name)):
-            demonstrations = [Demonstration(d, other, false) for d in _picked(texts["pool", false], code[:k])]
-            demonstrations += [Demonstration(d, true_label, true) for d in _picked(texts["pool", true], code[k:])]
-            drawn.append((turn, at, Prompt(tuple(demonstrations), text, true_label, labels, true, name)))
-    return [prompt for _, _, prompt in sorted(drawn, key=lambda one: one[:2])]
-
-
-def _shares(room: list[int], n: int, name: str) -> list[int]:
-    """n dealt out one by one in turn, entry i at most room[i]; entries that get none at the end are left away."""
-    if n > sum(room):
-        raise TwoTowersError(
-            f"{n} prompts of '{name}' cannot be drawn, there are {sum(room)}: ask for {sum(room)} or fewer"
-        )
-    shares = [0] * len(room)
-    while n:
-        for i, most in enumerate(room):
-            if n and shares[i] < most:
-                shares[i], n = shares[i] + 1, n - 1
-    return shares[: len(shares) - next(i for i, share in enumerate(reversed(shares)) if share)]
-
-
 # Name -> a function that draws from it, with draw_words' signature.
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 DATASETS: dict[str, Callable[..., list[Prompt]]] = {
     **dict.fromkeys(WORD_SETS, draw_words),
-    **dict.fromkeys(sentences.SETS, draw_sentences),
+    **dict.fromkeys(sentences.SETS, sentences.draw_sentences),
 }
 
 

@@ -13,20 +13,23 @@ card.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from twotowers import sources
 from twotowers.corpora import SETS, Row
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Prompt
+from twotowers.prompts import Demonstration, Prompt
+from twotowers.sampling import distinct_codes, picked, shares
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -168,6 +171,52 @@ def near(pool: Sequence[str], inputs: Sequence[str]) -> list[int]:
 def _shingles(text: str) -> set[tuple[str, ...]]:
     found = words(text)
     return {found[i : i + SHINGLE] for i in range(max(1, len(found) - SHINGLE + 1))}
+
+
+def draw_sentences(
+    name: str,
+    n: int,
+    *,
+    seed: int,
+    labels: tuple[str, str],
+    true_label: str,
+    k: int,
+    words: str = "all",
+    table: pd.DataFrame | None = None,
+) -> list[Prompt]:
+    """n different prompts of a set of sentences; see `draw`, which checks what this takes for granted.
+
+    Every input is the query once before any is the query twice, and in a set named without a pair meets its other
+    classes in turn. Raises TwoTowersError when a class has fewer than k demonstrations or no input.
+    """
+    if words != "all":
+        raise TwoTowersError(f"words='{words}': sets of sentences have no such words, take 'all'")
+    table = rows(name) if table is None else table
+    texts = {key: group["text"].tolist() for key, group in table.groupby(["part", "class"])}
+    for cls in dict.fromkeys(cls for pair in pairs(name) for cls in pair):
+        if (have := len(texts.get(("pool", cls), ()))) < k:
+            raise TwoTowersError(f"k={k} needs {k} demonstrations of the class {cls} and {name} has {have}: take fewer")
+    rng = np.random.default_rng([seed, *name.encode()])
+    queries: dict[str, list[str]] = {}
+    for false, true in pairs(name):
+        queries.setdefault(true, []).append(false)
+    rounds = [[] for _ in max(queries.values(), key=len)]  # every input once a round, with another false class
+    inputs = [(text, true) for true in queries for text in texts.get(("input", true), ())]
+    for place in rng.permutation(len(inputs)):
+        text, true = inputs[place]
+        for i, false in enumerate(rng.permutation(queries[true])):
+            rounds[i].append((text, str(false), true))
+    asked = list(chain.from_iterable(rounds))
+    sizes = {(f, t): [len(texts["pool", c]) - i for c in (f, t) for i in range(k)] for f, t in pairs(name)}
+    dealt = shares([math.prod(sizes[f, t]) for _, f, t in asked], n, name)
+    other = labels[1] if true_label == labels[0] else labels[0]
+    drawn = []
+    for at, ((text, false, true), share) in enumerate(zip(asked, dealt, strict=False)):
+        for turn, code in enumerate(distinct_codes(sizes[false, true], share, rng, name)):
+            demonstrations = [Demonstration(d, other, false) for d in picked(texts["pool", false], code[:k])]
+            demonstrations += [Demonstration(d, true_label, true) for d in picked(texts["pool", true], code[k:])]
+            drawn.append((turn, at, Prompt(tuple(demonstrations), text, true_label, labels, true, name)))
+    return [prompt for _, _, prompt in sorted(drawn, key=lambda one: one[:2])]
 
 
 def fit(
