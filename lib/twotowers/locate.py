@@ -250,6 +250,15 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
     return out
 
 
+def named_after(table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head") -> pd.DataFrame:
+    """Rows of the random peers, once for every located head they stand for, which `of` names.
+
+    A layer with few heads left lends one peer to several located heads.
+    """
+    pairs = [(f"{a}-{b}", f"{c}-{d}") for (a, b), (c, d) in zip(heads, peers, strict=True)]
+    return pd.concat([table[table[column] == peer].assign(of=head) for head, peer in pairs], ignore_index=True)
+
+
 def control_heads(
     heads: Sequence[Head], n_layers: int, n_heads: int, seed: int = 0, same_layers: bool = True
 ) -> list[Head]:
