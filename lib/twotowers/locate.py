@@ -250,7 +250,9 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
     return out
 
 
-def named_after(table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head") -> pd.DataFrame:
+def named_after(
+    table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head"
+) -> pd.DataFrame:
     """Rows of the random peers, once for every located head they stand for, which `of` names.
 
     A layer with few heads left lends one peer to several located heads.
