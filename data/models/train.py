@@ -1,0 +1,274 @@
+"""Train a miniature from nothing: python data/models/train.py mini-gpt2 (or mini-llama).
+
+Stages, each until the loss of the last steps is low enough (episodes.py draws the text):
+    repeats      arbitrary tokens twice over                   -> induction heads
+    recall       "word label", the same pairs in two orders    -> look a word up
+    echoes       "word : label word"                           -> labels look two places back
+    half         recall, with a colon in the first copy        -> labels are found by their word
+    colon        recall, with a colon in both copies           -> colons ask for their word
+    episodes     "word : label" with one label for each class  -> look a class up
+The last stage runs a fixed number of steps. Every CHECK steps the validation prompts are measured, and the
+shipped weights are those of the measured step that `Choice` prefers. One thread and one seed: the same
+machine and the same version of torch give the same weights, others give similar ones.
+"""
+
+import argparse
+import copy
+import math
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from build_tokenizer import CONTEXT, build_tokenizer
+from card import write_card
+from episodes import VALIDATION_PAIRS, Text
+from measure import mean, measure
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+NAMES = ("mini-gpt2", "mini-llama")
+SEEDS = {"mini-gpt2": 0, "mini-llama": 0}
+HERE = Path(__file__).parent
+WIDTH, LAYERS, HEADS = 96, 4, 8
+BATCH, RATE = 64, 2e-3
+EPISODE_STEPS, CHECK = 4000, 100
+VALIDATION_SEED, VALIDATION_COUNT = 1000, 100
+VALIDATION_SETS = {f"{a}/{b}": (a, b) for pair in VALIDATION_PAIRS for a, b in (pair, pair[::-1])}
+KEPT = (100, 400, 800, 1600, 2400, 3200)  # steps of the last stage of which a checkpoint is kept
+
+
+def new_model(name: str, vocabulary: int) -> PreTrainedModel:
+    """A small model of the paper's two kinds, with random weights."""
+    shared = {
+        "vocab_size": vocabulary,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+    if name == "mini-llama":
+        return LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=WIDTH,
+                intermediate_size=8 * WIDTH // 3,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=HEADS,
+                num_key_value_heads=HEADS // 2,
+                max_position_embeddings=CONTEXT,
+                **shared,
+            )
+        )
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            n_positions=CONTEXT,
+            n_embd=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **shared,
+        )
+    )
+    # Learned positions start as waves: neighbours are alike from the first step, and positions beyond the
+    # longest training text (51 tokens) are not mere noise.
+    half = WIDTH // 2
+    angles = torch.arange(CONTEXT)[:, None] * torch.exp(-math.log(1000) * torch.arange(half) / half)
+    with torch.no_grad():
+        model.transformer.wpe.weight.copy_(0.028 * torch.cat([angles.sin(), angles.cos()], dim=-1))
+    return model
+
+
+@contextmanager
+def whole_or_nothing(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes the place of `folder` on success and is thrown away on failure or Ctrl-C."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    old = folder.with_name(f".{folder.name}.old")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            old.rename(folder)
+
+
+@dataclass
+class Choice:
+    """The measured step to ship, chosen on validation prompts only.
+
+    Among the steps that are right on at least FLOOR percent of the prompts (in the weakest set), the one at which order and balance matter most: the larger the smaller of the two falls, the better. Without a
+    step above the floor, the step with the best weakest set.
+    """
+
+    FLOOR = 92.0
+    log: list[dict] = field(default_factory=list)
+    best: dict | None = None
+    weights: dict | None = None
+
+    def offer(self, step: int, model, tokenizer) -> dict:
+        """Measure the model as it stands and keep it if it is preferred; returns the row of the log."""
+        rows = measure(model, tokenizer, VALIDATION_SETS, VALIDATION_COUNT, VALIDATION_SEED)
+        near = mean(rows, "near")
+        row = {
+            "step": step,
+            "near": near,
+            "weakest": min(r["near"] for r in rows),
+            "balance": near - mean(rows, "imbalanced"),
+            "order": near - mean(rows, "far"),
+        }
+        self.log.append(row)
+        if self.best is None or self.worth(row) > self.worth(self.best):
+            self.best, self.weights = row, copy.deepcopy(model.state_dict())
+        return row
+
+    def worth(self, row: dict) -> tuple:
+        """What is compared: above the floor or not, then how much order and balance matter."""
+        if row["weakest"] < self.FLOOR:
+            return (0, row["weakest"])
+        return (1, min(row["balance"], row["order"]))
+
+
+class Trainer:
+    """A model, its optimiser and its text; `step` counts the updates of all stages."""
+
+    def __init__(self, name: str, seed: int, checkpoints: Path | None, quiet: bool = False):
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.name, self.seed, self.checkpoints, self.quiet = name, seed, checkpoints, quiet
+        self.tokenizer = build_tokenizer()
+        vocabulary = self.tokenizer.get_vocab()
+        self.text = Text({p[1:]: i for p, i in vocabulary.items() if p.startswith("Ġ") and len(p) > 1}, seed)
+        self.model = new_model(name, len(self.tokenizer))
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        self.step = 0
+        self.stages: list[tuple[str, int]] = []  # name of a stage and the step it ended at
+        self.choice = Choice()
+
+    def train(self, batch) -> float:
+        """One update on (ids, mask), both (batch, length); returns the loss in nats."""
+        ids, mask = (torch.from_numpy(array) for array in batch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = RATE * min(1.0, (self.step + 1) / 100)
+        states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
+        asked = mask[:, 1:].bool()
+        # Only where something is asked: half of the time would go into the unembedding otherwise.
+        loss = cross_entropy(self.model.lm_head(states[asked]), ids[:, 1:][asked])
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        return loss.item()
+
+    def until(self, name: str, draw, enough: float, beside=None, patience: int = 6000) -> None:
+        """Train on draw(), and on beside() at every second step, until draw's loss is under enough."""
+        smooth = 9.0
+        with tqdm(desc=f"{self.name} {name}", unit="step", disable=self.quiet) as bar:
+            for count in range(patience):
+                smooth = 0.97 * smooth + 0.03 * self.train(draw())
+                if beside is not None and count % 2 == 0:
+                    self.train(beside())
+                bar.update()
+                bar.set_postfix(loss=f"{smooth:.2f}", refresh=False)
+                if count % 100 == 0:
+                    print(self.step, name, smooth, flush=True)
+                if smooth < enough:
+                    break
+            else:
+                raise SystemExit(f"{name}: the loss stayed at {smooth:.2f}; try another --seed")
+        self.stages.append((name, self.step))
+        self.keep()
+
+    def episodes(self) -> None:
+        """The last stage: EPISODE_STEPS batches of episodes, a little recall and plain lists beside them."""
+        smooth, repeat, ended = 3.0, 1.0, 0
+        with tqdm(desc=f"{self.name} episodes", total=EPISODE_STEPS, unit="step", disable=self.quiet) as bar:
+            for count in range(1, EPISODE_STEPS + 1):
+                if count % 8 == 0:
+                    self.train(self.text.recall(BATCH // 2, True, True))
+                if count % 4 == 0:
+                    self.train(self.text.lists(BATCH // 2))
+                smooth = 0.95 * smooth + 0.05 * self.train(self.text.episodes(BATCH, repeat))
+                if repeat > 0 and smooth < 0.75:
+                    repeat, smooth = max(0.0, round(repeat - 0.1, 1)), smooth + 0.1
+                    ended = self.step
+                if count % CHECK == 0:
+                    row = self.choice.offer(self.step, self.model, self.tokenizer)
+                    bar.write(
+                        f"{repeat} {smooth:.3f} " + str({k: round(v, 1) for k, v in row.items()}),
+                        file=sys.stderr,
+                    )
+                if count in KEPT:
+                    self.keep()
+                bar.update()
+                bar.set_postfix(loss=f"{smooth:.2f}", repeat=repeat, refresh=False)
+        self.stages += [("episodes without exact repeats from", ended), ("end", self.step)]
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep a checkpoint of this step, if asked to: a folder that loads like a model."""
+        if self.checkpoints is not None:
+            self.save(self.checkpoints / f"step-{self.step:06d}")
+
+    def save(self, folder: Path, card=None) -> None:
+        """Write model and tokenizer to `folder`, wholly or not at all; card(partial folder) may add to it."""
+        with whole_or_nothing(folder) as partial:
+            self.model.save_pretrained(partial)
+            self.tokenizer.save_pretrained(partial)
+            if card is not None:
+                card(partial)
+
+    def run(self, out: Path) -> None:
+        """All stages, then the chosen weights and their card in `out`."""
+        self.keep()
+        text = self.text
+        self.until("repeats", lambda: text.repeats(BATCH), 0.8)
+        self.until("recall", lambda: text.recall(BATCH, False, False), 0.4)
+        # A colon is put in one copy at a time: first the labels have to find their word two places back (echoes
+        # teach that by itself), then the colon has to ask in the place of the word.
+        self.until("echoes", lambda: text.echoes(BATCH), 0.4, lambda: text.recall(BATCH, False, False))
+        self.until("half", lambda: text.recall(BATCH, True, False), 0.4, lambda: text.echoes(BATCH // 2))
+        self.until(
+            "colon", lambda: text.recall(BATCH, True, True), 0.4, lambda: text.recall(BATCH, True, False)
+        )
+        self.episodes()
+        self.model.load_state_dict(self.choice.weights)
+        self.save(out, card=lambda partial: write_card(partial, self))
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description="Train a miniature and write its folder, card included.")
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--seed", type=int, help="default: the seed of the shipped model")
+    parser.add_argument("--out", type=Path, help="default: data/models/NAME")
+    parser.add_argument("--checkpoints", type=Path, help="default: checkpoints/NAME")
+    args = parser.parse_args()
+    seed = SEEDS[args.name] if args.seed is None else args.seed
+    checkpoints = args.checkpoints or HERE.parents[1] / "checkpoints" / args.name
+    for old in checkpoints.glob("step-*"):
+        shutil.rmtree(old)  # checkpoints of two runs must not mix
+    try:
+        Trainer(args.name, seed, checkpoints).run(args.out or HERE / args.name)
+    except KeyboardInterrupt:
+        raise SystemExit("Stopped. Nothing half-written is left; the finished checkpoints are.") from None
+
+
+if __name__ == "__main__":
+    main()
