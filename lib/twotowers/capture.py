@@ -1,0 +1,263 @@
+"""One forward pass on a stock transformers model, recording at the last position what the method needs.
+
+    for capture in captures(model, encoded, want={"weights"}):
+        capture.weights          # (layer, batch, head, position)
+        capture.index            # which of `encoded` these are
+
+Nothing in transformers is edited: hooks read the residual stream, and an attention function registered under the
+name `twotowers` (it calls SDPA for the model's own output) lets the last row of weights, the values, queries and
+keys be read where the model makes them. Hooks always come off again, also after an error.
+
+Prompts of equal token length form a batch, so there is no padding. Memory is bounded: one batch holds at most
+`max_tokens` tokens, and only last-position vectors of it are kept unless more is asked for with `want`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from twotowers.architectures import Model
+from twotowers.errors import TwoTowersError
+from twotowers.prompts import Encoded, batches
+
+ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
+WANT = frozenset({"weights", "values", "queries", "keys", "neurons", "streams"})
+
+
+def attention_function(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """SDPA for the model's own output; a reader set on the module by `reading_attention` sees what went in."""
+    reader = getattr(module, "twotowers_reader", None)
+    if reader is not None:
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        reader(query, key, value, attention_mask, scaling)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+
+
+AttentionInterface.register(ATTENTION, attention_function)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+@contextmanager
+def reading_attention(module: nn.Module, reader: Callable) -> Iterator[None]:
+    """Let `reader(query, key, value, mask, scaling)` see one attention module's tensors; always let go."""
+    module.twotowers_reader = reader
+    try:
+        yield
+    finally:
+        del module.twotowers_reader
+
+
+def last_scores(
+    query: Float[Tensor, "batch head query d_head"],
+    key: Float[Tensor, "batch kv_head position d_head"],
+    mask: Tensor | None,
+    scaling: float,
+) -> Float[Tensor, "batch head position"]:
+    """Scaled query-key products of the last position, before the softmax, in at least float32."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    batch, heads, _, d_head = query.shape
+    groups = query[:, :, -1].to(wide).reshape(batch, key.shape[1], -1, d_head)
+    scores = torch.einsum("bkgd,bkpd->bkgp", groups, key.to(wide)).reshape(batch, heads, -1) * scaling
+    if mask is not None:
+        row = mask[:, :, -1, : key.shape[2]]
+        scores = scores.masked_fill(~row, float("-inf")) if row.dtype == torch.bool else scores + row
+    return scores
+
+
+@dataclass
+class Capture:
+    """What one batch (prompts of one length) left behind; all at the last position unless a shape says `position`.
+
+    `layer_input[l]` is `Lin_l`, `final` the residual stream before the final norm; `mixed[l, b, h]` is the head's
+    attention-weighted sum of value vectors, so `mixed @ W_O^h` is the head vector (paper, Definitions).
+    """
+
+    prompts: list[Encoded]
+    index: list[int]
+    layer_input: Float[Tensor, "layer batch d_model"]
+    attention_output: Float[Tensor, "layer batch d_model"]
+    ffn_output: Float[Tensor, "layer batch d_model"]
+    mixed: Float[Tensor, "layer batch head d_head"]
+    final: Float[Tensor, "batch d_model"]
+    logits: Float[Tensor, "batch vocabulary"]
+    weights: Float[Tensor, "layer batch head position"] | None = None
+    values: Float[Tensor, "layer batch kv_head position d_head"] | None = None
+    queries: Float[Tensor, "layer batch head d_head"] | None = None
+    keys: Float[Tensor, "layer batch kv_head position d_head"] | None = None
+    neurons: Float[Tensor, "layer batch neuron"] | None = None
+    stream_inputs: Float[Tensor, "layer batch position d_model"] | None = None
+    stream_attention: Float[Tensor, "layer batch position d_model"] | None = None
+
+    @property
+    def true_ids(self) -> Int[Tensor, "batch"]:
+        return torch.tensor([e.true_id for e in self.prompts], device=self.final.device)
+
+    @property
+    def label_positions(self) -> Int[Tensor, "batch label"]:
+        """Needs the same number of demonstrations in every prompt of the batch."""
+        return torch.tensor([e.label_positions for e in self.prompts], device=self.final.device)
+
+    def require(self, *names: str) -> None:
+        """Raise when something was not recorded, saying how to ask for it."""
+        for name in names:
+            if getattr(self, name) is None:
+                want = "streams" if name.startswith("stream") else name
+                raise TwoTowersError(f"this capture holds no {name}: ask for it with captures(..., want={{'{want}'}})")
+
+
+@dataclass
+class _Recorder:
+    """Hooks for one forward pass. `entries[name][layer]` is filled as the pass goes up."""
+
+    model: Model
+    want: Collection[str]
+    entries: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+
+    def put(self, name: str, layer: int, tensor: Tensor) -> None:
+        self.entries.setdefault(name, {})[layer] = tensor
+
+    def stacked(self, name: str) -> Tensor:
+        layers = self.entries[name]
+        # Layers may live on several devices (device_map); what is analysed together is brought together.
+        return torch.stack([layers[i].to(self.model.device) for i in range(len(layers))])
+
+    def _attention(self, layer: int) -> Callable:
+        def read(query, key, value, mask, scaling):
+            if "weights" in self.want:
+                self.put("weights", layer, last_scores(query, key, mask, scaling).softmax(-1))
+            if "values" in self.want:
+                self.put("values", layer, value.clone())
+            if "queries" in self.want:
+                self.put("queries", layer, query[:, :, -1].clone())
+            if "keys" in self.want:
+                self.put("keys", layer, key.clone())
+
+        return read
+
+    @contextmanager
+    def attached(self, batch: int) -> Iterator[None]:
+        model, want = self.model, self.want
+
+        def rows(tensor: Tensor) -> Tensor:
+            """(batch, position, width); some models flatten batch and position before their FFN."""
+            return tensor.reshape(batch, -1, tensor.shape[-1])
+
+        def last(tensor: Tensor) -> Tensor:
+            return rows(tensor)[:, -1].clone()
+
+        with ExitStack() as stack:
+
+            def before(module: nn.Module, name: str, layer: int, read: Callable) -> None:
+                def hook(_, args, kwargs):
+                    self.put(name, layer, read(args[0] if args else kwargs["hidden_states"]))
+
+                stack.enter_context(_removing(module.register_forward_pre_hook(hook, with_kwargs=True)))
+
+            def after(module: nn.Module, name: str, layer: int, read: Callable) -> None:
+                def hook(_, args, output):
+                    self.put(name, layer, read(output))
+
+                stack.enter_context(_removing(module.register_forward_hook(hook)))
+
+            for layer, block in enumerate(model.blocks):
+                before(block, "layer_input", layer, last)
+                before(model.part(layer, "attention_out"), "mixed", layer, last)
+                after(model.part(layer, "attention_block"), "attention_output", layer, last)
+                after(model.part(layer, "ffn_block"), "ffn_output", layer, last)
+                if "neurons" in want:
+                    before(model.part(layer, "ffn_out"), "neurons", layer, last)
+                if "streams" in want:
+                    before(block, "stream_inputs", layer, lambda x: rows(x).clone())
+                    after(model.part(layer, "attention_block"), "stream_attention", layer, lambda x: rows(x).clone())
+                if want & {"weights", "values", "queries", "keys"}:
+                    stack.enter_context(reading_attention(model.part(layer, "attention"), self._attention(layer)))
+            before(model.final_norm, "final", 0, last)
+            yield
+
+
+@contextmanager
+def _removing(handle) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.inference_mode()
+def capture(
+    model: Model, encoded: Sequence[Encoded], want: Collection[str] = (), index: Sequence[int] | None = None
+) -> Capture:
+    """One forward pass over prompts of equal length. `want` is a subset of `WANT`. Raises TwoTowersError on others."""
+    want = frozenset(want)
+    if want - WANT:
+        raise TwoTowersError(f"cannot record {sorted(want - WANT)}: choose from {sorted(WANT)}")
+    if len({len(e.ids) for e in encoded}) != 1:
+        raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
+    ids = torch.tensor([e.ids for e in encoded], device=model.hf.get_input_embeddings().weight.device)
+    recorder = _Recorder(model, want)
+    with recorder.attached(len(encoded)):
+        logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+    optional = {
+        name: recorder.stacked(name)
+        for name in ("weights", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention")
+        if name in recorder.entries
+    }
+    mixed = recorder.stacked("mixed")
+    return Capture(
+        prompts=list(encoded),
+        index=list(range(len(encoded))) if index is None else list(index),
+        layer_input=recorder.stacked("layer_input"),
+        attention_output=recorder.stacked("attention_output"),
+        ffn_output=recorder.stacked("ffn_output"),
+        mixed=mixed.reshape(*mixed.shape[:2], model.n_heads, model.d_head),
+        final=recorder.stacked("final")[0],
+        logits=logits.to(model.device),
+        **optional,
+    )
+
+
+@torch.inference_mode()
+def predict(
+    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
+) -> tuple[Int[Tensor, "prompt"], Float[Tensor, "prompt label"]]:
+    """The model's top word, and its log-probability (nats) of each label word in `label_ids` order; nothing recorded."""
+    top = torch.empty(len(encoded), dtype=torch.long)
+    labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
+    device = model.hf.get_input_embeddings().weight.device
+    with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
+        for index, batch in batches(encoded, max_tokens):
+            ids = torch.tensor([e.ids for e in batch], device=device)
+            logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
+            top[index] = logits.argmax(-1).cpu()
+            labels[index] = logits.gather(-1, words).cpu().double()
+            bar.update(len(batch))
+    return top, labels
+
+
+def captures(
+    model: Model,
+    encoded: Sequence[Encoded],
+    want: Collection[str] = (),
+    max_tokens: int = 4096,
+    progress: str | None = None,
+) -> Iterator[Capture]:
+    """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
+
+    `progress` is the label of a progress bar over prompts (none when None).
+    """
+    with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
+        for index, batch in batches(encoded, max_tokens):
+            yield capture(model, batch, want, index)
+            bar.update(len(batch))

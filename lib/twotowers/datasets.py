@@ -1,0 +1,221 @@
+"""Named datasets -> prompts, and variants of a prompt (paper: v1 "Word datasets", sections 5.1 and 5.2).
+
+    prompts = draw("animal/country", 1000, seed=0)      # false class / true class
+    prompts[0].text                                     # two animals, two countries, then a country
+    imbalanced(prompts[0]), reordered(prompts[0]), swapped_labels(prompts[0]), orders(prompts[0])
+
+In a word set the query and the true demonstrations come from the second class of the name, false demonstrations stand
+first, and true ones are nearest the query. Any two classes of data/words/words.csv make a set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
+from twotowers.prompts import Demonstration, Prompt, check_labels
+
+COLUMNS = ("word", "class", "heldout", "ambiguous")
+WORDS = ("all", "seen", "heldout")
+
+
+def draw(
+    name: str,
+    n: int,
+    *,
+    seed: int = 0,
+    labels: Sequence[str] = ("foo", "bar"),
+    true_label: str | None = None,
+    k: int = 2,
+    words: str = "all",
+    table: pd.DataFrame | None = None,
+) -> list[Prompt]:
+    """n different prompts of a named dataset, `k` demonstrations of each class; `true_label` defaults to the first.
+
+    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for
+    words.csv. The same name, seed and k give the same prompts, whatever the labels; two names give different ones.
+    Raises TwoTowersError on an unknown name, more prompts than there are, and labels that are equal or of a class.
+    """
+    labels = tuple(labels) if not isinstance(labels, str) else (labels,)
+    true_label = labels[0] if true_label is None and labels else true_label
+    check_labels(labels, true_label)
+    if len(labels) != 2:
+        raise TwoTowersError(f"{len(labels)} labels for two classes: give two, such as foo, bar")
+    for what, value, least in (("n", n, 1), ("k", k, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise TwoTowersError(f"{what}={value!r}: give a whole number of at least {least}")
+    check_name(name, table)
+    drawer = DATASETS.get(name, draw_words)
+    return drawer(
+        name, int(n), seed=int(seed), labels=labels, true_label=true_label, k=int(k), words=words, table=table
+    )
+
+
+def check_name(name: str, table: pd.DataFrame | None = None) -> None:
+    """Raise TwoTowersError unless `name` is in DATASETS or is "class/class" of two different classes of the table."""
+    if name in DATASETS:
+        return
+    classes = sorted(set(words_table(table)["class"]))
+    pair = str(name).split("/")
+    if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= set(classes):
+        raise TwoTowersError(
+            f"unknown dataset '{name}': choose one of {', '.join(DATASETS)}, "
+            f"or a false/true pair of {', '.join(classes)}"
+        )
+
+
+def words_table(table: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The word lists: word, class, heldout, ambiguous (the last two as booleans). `table` stands in for words.csv."""
+    if table is None:
+        return _read_words(data_folder() / "words" / "words.csv").copy()
+    if missing := [column for column in COLUMNS if column not in table]:
+        raise TwoTowersError(f"the word table lacks {', '.join(missing)}: give the columns {', '.join(COLUMNS)}")
+    return table.assign(**{flag: table[flag].astype(int).astype(bool) for flag in ("heldout", "ambiguous")})
+
+
+@lru_cache(maxsize=4)
+def _read_words(path: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_csv(path, keep_default_na=False)
+    except FileNotFoundError:
+        raise TwoTowersError(f"there is no '{path}': restore data/words from the repository") from None
+    return words_table(table)
+
+
+def draw_words(
+    name: str,
+    n: int,
+    *,
+    seed: int,
+    labels: tuple[str, str],
+    true_label: str,
+    k: int,
+    words: str = "all",
+    table: pd.DataFrame | None = None,
+) -> list[Prompt]:
+    """n different prompts of a word set; see `draw`, which checks what this takes for granted."""
+    if words not in WORDS:
+        raise TwoTowersError(f"words='{words}': choose one of {', '.join(WORDS)}")
+    table = words_table(table)
+    classes = false_class, true_class = name.split("/")
+    for label in labels:
+        at = table.loc[table["word"].str.lower().eq(label.lower()) & table["class"].isin(classes), "class"]
+        if len(at):
+            raise TwoTowersError(f"the label '{label}' is a word of the class {at.iloc[0]}: choose an unrelated label")
+    false_pool, true_pool = (_pool(table, one, words) for one in classes)
+    short = [
+        (c, len(p), k + e) for c, p, e in ((false_class, false_pool, 0), (true_class, true_pool, 1)) if len(p) < k + e
+    ]
+    if short:
+        name_of, have, need = short[0]
+        raise TwoTowersError(
+            f"k={k} needs {need} words of the class {name_of} and {words} gives {have}: take a smaller k"
+        )
+    other = labels[1] if true_label == labels[0] else labels[0]
+    sizes = [len(false_pool) - i for i in range(k)] + [len(true_pool) - i for i in range(k + 1)]
+    prompts = []
+    for code in _distinct_codes(sizes, n, np.random.default_rng([seed, *name.encode()]), name):
+        false, true = _picked(false_pool, code[:k]), _picked(true_pool, code[k:])
+        demonstrations = [Demonstration(word, other, false_class) for word in false]
+        demonstrations += [Demonstration(word, true_label, true_class) for word in true[:-1]]
+        prompts.append(Prompt(tuple(demonstrations), true[-1], true_label, labels, true_class, name))
+    return prompts
+
+
+def _pool(table: pd.DataFrame, one: str, words: str) -> list[str]:
+    """Words of a class that belong to no other class, in the order of the table."""
+    wanted = (table["class"] == one) & ~table["ambiguous"]
+    if words != "all":
+        wanted &= table["heldout"] == (words == "heldout")
+    return list(dict.fromkeys(table.loc[wanted, "word"]))
+
+
+def _picked(pool: list[str], code: Sequence[int]) -> list[str]:
+    """Words without repetition: each digit counts among the words that are left."""
+    left = list(pool)
+    return [left.pop(digit) for digit in code]
+
+
+def _distinct_codes(sizes: list[int], n: int, rng: np.random.Generator, name: str) -> list[tuple[int, ...]]:
+    """n different rows of digits, digit i below sizes[i], all rows equally likely."""
+    capacity = math.prod(sizes)
+    if n > capacity:
+        raise TwoTowersError(
+            f"{n} prompts of '{name}' cannot be drawn, there are {capacity}: ask for {capacity} or fewer"
+        )
+    if capacity <= 4 * n:
+        digits = np.unravel_index(rng.permutation(capacity)[:n], sizes)
+        return list(zip(*(d.tolist() for d in digits), strict=True))
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < n:
+        found.update(dict.fromkeys(map(tuple, rng.integers(0, sizes, size=(n, len(sizes))).tolist())))
+    return list(found)[:n]
+
+
+# Name -> a function that draws from it, with draw_words' signature. A set of sentences is added by its own function.
+DATASETS: dict[str, Callable[..., list[Prompt]]] = dict.fromkeys(
+    ("sentiment/number", "number/sentiment", "animal/country", "country/animal"), draw_words
+)
+
+
+def imbalanced(prompt: Prompt, drop: int = -1) -> Prompt:
+    """The prompt without one true demonstration, the last by default (v1 section 5.1).
+
+    `drop` counts among the true demonstrations. Raises TwoTowersError when there is no such one or none would be left.
+    """
+    _has_both(prompt)
+    true = [i for i, is_true in enumerate(prompt.is_true) if is_true]
+    if not -len(true) <= drop < len(true):
+        raise TwoTowersError(f"drop={drop}: the prompt has {len(true)} true demonstrations, count among them")
+    if len(true) == 1:
+        raise TwoTowersError("no true demonstration would be left: draw with k of at least 2")
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != true[drop]])
+
+
+def reordered(prompt: Prompt) -> Prompt:
+    """True demonstrations first, each class in its own order (v1 section 5.2). Needs both kinds."""
+    _has_both(prompt)
+    return _arranged(prompt, sorted(range(len(prompt.demonstrations)), key=lambda i: not prompt.is_true[i]))
+
+
+def orders(prompt: Prompt) -> list[Prompt]:
+    """Every pattern of true and false demonstrations, each class in its own order: 6 of 2 + 2. Needs both kinds.
+
+    In the order of the places of the true ones: `reordered` comes first, true ones nearest the query last.
+    """
+    _has_both(prompt)
+    n = len(prompt.demonstrations)
+    true = [i for i in range(n) if prompt.is_true[i]]
+    false = [i for i in range(n) if not prompt.is_true[i]]
+    out = []
+    for places in combinations(range(n), len(true)):
+        rest_true, rest_false = iter(true), iter(false)
+        out.append(_arranged(prompt, [next(rest_true if i in places else rest_false) for i in range(n)]))
+    return out
+
+
+def swapped_labels(prompt: Prompt) -> Prompt:
+    """The two labels exchanged everywhere, the true label too; texts stay. Raises TwoTowersError on other counts."""
+    if len(prompt.labels) != 2:
+        raise TwoTowersError(f"{len(prompt.labels)} labels cannot be swapped: give a prompt of two labels")
+    other = dict(zip(prompt.labels, prompt.labels[::-1], strict=True))
+    demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
+    return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
+
+
+def _has_both(prompt: Prompt) -> None:
+    if len(set(prompt.is_true)) != 2:
+        raise TwoTowersError("the variant needs a true and a false demonstration: draw with k of at least 1")
+
+
+def _arranged(prompt: Prompt, index: Sequence[int]) -> Prompt:
+    return replace(prompt, demonstrations=tuple(prompt.demonstrations[i] for i in index))

@@ -1,0 +1,269 @@
+"""Locate the in-context heads: the log-probability increase of blocks, heads, (head, position) pairs and neurons.
+
+For a vector v added to the residual stream x, and the followed word w (paper, Definitions; v1 section 3.1, app. E),
+
+    I = log p(w | x + v) - log p(w | x)        in nats, p = softmax(bs(.))
+
+x is `Lin_l` for the attention block, its heads and its (head, position) pairs, and `Lin_l + attention_l` for the FFN
+block and its neurons.
+
+    found = increases(model, encoded)      # one forward pass for all prompts
+    found.top_heads(20)                    # layer, head, increase
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from twotowers import vocabulary
+from twotowers.architectures import Model
+from twotowers.capture import Capture, captures
+from twotowers.errors import TwoTowersError
+from twotowers.prompts import ROLES, Encoded, roles
+
+
+def block_increases(
+    capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
+) -> tuple[Float[Tensor, "batch layer"], Float[Tensor, "batch layer"]]:
+    """Increase of every attention block and every FFN block (v1 fig 2). `words` defaults to the true labels."""
+    e, words = model.unembedding, _followed(capture, words)
+    before = capture.layer_input
+    between = before + capture.attention_output
+    after = between + capture.ffn_output
+    scale = vocabulary.norm_scale(capture.final, e)
+    p = vocabulary.log_prob(torch.stack([before, between, after]), words, e, norm, scale)
+    return (p[1] - p[0]).T, (p[2] - p[1]).T
+
+
+def head_increases(
+    capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
+) -> Float[Tensor, "batch layer head"]:
+    """Increase of every head (v1 fig 3, 4)."""
+    return _increases_of_mixed(capture, model, capture.mixed[:, :, :, None], words, norm)[..., 0]
+
+
+def position_increases(
+    capture: Capture,
+    model: Model,
+    words: Int[Tensor, "batch"] | None = None,
+    norm: str = "frozen",
+    layers: Sequence[int] | None = None,
+) -> Float[Tensor, "batch layer head position"]:
+    """Increase of every subhead value `alpha * vo` (head, position). Needs want={"weights", "values"}.
+
+    `layers` restricts the work; the layer axis of the result then follows it.
+    """
+    capture.require("weights", "values")
+    layers = list(range(model.n_layers)) if layers is None else list(layers)
+    shared = model.n_heads // model.n_key_value_heads
+    values = capture.values[layers].repeat_interleave(shared, dim=2)  # grouped-query attention: heads share values
+    mixed = capture.weights[layers][..., None].to(values.dtype) * values
+    return _increases_of_mixed(capture, model, mixed, words, norm, layers)
+
+
+def increases_by_role(
+    model: Model, encoded: Sequence[Encoded], heads: Sequence[tuple[int, int]], norm: str = "frozen"
+) -> pd.DataFrame:
+    """How much of some heads' increase comes from which part of the prompt, the true label followed.
+
+    One row per (prompt, head, role): prompt, head ("22-0"), role (see `prompts.roles`), increase (nats, summed over
+    the positions of the role).
+    """
+    layers = sorted({layer for layer, _ in heads})
+    rows = []
+    for seen in captures(model, encoded, {"weights", "values"}):
+        found = position_increases(seen, model, norm=norm, layers=layers).cpu().numpy()
+        for at, one, of_prompt in zip(seen.index, seen.prompts, found, strict=True):
+            role = np.array(roles(one))
+            for layer, head in heads:
+                by_position = of_prompt[layers.index(layer), head]
+                rows += [
+                    {"prompt": at, "head": f"{layer}-{head}", "role": r, "increase": by_position[role == r].sum()}
+                    for r in ROLES
+                ]
+    return pd.DataFrame(rows)
+
+
+def neuron_increases(
+    capture: Capture,
+    model: Model,
+    layer: int,
+    words: Int[Tensor, "batch"] | None = None,
+    norm: str = "frozen",
+    neurons: Sequence[int] | None = None,
+) -> Float[Tensor, "batch neuron"]:
+    """Increase of FFN neurons `m_k * fc2_k` of one layer, all or those named. Needs want={"neurons"}. v1 app. E."""
+    capture.require("neurons")
+    e, words = model.unembedding, _followed(capture, words)
+    x = capture.layer_input[layer] + capture.attention_output[layer]
+    chosen = torch.arange(capture.neurons.shape[-1]) if neurons is None else torch.as_tensor(list(neurons))
+    m, fc2 = capture.neurons[layer][:, chosen], model.ffn_weight(layer)[chosen].to(x.device)
+    # A neuron is a "head" one number wide: its coefficient times its row of fc2.
+    p = vocabulary.log_prob_of_sums(
+        x, m[:, :, None, None], fc2[:, None], words, e, norm, vocabulary.norm_scale(capture.final, e)
+    )
+    return p[..., 0] - _log_prob_before(x, capture, model, words, norm)[:, None]
+
+
+def cumulative_head_increases(
+    capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
+) -> Float[Tensor, "batch layer head"]:
+    """Increase of every head when the heads before it in its layer were added first: x = Lin_l + heads 0 .. h-1.
+
+    Beside `head_increases` it shows how little the order of adding matters (v1 appendix E). Over the heads of a layer
+    these add up to the block's increase exactly, but for the output bias.
+    """
+    e, words = model.unembedding, _followed(capture, words)
+    scale = vocabulary.norm_scale(capture.final, e)
+    found = []
+    for layer in range(model.n_layers):
+        vectors = torch.einsum("bhk,hkd->bhd", capture.mixed[layer], model.output_weight(layer).to(capture.mixed.device))
+        steps = torch.cat([capture.layer_input[layer][:, None], vectors], 1).cumsum(1)
+        p = vocabulary.log_prob(steps, words[:, None], e, norm, scale[:, None])
+        found.append(p.diff(dim=1))
+    return torch.stack(found, 1)
+
+
+def sum_of_parts(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
+    """Embedding + every (layer, head, position) + every neuron + the blocks' biases: equals `capture.final` (app. E).
+
+    Needs want={"weights", "values", "neurons"}.
+    """
+    capture.require("weights", "values", "neurons")
+    total = capture.layer_input[0].clone()
+    for layer in range(model.n_layers):
+        values = capture.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+        weighted = capture.weights[layer][..., None].to(values.dtype) * values
+        total += torch.einsum("bhpk,hkd->bd", weighted, model.output_weight(layer).to(total.device))
+        total += capture.neurons[layer] @ model.ffn_weight(layer).to(total.device)
+        for bias in (model.output_bias(layer), model.ffn_bias(layer)):
+            if bias is not None:
+                total += bias.to(total.device)
+    return total
+
+
+def _followed(capture: Capture, words: Tensor | None) -> Tensor:
+    return capture.true_ids if words is None else words
+
+
+def _log_prob_before(x: Tensor, capture: Capture, model: Model, words: Tensor, norm: str) -> Float[Tensor, "batch"]:
+    e = model.unembedding
+    return vocabulary.log_prob(x, words, e, norm, vocabulary.norm_scale(capture.final, e))
+
+
+def _increases_of_mixed(capture, model, mixed, words, norm, layers=None) -> Float[Tensor, "batch layer head row"]:
+    e, words = model.unembedding, _followed(capture, words)
+    scale = vocabulary.norm_scale(capture.final, e)
+    found = []
+    for i, layer in enumerate(range(model.n_layers) if layers is None else layers):
+        x = capture.layer_input[layer]
+        weight = model.output_weight(layer).to(x.device)
+        p = vocabulary.log_prob_of_sums(x, mixed[i], weight, words, e, norm, scale)
+        found.append(p - _log_prob_before(x, capture, model, words, norm)[:, None, None])
+    return torch.stack(found, 1)
+
+
+@dataclass
+class Increases:
+    """Increases of all blocks and heads for n prompts, with what the model answered. Axes carry their names.
+
+    `log_prob[label]` is the model's own log-probability (nats) of each label word; `correct` means that the true
+    label is the top word of the whole vocabulary.
+    """
+
+    attention: Float[np.ndarray, "prompt layer"]
+    ffn: Float[np.ndarray, "prompt layer"]
+    heads: Float[np.ndarray, "prompt layer head"]
+    predicted: Int[np.ndarray, "prompt"]
+    correct: Bool[np.ndarray, "prompt"]
+    log_prob: pd.DataFrame
+
+    def heads_table(self) -> pd.DataFrame:
+        """One row per head: layer, head, name ("22-0"), mean increase, its standard error, largest first."""
+        n, layers, heads = self.heads.shape
+        layer, head = (axis.ravel() for axis in np.indices((layers, heads)))
+        table = pd.DataFrame(
+            {
+                "layer": layer,
+                "head": head,
+                "name": [f"{a}-{b}" for a, b in zip(layer, head, strict=True)],
+                "increase": self.heads.mean(0).ravel(),
+                "standard_error": self.heads.std(0, ddof=1).ravel() / np.sqrt(n) if n > 1 else np.nan,
+            }
+        )
+        return table.sort_values("increase", ascending=False, kind="stable", ignore_index=True)
+
+    def blocks_table(self) -> pd.DataFrame:
+        """One row per block: layer, kind ("attention" / "FFN"), mean increase."""
+        rows = [
+            {"layer": layer, "kind": kind, "increase": mean}
+            for kind, values in (("attention", self.attention), ("FFN", self.ffn))
+            for layer, mean in enumerate(values.mean(0))
+        ]
+        return pd.DataFrame(rows)
+
+    def top_heads(self, k: int) -> list[tuple[int, int]]:
+        """The k heads with the largest mean increase, as (layer, head), largest first (v1 section 4.2)."""
+        return top_heads(self.heads_table(), k)
+
+
+def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
+    """The k heads with the largest `increase` of a heads table. Raises TwoTowersError when there are fewer than k."""
+    if not 0 < k <= len(table):
+        raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
+    best = table.sort_values("increase", ascending=False, kind="stable").head(k)
+    return list(zip(best["layer"].astype(int), best["head"].astype(int), strict=True))
+
+
+def increases(
+    model: Model,
+    encoded: Sequence[Encoded],
+    norm: str = "frozen",
+    follow: str = "true",
+    max_tokens: int = 4096,
+    progress: str | None = None,
+) -> Increases:
+    """Increases of all blocks and heads over a set of prompts: one forward pass, in a stream of batches.
+
+    `follow`: "true" follows each prompt's true label, "predicted" the model's top word. The result is in the order
+    of `encoded` and does not depend on the batch size.
+    """
+    vocabulary.check_norm(norm)
+    if follow not in ("true", "predicted"):
+        raise TwoTowersError(f"follow='{follow}': choose 'true' or 'predicted'")
+    if not encoded:
+        raise TwoTowersError("no prompts to locate heads with: draw at least one")
+    n, shape = len(encoded), (model.n_layers, model.n_heads)
+    out = {
+        "attention": np.empty((n, shape[0])), "ffn": np.empty((n, shape[0])), "heads": np.empty((n, *shape)),
+        "predicted": np.empty(n, dtype=int), "correct": np.empty(n, dtype=bool),
+    }  # fmt: skip
+    log_prob: list[dict[str, float]] = [{} for _ in encoded]
+    for capture in captures(model, encoded, max_tokens=max_tokens, progress=progress):
+        at = capture.index
+        predicted = capture.logits.argmax(-1)
+        words = capture.true_ids if follow == "true" else predicted
+        attention, ffn = block_increases(capture, model, words, norm)
+        out["attention"][at], out["ffn"][at] = attention.cpu().numpy(), ffn.cpu().numpy()
+        out["heads"][at] = head_increases(capture, model, words, norm).cpu().numpy()
+        out["predicted"][at] = predicted.cpu().numpy()
+        out["correct"][at] = (predicted == capture.true_ids).cpu().numpy()
+        for i, row in label_log_probs(capture).items():
+            log_prob[i] = row
+    return Increases(**out, log_prob=pd.DataFrame(log_prob))
+
+
+def label_log_probs(capture: Capture) -> dict[int, dict[str, float]]:
+    """The model's own log-probability (nats) of every label word, by the prompt's original index."""
+    p = vocabulary._wide(capture.logits).log_softmax(-1)
+    return {
+        i: {label: float(p[row, word]) for label, word in encoded.label_ids.items()}
+        for row, (i, encoded) in enumerate(zip(capture.index, capture.prompts, strict=True))
+    }

@@ -1,0 +1,205 @@
+"""Load a causal language model by shipped name, folder or hub id, and prove that its row of the table is right.
+
+    model = load("mini-gpt2")                       # shipped with the book
+    model = load("openai-community/gpt2-large")     # from the hub, or a folder of your own
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from twotowers import vocabulary
+from twotowers.architectures import ARCHITECTURES, Model
+from twotowers.capture import ATTENTION, Capture, capture
+from twotowers.errors import TwoTowersError
+from twotowers.paths import shipped_models
+from twotowers.prompts import Demonstration, Encoded, Prompt
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+# Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
+# float64 model, so float64 is not held to more than that).
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+def load(
+    name: str | os.PathLike,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a model and its tokenizer (safetensors only), read attention through `capture`, prove, fingerprint.
+
+    `name` is a shipped miniature ("mini-gpt2"), a folder, or a hub id; `dtype` one of float32, bfloat16, float16,
+    float64. Raises TwoTowersError, in one line that names the remedy, for an unknown model, a folder without
+    weights, pickle-only weights, an architecture outside the table, a missing device, or a failed proof.
+    """
+    name = str(name)
+    torch_dtype, torch_device = _dtype(dtype), _device(device)
+    source = _source(name)
+    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **common)
+    except (OSError, ValueError, KeyError) as error:
+        raise TwoTowersError(_unreachable(name, error)) from None
+    row = ARCHITECTURES.get(config.model_type)
+    if row is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise TwoTowersError(f"'{name}' is a {config.model_type} model, which is not supported: choose one of {known}")
+    if getattr(config, "quantization_config", None) is not None:
+        raise TwoTowersError(f"'{name}' is quantised, so its weights cannot be read as they are: take the full weights")
+    previous = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its load report is not the reader's business; faults are raised
+    try:
+        hf = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=torch_dtype, use_safetensors=True, attn_implementation=ATTENTION, **common
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+    except (OSError, ValueError, KeyError) as error:
+        raise TwoTowersError(_unreachable(name, error)) from None
+    finally:
+        transformers_logging.set_verbosity(previous)
+    hf = hf.to(torch_device).eval().requires_grad_(False)
+    model = Model(name, hf, tokenizer, row)
+    model.fingerprint = f"{Path(name).name if source != name else name}@{weights_hash(hf)}"
+    prove(model)
+    return model
+
+
+def prove(model: Model) -> dict[str, float]:
+    """Show on one short input that the row of the table is right; return the relative error of each identity.
+
+    Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions sum to heads;
+    neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the model's logits. Raises
+    TwoTowersError naming the identity that failed.
+    """
+    errors = identity_errors(model, capture(model, [_probe(model)], {"weights", "values", "neurons"}))
+    tolerance = TOLERANCE[model.dtype]
+    for identity, error in errors.items():
+        if not error <= tolerance:
+            raise TwoTowersError(
+                f"'{model.name}' does not fit the table of architectures ({identity} is off by {error:.2g}, relative): "
+                "its scores would be wrong, so it is refused; use a stock checkpoint of a supported architecture"
+            )
+    return errors
+
+
+def _probe(model: Model) -> Encoded:
+    """Eight tokens spread over the vocabulary: the identities hold on any input, so no tokenizer is needed."""
+    ids = tuple(int(i) for i in torch.linspace(0, model.unembedding.vocabulary - 1, 8))
+    prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
+    return Encoded(prompt, ids, (1,), ((0, 1),), (2, 3), len(ids) - 1, {"foo": 1, "bar": 2})
+
+
+def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
+    """Largest relative error of every identity over layers and prompts. Needs weights, values and neurons."""
+    seen.require("weights", "values", "neurons")
+    e = model.unembedding
+    total = seen.layer_input[0] + seen.attention_output.sum(0) + seen.ffn_output.sum(0)
+    heads, positions, neurons = 0.0, 0.0, 0.0
+    for layer in range(model.n_layers):
+        vectors = torch.einsum("bhk,hkd->bhd", seen.mixed[layer], model.output_weight(layer).to(seen.mixed.device))
+        heads = max(heads, _error(_plus(vectors.sum(1), model.output_bias(layer)), seen.attention_output[layer]))
+        values = seen.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+        mixed = torch.einsum("bhp,bhpk->bhk", seen.weights[layer].to(values.dtype), values)
+        positions = max(positions, _error(mixed, seen.mixed[layer]))
+        ffn = seen.neurons[layer] @ model.ffn_weight(layer).to(seen.neurons.device)
+        neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), seen.ffn_output[layer]))
+    logits = vocabulary.bs_values(seen.final, e, "frozen", vocabulary.norm_scale(seen.final, e))
+    if e.norm_bias is not None:
+        logits = logits + (e.norm_bias @ e.weight.T).to(logits.dtype)
+    return {
+        "the sum of embeddings and blocks": _error(total, seen.final),
+        "the sum of heads": heads,
+        "the sum of positions": positions,
+        "the sum of neurons": neurons,
+        "our logits": _error(_plus(logits, e.bias), seen.logits),
+    }
+
+
+def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x + bias.to(x.device)
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    wide = torch.promote_types(theirs.dtype, torch.float32)
+    ours, theirs = ours.to(wide), theirs.to(wide)
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+
+
+def weights_hash(hf: torch.nn.Module, sample: int = 65_536) -> str:
+    """12 hexadecimal digits over every parameter's name, shape and values (of a large one, `sample` spread evenly)."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(hf.state_dict().items()):
+        flat = parameter.detach().reshape(-1)
+        flat = flat[:: max(1, flat.numel() // sample)]
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(flat.to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _dtype(dtype: str) -> torch.dtype:
+    if dtype not in DTYPES:
+        raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _device(device: str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        have += ["mps"] if torch.backends.mps.is_available() else []
+        raise TwoTowersError(f"device '{device}' is not here: choose one of {', '.join(have)}") from None
+    return found
+
+
+def _source(name: str) -> str:
+    """What transformers is asked for: the folder of a shipped model, a folder as given, or a hub id."""
+    shipped = shipped_models()
+    if name in shipped:
+        return str(shipped[name])
+    folder = Path(name)
+    if not folder.is_dir():
+        if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+            raise TwoTowersError(f"there is no folder '{name}': give a folder, a hub id, or one of {_names(shipped)}")
+        return name
+    if not (folder / "config.json").is_file():
+        raise TwoTowersError(f"'{name}' holds no config.json: give a folder written by save_pretrained")
+    if not list(folder.glob("*.safetensors")):
+        if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
+            raise TwoTowersError(
+                f"'{name}' holds pickled weights only, which can run code when loaded: save it as safetensors "
+                "(model.save_pretrained(folder) with a recent transformers)"
+            )
+        raise TwoTowersError(f"'{name}' holds no weights: put model.safetensors there (model.save_pretrained(folder))")
+    return name
+
+
+def _names(shipped: dict) -> str:
+    return ", ".join(sorted(shipped)) or "the shipped miniatures (none found)"
+
+
+def _unreachable(name: str, error: Exception) -> str:
+    """One line for what transformers says in many."""
+    text = str(error)
+    if "gated" in text or "401" in text:
+        return f"'{name}' needs your permission on the hub: accept its terms there, then run `hf auth login`"
+    if "safetensors" in text and ("pickle" in text or ".bin" in text):
+        return f"'{name}' has no safetensors weights: choose a revision that has them, or convert it"
+    if "model type" in text or "model_type" in text:
+        known = ", ".join(sorted(ARCHITECTURES))
+        return f"'{name}' has an architecture that is not supported: choose one of {known}"
+    first = text.strip().splitlines()[0][:160] if text.strip() else type(error).__name__
+    return (
+        f"cannot load model '{name}': give a shipped name ({_names(shipped_models())}), a folder, or a hub id that can "
+        f"be reached or is in the local cache ({first})"
+    )

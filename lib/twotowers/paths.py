@@ -1,0 +1,39 @@
+"""Where the shipped data lie: the repository's `data` folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twotowers.errors import TwoTowersError
+
+HOME = "TWOTOWERS_HOME"
+
+
+def _root() -> Path | None:
+    """The repository's root: `TWOTOWERS_HOME`, else from the package's place (installed editable), else None."""
+    given = os.environ.get(HOME)
+    root = Path(given).expanduser().resolve() if given else Path(__file__).resolve().parents[2]
+    if (root / "data" / "published.csv").is_file():
+        return root
+    if given:
+        raise TwoTowersError(f"{HOME}='{given}' holds no data/published.csv: set it to the repository's root")
+    return None
+
+
+def data_folder() -> Path:
+    """The repository's data folder. Raises TwoTowersError when the package was installed away from it."""
+    root = _root()
+    if root is None:
+        raise TwoTowersError(
+            "the book's data folder is not beside the package: install with `pip install -e .` in the "
+            f"repository, or set {HOME} to the repository's root"
+        )
+    return root / "data"
+
+
+def shipped_models() -> dict[str, Path]:
+    """Name -> folder of every shipped model (those of data/models with a config.json); empty without data."""
+    root = _root()
+    configs = sorted((root / "data" / "models").glob("*/config.json")) if root else []
+    return {config.parent.name: config.parent for config in configs}

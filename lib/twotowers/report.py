@@ -1,0 +1,182 @@
+"""What every chapter does alike: check its parameters, open the model, state a claim, save a table.
+
+    chapter = open_chapter("01-locate", globals())     # right after the parameters cell, before other names exist
+    encoded = chapter.encoded("animal/country")
+    chapter.here(f"the top head raises the true label by {increase} nats")
+    chapter.save(table, "heads")
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import altair as alt
+import pandas as pd
+from IPython.display import Markdown, display
+
+from twotowers import datasets, models, tables, vocabulary
+from twotowers.architectures import Model
+from twotowers.errors import TwoTowersError
+from twotowers.prompts import Encoded, encode_all
+
+_IPYTHON = {"In", "Out", "exit", "quit", "get_ipython", "open"}
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise TwoTowersError(f"{name}={value!r}: give a whole number of at least 1")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TwoTowersError(f"{name}={value!r}: give a whole number of at least 0")
+    return value
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """A list, or a comma-separated string: `papermill -p` passes lists as strings."""
+    items = value.strip("[]").split(",") if isinstance(value, str) else value
+    items = [str(item).strip().strip("'\"") for item in items]
+    if not items or not all(items):
+        raise TwoTowersError(f"{name}={value!r}: give one or more words, separated by commas")
+    return items
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise TwoTowersError(f"{name}={value!r}: give a word")
+    return value.strip()
+
+
+def _labels(name: str, value: Any) -> list[str]:
+    labels = _words(name, value)
+    if len(labels) != 2 or labels[0] == labels[1]:
+        raise TwoTowersError(f"{name}={value!r}: give two different label words, such as foo,bar")
+    return labels
+
+
+CHECKS = {
+    "model": _text,
+    "datasets": _words,
+    "n_prompts": _positive,
+    "labels": _labels,
+    "norm": lambda name, value: vocabulary.check_norm(_text(name, value)),
+    "top_k": _positive,
+    "heads": lambda name, value: [] if value in ("", None) or value == [] else _words(name, value),
+    "seed": _whole,
+    "device": _text,
+    "dtype": _text,
+    "out": _text,
+}
+
+
+def check_parameters(given: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Names and values of a chapter's parameters, cleaned. `own` adds a chapter's own checks (name -> function).
+
+    papermill only warns of a name it does not know, so an unknown one is refused here, with the nearest known.
+    """
+    checks = CHECKS | (own or {})
+    for name in given:
+        if name not in checks:
+            near = difflib.get_close_matches(name, checks, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(checks)}"
+            raise TwoTowersError(f"unknown parameter '{name}': {hint}")
+    return {name: checks[name](name, value) for name, value in given.items()}
+
+
+def _parameters_in(scope: dict[str, Any]) -> dict[str, Any]:
+    """What a notebook's parameter cells defined: every plain name in its globals so far."""
+    plain = {n: v for n, v in scope.items() if not n.startswith("_") and n not in _IPYTHON}
+    return {n: v for n, v in plain.items() if not isinstance(v, ModuleType) and not callable(v)}
+
+
+@dataclass
+class Chapter:
+    """One run of one chapter: its parameters, its model, and where its tables go."""
+
+    name: str
+    parameters: dict[str, Any]
+    _drawn: dict[tuple, list[Encoded]] = field(default_factory=dict, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter by its name: `chapter.n_prompts`."""
+        parameters = self.__dict__.get("parameters", {})
+        if name in parameters:
+            return parameters[name]
+        raise AttributeError(name)
+
+    @cached_property
+    def loaded(self) -> Model:
+        """The model, loaded and proved once."""
+        p = self.parameters
+        return models.load(p["model"], dtype=p.get("dtype", "float32"), device=p.get("device", "cpu"))
+
+    @property
+    def out_folder(self) -> Path:
+        return Path(self.parameters["out"])
+
+    def prompts(self, dataset: str, true_label: str | None = None, n: int | None = None) -> list:
+        """Prompts of a named dataset under this chapter's labels and seed; the first label is true by default."""
+        p = self.parameters
+        return datasets.draw(
+            dataset, n or p["n_prompts"], seed=p["seed"], labels=tuple(p["labels"]), true_label=true_label
+        )
+
+    def encode(self, prompts: list) -> list[Encoded]:
+        """Token ids and label positions of prompts under this chapter's model."""
+        return encode_all(prompts, self.loaded.tokenizer, self.loaded.context)
+
+    def encoded(self, dataset: str, true_label: str | None = None, n: int | None = None) -> list[Encoded]:
+        return self.encode(self.prompts(dataset, true_label, n))
+
+    def save(self, table: pd.DataFrame, name: str) -> None:
+        """Write a table to `out` as <chapter>-<name>.csv, stamped with the model's fingerprint."""
+        tables.save(table, self.out_folder, f"{self.name}-{name}", fingerprint=self.loaded.fingerprint)
+
+    def banner(self) -> None:
+        """Say which model the figures come from, before the first of them."""
+        m, p = self.loaded, self.parameters
+        shipped = p["model"] in models.shipped_models()
+        kind = (
+            "a miniature trained for this book on synthetic episodes; it is not one of the paper's models"
+            if shipped
+            else "the model named when this page was made"
+        )
+        display(
+            Markdown(
+                f"**Every figure on this page was computed from `{m.name}`**, {kind}: {m.config.model_type}, "
+                f"{m.n_layers} layers of {m.n_heads} heads, {m.unembedding.vocabulary:,} words, fingerprint "
+                f"`{m.fingerprint}`. {p['n_prompts']:,} prompts a set, seed {p['seed']}, "
+                f"norm {p.get('norm', 'frozen')}."
+            )
+        )
+
+    def here(self, text: str) -> None:
+        """A finding of this run. Write it with its n, its interval and its control."""
+        display(Markdown(f"**Here** (`{self.loaded.name}`): {text}"))
+
+    def paper(self, where: str, text: str) -> None:
+        """What the paper found; `where` is its place, for example "v1, fig 2"."""
+        display(Markdown(f"**The paper** ({where}): {text}"))
+
+    def show(self, chart: alt.TopLevelMixin) -> None:
+        display(chart)
+
+
+def open_chapter(name: str, scope: dict[str, Any], own: dict[str, Any] | None = None) -> Chapter:
+    """Check the parameters that a notebook's first cells set, and make its `out` folder.
+
+    Call it with `globals()` before the notebook defines anything else. Raises TwoTowersError, in one line, on an
+    unknown name, a value out of range, an unknown dataset, or a folder that cannot be written.
+    """
+    chapter = Chapter(name, check_parameters(_parameters_in(scope), own))
+    for dataset in chapter.parameters.get("datasets", []):
+        datasets.check_name(dataset)
+    tables.writable(chapter.out_folder)
+    return chapter

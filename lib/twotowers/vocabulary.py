@@ -1,0 +1,206 @@
+"""Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words, streamed over the vocabulary.
+
+The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`; the final norm's
+bias is left out. Three readings of the scale s:
+
+- "frozen" (default): s of the final norm at the last position of the same forward pass. bs is then linear,
+  `bs(x + v) = bs(x) + bs(v)`, which the paper's argument needs.
+- "recomputed": the norm applied to each vector by itself, s from the vector projected.
+- "raw": no norm at all, `E v`, the formula as printed.
+
+Memory: rows x `SLAB` numbers at a time, never rows x vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twotowers.architectures import Unembedding
+from twotowers.errors import TwoTowersError
+
+NORMS = ("frozen", "recomputed", "raw")
+SLAB = 4096  # vocabulary entries projected at a time
+
+
+def check_norm(norm: str) -> str:
+    """Return `norm`, or raise TwoTowersError naming the choices."""
+    if norm not in NORMS:
+        raise TwoTowersError(f"unknown norm '{norm}': choose one of {', '.join(NORMS)}")
+    return norm
+
+
+def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
+    """Subtract the mean for LayerNorm; RMSNorm leaves v as it is."""
+    return v - v.mean(-1, keepdim=True) if unembedding.centred else v
+
+
+def norm_scale(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows"]:
+    """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
+    return (centre(_wide(v), unembedding).square().mean(-1) + unembedding.eps).sqrt()
+
+
+def _wide(v: Tensor) -> Tensor:
+    return v.to(torch.promote_types(v.dtype, torch.float32))
+
+
+def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str) -> Float[Tensor, "*rows d_model"]:
+    """What E multiplies, before the division by s: `gamma * centre(v)`, or v itself when raw. Linear in v."""
+    v = _wide(v)
+    return v if norm == "raw" else centre(v, unembedding) * unembedding.gamma.to(v.dtype)
+
+
+def divisor(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str, scale: Tensor | None
+) -> Float[Tensor, "*rows"]:
+    """s of every row under a reading of the norm; `scale` is the frozen one, broadcast to the rows."""
+    if norm == "frozen":
+        if scale is None:
+            raise TwoTowersError("norm='frozen' needs the final norm's scale at the last position of the same pass")
+        return scale.to(_wide(v).dtype).expand(v.shape[:-1])
+    return norm_scale(v, unembedding) if norm == "recomputed" else torch.ones_like(_wide(v)[..., 0])
+
+
+def prepared(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+) -> Float[Tensor, "*rows d_model"]:
+    """The vector whose product with E is bs(v)."""
+    check_norm(norm)
+    return direction(v, unembedding, norm) / divisor(v, unembedding, norm, scale)[..., None]
+
+
+def slabs(unembedding: Unembedding, size: int = SLAB) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
+    """Stretches of E, each with the id of its first word, widened to float32 where E is narrower."""
+    for start in range(0, unembedding.vocabulary, size):
+        yield start, _wide(unembedding.weight[start : start + size])
+
+
+def bs_values(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+) -> Float[Tensor, "*rows vocabulary"]:
+    """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
+    return prepared(v, unembedding, norm, scale) @ _wide(unembedding.weight).T
+
+
+def _of_words(p: Float[Tensor, "*rows d"], words: Int[Tensor, "*rows"], e: Unembedding) -> Float[Tensor, "*rows"]:
+    return (p * e.weight[words].to(p.dtype)).sum(-1)
+
+
+def log_prob(
+    v: Float[Tensor, "*rows d_model"],
+    words: Int[Tensor, "*rows"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*rows"] | None = None,
+) -> Float[Tensor, "*rows"]:
+    """Log-probability in nats of each row's word under softmax(bs(v)). `words`, `scale` broadcast to the rows.
+
+    Cost: 2 x rows x vocabulary x d_model operations. Memory: rows x SLAB.
+    """
+    p = prepared(v, unembedding, norm, scale)
+    words = words.expand(p.shape[:-1])
+    rows = p.reshape(-1, p.shape[-1])
+    total = torch.full(rows.shape[:1], float("-inf"), dtype=rows.dtype, device=rows.device)
+    for _, slab in slabs(unembedding):
+        total = torch.logaddexp(total, (rows @ slab.T).logsumexp(-1))
+    return _of_words(p, words, unembedding) - total.reshape(words.shape)
+
+
+def log_prob_of_sums(
+    x: Float[Tensor, "batch d_model"],
+    mixed: Float[Tensor, "batch head row d_head"],
+    weight: Float[Tensor, "head d_head d_model"],
+    words: Int[Tensor, "batch"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "batch"] | None = None,
+) -> Float[Tensor, "batch head row"]:
+    """log p(word | x + mixed @ weight) in nats for every vector that a head of one layer can write.
+
+    The vectors of a head lie in its d_head-dimensional output space, so `E gamma W_O^h` (vocabulary x d_head) serves
+    all prompts and rows at once. That costs 2 V d d_head once and 2 V d_head a vector, against 2 V d a vector in full
+    width; the cheaper of the two is taken. Memory: batch x row x SLAB for one head at a time.
+    """
+    batch, heads, rows, d_head = mixed.shape
+    d_model = x.shape[-1]
+    mixed, weight = _wide(mixed), _wide(weight)
+    vectors = None
+    if norm == "recomputed" or batch * rows * (d_model - d_head) < d_model * d_head:
+        vectors = x[:, None, None] + torch.einsum("bhrk,hkd->bhrd", mixed, weight)
+    if vectors is not None and batch * rows * (d_model - d_head) < d_model * d_head:
+        frozen = None if scale is None else scale[:, None, None]
+        return log_prob(vectors, words[:, None, None], unembedding, norm, frozen)
+
+    s = divisor(x if vectors is None else vectors, unembedding, norm, _like(scale, vectors))
+    s = s[:, None, None].expand(batch, heads, rows) if vectors is None else s
+    base = direction(x, unembedding, norm)
+    factors = direction(weight, unembedding, norm)
+    total = torch.full((heads, batch, rows), float("-inf"), dtype=mixed.dtype, device=mixed.device)
+    for _, slab in slabs(unembedding):
+        from_x = base @ slab.T  # (batch, word)
+        for h in range(heads):
+            # (batch, row, word), built in one product: bs(x) + bs(v) before the division by s
+            logits = torch.matmul(mixed[:, h], (slab @ factors[h].T).T).add_(from_x[:, None]).div_(s[:, h, :, None])
+            total[h] = torch.logaddexp(total[h], logits.logsumexp(-1))
+    target = unembedding.weight[words].to(base.dtype)  # (batch, d_model)
+    own = (base * target).sum(-1)[:, None, None] + torch.einsum("bhrk,hkd,bd->bhr", mixed, factors, target)
+    return own / s - total.transpose(0, 1)
+
+
+def _like(scale: Tensor | None, vectors: Tensor | None) -> Tensor | None:
+    return scale if scale is None or vectors is None else scale[:, None, None]
+
+
+def rank(
+    v: Float[Tensor, "*rows d_model"],
+    words: Int[Tensor, "*rows"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*rows"] | None = None,
+) -> Int[Tensor, "*rows"]:
+    """Rank of each row's word by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
+
+    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike.
+    """
+    if norm == "frozen" and scale is None:
+        norm = "recomputed"
+    p = prepared(v, unembedding, norm, scale)
+    words = words.expand(p.shape[:-1])
+    rows, targets = p.reshape(-1, p.shape[-1]), words.reshape(-1)
+    own = _of_words(rows, targets, unembedding)[:, None]
+    above = torch.zeros(rows.shape[0], dtype=torch.long, device=rows.device)
+    for start, slab in slabs(unembedding):
+        product = rows @ slab.T
+        # A word must not outrank itself by the rounding of another product.
+        here = ((targets >= start) & (targets < start + len(slab))).nonzero()[:, 0]
+        product[here, targets[here] - start] = float("-inf")
+        above += (product > own).sum(-1)
+    return (above + 1).reshape(words.shape)
+
+
+def top_words(
+    v: Float[Tensor, "*rows d_model"],
+    k: int,
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*rows"] | None = None,
+) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
+    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1)."""
+    if norm == "frozen" and scale is None:
+        norm = "recomputed"
+    p = prepared(v, unembedding, norm, scale)
+    rows = p.reshape(-1, p.shape[-1])
+    values = torch.empty(rows.shape[0], 0, dtype=rows.dtype, device=rows.device)
+    ids = torch.empty(rows.shape[0], 0, dtype=torch.long, device=rows.device)
+    for start, slab in slabs(unembedding):
+        product = rows @ slab.T
+        values = torch.cat([values, product], -1)
+        here = torch.arange(start, start + len(slab), device=rows.device).expand(rows.shape[0], -1)
+        ids = torch.cat([ids, here], -1)
+        values, order = values.topk(min(k, values.shape[-1]), -1)
+        ids = ids.gather(-1, order)
+    shape = (*p.shape[:-1], values.shape[-1])
+    return values.reshape(shape), ids.reshape(shape)

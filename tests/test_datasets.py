@@ -1,0 +1,204 @@
+"""Word sets from a table small enough to count by hand, and the variants."""
+
+from collections import Counter
+from math import comb
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twotowers import datasets
+from twotowers.datasets import draw, imbalanced, orders, reordered, swapped_labels
+from twotowers.errors import TwoTowersError
+from twotowers.prompts import Demonstration, Prompt
+
+TABLE = pd.DataFrame(
+    [
+        *[("one", "number", 0, 0), ("two", "number", 0, 0), ("six", "number", 1, 0), ("ten", "number", 1, 0)],
+        *[("love", "sentiment", 0, 0), ("hate", "sentiment", 0, 0), ("nan", "sentiment", 1, 0)],
+        *[("like", "sentiment", 0, 1), ("cat", "animal", 0, 0), ("dog", "animal", 0, 0), ("cow", "animal", 0, 0)],
+    ],
+    columns=datasets.COLUMNS,
+)
+PAPER = Prompt(
+    tuple(Demonstration(*d) for d in [("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo")]),
+    "one",
+    "foo",
+    ("foo", "bar"),
+)
+
+
+def texts(prompts):
+    return [(*(d.text for d in p.demonstrations), p.query) for p in prompts]
+
+
+def test_every_prompt_there_is_once():
+    # 3 plain sentiment words, 4 numbers: 3 * 2 ways for the false ones, 4 * 3 * 2 for the true ones and the query.
+    prompts = draw("sentiment/number", 144, table=TABLE)
+    assert len({p.text for p in prompts}) == 144
+    for p in prompts:
+        assert [d.label for d in p.demonstrations] == ["bar", "bar", "foo", "foo"]
+        assert [d.cls for d in p.demonstrations] == ["sentiment", "sentiment", "number", "number"]
+        assert (p.cls, p.true_label, p.labels, p.dataset) == ("number", "foo", ("foo", "bar"), "sentiment/number")
+        assert len(set(texts([p])[0])) == 5 and "like" not in p.text
+    with pytest.raises(TwoTowersError, match="144 or fewer"):
+        draw("sentiment/number", 145, table=TABLE)
+
+
+def test_both_ways_of_drawing_give_each_word_its_share():
+    few, many = draw("number/animal", 17, table=TABLE), draw("number/animal", 60, table=TABLE)  # of 72
+    for prompts, n in ((few, 17), (many, 60)):
+        assert len(set(texts(prompts))) == n
+        assert {p.query for p in prompts} == {"cat", "dog", "cow"}
+    queries = Counter(p.query for seed in range(100) for p in draw("number/animal", 17, seed=seed, table=TABLE))
+    assert all(abs(count - 1700 / 3) < 100 for count in queries.values())  # five standard deviations
+
+
+def test_seeds_names_and_labels():
+    prompts = draw("number/animal", 20, table=TABLE)
+    assert prompts == draw("number/animal", 20, table=TABLE)
+    assert texts(prompts) != texts(draw("number/animal", 20, seed=1, table=TABLE))
+    swapped = draw("number/animal", 20, true_label="bar", table=TABLE)
+    assert texts(swapped) == texts(prompts)
+    assert swapped == [swapped_labels(p) for p in prompts]
+    assert texts(draw("number/animal", 20, labels=("x", "y"), table=TABLE)) == texts(prompts)
+
+
+def test_two_names_of_like_sizes_draw_differently():
+    table = pd.concat([TABLE[TABLE["class"] != "number"], TABLE[TABLE["class"] == "animal"].assign(**{"class": "b"})])
+    places = [[p.query for p in draw(name, 30, table=table)] for name in ("sentiment/animal", "sentiment/b")]
+    assert places[0] != places[1]
+
+
+def test_heldout_and_seen_words():
+    assert {w for t in texts(draw("animal/number", 6, k=1, words="seen", table=TABLE)) for w in t[1:]} == {
+        "one",
+        "two",
+    }
+    with pytest.raises(TwoTowersError, match="k=1 needs 1 words of the class animal and heldout gives 0"):
+        draw("animal/number", 1, k=1, words="heldout", table=TABLE)
+
+
+def test_words_that_a_csv_reader_takes_for_missing_stay_words(tmp_path):
+    TABLE.to_csv(tmp_path / "words.csv", index=False)
+    assert datasets._read_words(tmp_path / "words.csv")["word"].tolist() == TABLE["word"].tolist()
+    with pytest.raises(TwoTowersError, match="restore data/words"):
+        datasets._read_words(tmp_path / "nothing.csv")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: draw("animals/country", 1, table=TABLE),
+            "unknown dataset 'animals/country'.*animal/country.*sentiment",
+        ),
+        (lambda: draw("animal/animal", 1, table=TABLE), "unknown dataset"),
+        (lambda: draw("animal", 1, table=TABLE), "unknown dataset"),
+        (lambda: draw("animal/number", 0, table=TABLE), "n=0"),
+        (lambda: draw("animal/number", 2.5, table=TABLE), "n=2.5"),
+        (lambda: draw("animal/number", 1, seed=-1, table=TABLE), "seed=-1"),
+        (lambda: draw("animal/number", 1, k=0, table=TABLE), "k=0"),
+        (lambda: draw("number/animal", 1, k=3, table=TABLE), "needs 4 words of the class animal and all gives 3"),
+        (lambda: draw("animal/number", 1, words="new", table=TABLE), "words='new'"),
+        (lambda: draw("animal/number", 1, labels=("foo", "foo"), table=TABLE), "equal labels"),
+        (lambda: draw("animal/number", 1, labels=("a", "b", "c"), table=TABLE), "3 labels"),
+        (lambda: draw("animal/number", 1, labels="foo", table=TABLE), "fewer than two"),
+        (lambda: draw("animal/number", 1, labels=("foo", "Cat"), table=TABLE), "'Cat' is a word of the class animal"),
+        (lambda: draw("sentiment/number", 1, labels=("like", "foo"), table=TABLE), "'like' is a word"),
+        (lambda: draw("animal/number", 1, true_label="baz", table=TABLE), "true label 'baz'"),
+        (lambda: draw("animal/number", 1, table=TABLE.drop(columns="heldout")), "lacks heldout"),
+    ],
+)
+def test_refusals_name_the_remedy(call, words):
+    with pytest.raises(TwoTowersError, match=words) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_a_label_of_a_class_out_of_play_is_allowed():
+    assert len(draw("animal/number", 1, labels=("love", "hate"), table=TABLE)) == 1
+
+
+def test_a_dataset_of_ones_own(monkeypatch):
+    monkeypatch.setitem(datasets.DATASETS, "mine", lambda name, n, **how: [name, n, how["true_label"], how["k"]])
+    assert draw("mine", 3, true_label="bar") == ["mine", 3, "bar", 2]
+
+
+def test_imbalanced_drops_one_true_demonstration():
+    assert imbalanced(PAPER).text == "love : bar like : bar eight : foo one :"
+    assert imbalanced(PAPER, 0).text == "love : bar like : bar two : foo one :"
+    with pytest.raises(TwoTowersError, match="2 true demonstrations"):
+        imbalanced(PAPER, 2)
+    with pytest.raises(TwoTowersError, match="no true demonstration would be left"):
+        imbalanced(imbalanced(PAPER))
+
+
+def test_reordered_and_orders():
+    assert reordered(PAPER).text == "eight : foo two : foo love : bar like : bar one :"
+    found = orders(PAPER)
+    assert found[0] == reordered(PAPER) and found[-1] == PAPER
+    assert found[1].text == "eight : foo love : bar two : foo like : bar one :"
+    assert len(found) == len(set(found)) == 6
+
+
+def test_swapped_labels_leave_texts_alone():
+    prompt = Prompt((Demonstration("foo", "bar"), Demonstration("bar", "foo")), "foo", "bar", ("foo", "bar"))
+    assert swapped_labels(prompt).text == "foo : foo bar : bar foo :"
+    assert swapped_labels(prompt).true_label == "foo" and swapped_labels(prompt).is_true == prompt.is_true
+    three = Prompt((Demonstration("a", "x"),), "b", "x", ("x", "y", "z"))
+    with pytest.raises(TwoTowersError, match="3 labels"):
+        swapped_labels(three)
+
+
+@pytest.mark.parametrize("variant", [imbalanced, reordered, orders])
+@pytest.mark.parametrize("label", ["foo", "bar"])
+def test_one_sided_prompts_have_no_variants(variant, label):
+    one_sided = Prompt((Demonstration("a", label), Demonstration("b", label)), "c", "foo", ("foo", "bar"))
+    with pytest.raises(TwoTowersError, match="a true and a false"):
+        variant(one_sided)
+
+
+@given(st.lists(st.sampled_from(["foo", "bar"]), min_size=2, max_size=7).filter(lambda s: len(set(s)) == 2))
+def test_variants_differ_only_where_they_should(labels):
+    prompt = Prompt(tuple(Demonstration(f"w{i}", x) for i, x in enumerate(labels)), "q", "foo", ("foo", "bar"))
+
+    def of(variant, label):
+        return [d for d in variant.demonstrations if d.label == label]
+
+    found = orders(prompt)
+    assert len({p.is_true for p in found}) == len(found) == comb(len(labels), labels.count("foo"))
+    assert prompt in found and reordered(prompt) in found
+    for variant in found:
+        assert all(of(variant, label) == of(prompt, label) for label in ("foo", "bar"))
+        assert (variant.query, variant.true_label, variant.labels) == ("q", "foo", ("foo", "bar"))
+    assert swapped_labels(swapped_labels(prompt)) == prompt
+    if labels.count("foo") > 1:
+        assert of(imbalanced(prompt), "foo") == of(prompt, "foo")[:-1]
+        assert of(imbalanced(prompt), "bar") == of(prompt, "bar")
+
+
+@pytest.fixture(scope="module")
+def real():
+    try:
+        return datasets.words_table()
+    except TwoTowersError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", datasets.DATASETS)
+@pytest.mark.parametrize("words", datasets.WORDS)
+def test_the_papers_sets_give_a_thousand_prompts(name, words, real):
+    prompts = draw(name, 1000, words=words)
+    assert len({p.text for p in prompts}) == 1000
+    classes = {c: set(real.loc[(real["class"] == c) & ~real["ambiguous"], "word"]) for c in name.split("/")}
+    flags = real.set_index("word")["heldout"]
+    for p in prompts:
+        assert all(d.text in classes[d.cls] for d in p.demonstrations) and p.query in classes[p.cls]
+        if words != "all":
+            assert all(flags[w] == (words == "heldout") for w in texts([p])[0])
+
+
+def test_any_pair_of_real_classes_is_a_set(real):
+    datasets.check_name("fruit/colour")
+    assert draw("fruit/colour", 5)[0].cls == "colour"

@@ -1,0 +1,131 @@
+"""The identities the method stands on, in float64 on tiny random models of every architecture."""
+
+import pytest
+import torch
+from conftest import random_prompts, shared, tiny
+from reference import Reference
+from twotowers import locate, models, vocabulary
+from twotowers.capture import capture, captures
+from twotowers.errors import TwoTowersError
+
+WANT = {"weights", "values", "neurons"}
+
+
+def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
+    for seen in captures(any_model, random_prompts(4), WANT):
+        for identity, error in models.identity_errors(any_model, seen).items():
+            # transformers' RMSNorm computes in float32 whatever the dtype, so logits cannot agree any closer.
+            narrow = identity == "our logits" and not any_model.architecture.centred
+            assert error < (1e-6 if narrow else 1e-12), identity
+
+
+def test_attention_weights_are_those_of_eager_attention_and_sum_to_one(any_model):
+    encoded = random_prompts(1)
+    seen = capture(any_model, encoded, WANT)
+    slow = Reference(any_model, encoded[0].ids)
+    for layer in range(any_model.n_layers):
+        torch.testing.assert_close(seen.weights[layer, 0], slow.attentions[layer], atol=1e-12, rtol=0)
+    torch.testing.assert_close(seen.weights.sum(-1), torch.ones_like(seen.weights[..., 0]))
+
+
+def test_bs_is_linear_when_frozen_and_not_when_recomputed(any_model):
+    e = any_model.unembedding
+    x, v = torch.randn(2, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    s = torch.tensor(1.7, dtype=torch.float64)
+    both = vocabulary.bs_values(x + v, e, "frozen", s)
+    apart = vocabulary.bs_values(x, e, "frozen", s) + vocabulary.bs_values(v, e, "frozen", s)
+    torch.testing.assert_close(both, apart)
+    recomputed = vocabulary.bs_values(x, e, "recomputed") + vocabulary.bs_values(v, e, "recomputed")
+    assert (vocabulary.bs_values(x + v, e, "recomputed") - recomputed).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("norm", vocabulary.NORMS)
+@pytest.mark.parametrize("factored", [False, True])
+def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
+    # Few prompts take the full-width plan, many the factored one: the operation count decides.
+    encoded = random_prompts(40 if factored else 2, lengths=(11,))
+    seen = capture(any_model, encoded, WANT)
+    attention, ffn = locate.block_increases(seen, any_model, norm=norm)
+    heads = locate.head_increases(seen, any_model, norm=norm)
+    positions = locate.position_increases(seen, any_model, norm=norm)
+    neurons = locate.neuron_increases(seen, any_model, 1, norm=norm, neurons=[0, 3, 5])
+    for i in (0, len(encoded) - 1):
+        slow, word = Reference(any_model, encoded[i].ids), encoded[i].true_id
+        for layer in range(any_model.n_layers):
+            x = slow.layer_input[layer]
+            expected = slow.increase(x, slow.attention[layer], word, norm)
+            assert attention[i, layer].item() == pytest.approx(expected, abs=1e-9)
+            between = x + slow.attention[layer]
+            assert ffn[i, layer].item() == pytest.approx(slow.increase(between, slow.ffn[layer], word, norm), abs=1e-9)
+            for head in range(any_model.n_heads):
+                expected = slow.increase(x, slow.head(layer, head), word, norm)
+                assert heads[i, layer, head].item() == pytest.approx(expected, abs=1e-9)
+                for p in (0, 5, 10):
+                    expected = slow.increase(x, slow.position(layer, head, p), word, norm)
+                    assert positions[i, layer, head, p].item() == pytest.approx(expected, abs=1e-9)
+        for j, neuron in enumerate([0, 3, 5]):
+            x = slow.layer_input[1] + slow.attention[1]
+            expected = slow.increase(x, slow.neuron(1, neuron), word, norm)
+            assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_batches_lengths_and_order_change_nothing():
+    model = tiny("llama", torch.float32)
+    encoded = random_prompts(12, lengths=(14, 11, 8))
+    whole = locate.increases(model, encoded)
+    for max_tokens in (14, 30):
+        some = locate.increases(model, encoded[::-1], max_tokens=max_tokens)
+        assert abs(some.heads[::-1] - whole.heads).max() < 1e-5
+        assert abs(some.attention[::-1] - whole.attention).max() < 1e-5
+
+
+def test_log_prob_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
+    monkeypatch.setattr(vocabulary, "slabs", lambda e: _slabs(e, 7))  # many slabs even for a tiny vocabulary
+    e = any_model.unembedding
+    v = torch.randn(3, 5, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    words = torch.randint(0, e.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
+    full = vocabulary.bs_values(v, e, "recomputed")
+    expected = full.log_softmax(-1).gather(-1, words[..., None])[..., 0]
+    torch.testing.assert_close(vocabulary.log_prob(v, words, e, "recomputed"), expected)
+    own = full.gather(-1, words[..., None])
+    assert torch.equal(vocabulary.rank(v, words, e, "recomputed"), 1 + (full > own).sum(-1))
+    values, ids = vocabulary.top_words(v, 4, e, "recomputed")
+    torch.testing.assert_close(values, full.topk(4).values)
+    torch.testing.assert_close(full.gather(-1, ids), values)
+
+
+def _slabs(e, size):
+    for start in range(0, e.vocabulary, size):
+        yield start, e.weight[start : start + size]
+
+
+def test_a_wrong_row_of_the_table_is_refused(any_model):
+    from dataclasses import replace
+
+    wrong = replace(any_model, architecture=replace(any_model.architecture, centred=not any_model.architecture.centred))
+    with pytest.raises(TwoTowersError, match="our logits"):
+        models.prove(wrong)
+    models.prove(any_model)
+
+
+def test_hooks_come_off_also_after_an_error(any_model):
+    def hooks():  # transformers keeps some of its own
+        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in any_model.hf.modules()]
+
+    before = hooks()
+    with pytest.raises(IndexError):
+        capture(any_model, [_beyond_the_vocabulary(random_prompts(1)[0])], WANT | {"streams", "queries", "keys"})
+    assert hooks() == before
+    assert not any(hasattr(module, "twotowers_reader") for module in any_model.hf.modules())
+
+
+def _beyond_the_vocabulary(encoded):
+    from dataclasses import replace
+
+    return replace(encoded, ids=(10_000, *encoded.ids[1:]))
+
+
+def test_a_trained_model_with_grouped_queries_passes_the_proof():
+    model = models.load(shared("models/stories260K"))
+    assert model.n_key_value_heads < model.n_heads
+    assert max(models.prove(model).values()) < 1e-4

@@ -1,0 +1,65 @@
+"""Edits of heads: exact, composable, always undone."""
+
+import pytest
+import torch
+from conftest import random_prompts, tiny
+from twotowers import intervene
+from twotowers.capture import capture, predict
+from twotowers.errors import TwoTowersError
+from twotowers.intervene import Edit, edited
+
+
+def test_scale_one_changes_nothing_bit_for_bit(any_model):
+    encoded = random_prompts(3, lengths=(11,))
+    before = capture(any_model, encoded).logits
+    with edited(any_model, [Edit(tuple(intervene.all_heads(any_model)), scale=1.0)]):
+        assert torch.equal(capture(any_model, encoded).logits, before)
+    assert torch.equal(capture(any_model, encoded).logits, before)
+
+
+def test_zeroing_all_heads_of_a_layer_leaves_its_output_bias(any_model):
+    heads = tuple((1, h) for h in range(any_model.n_heads))
+    with edited(any_model, [Edit(heads)]):
+        seen = capture(any_model, random_prompts(2, lengths=(11,)))
+    bias = any_model.output_bias(1)
+    expected = torch.zeros_like(seen.attention_output[1]) if bias is None else bias.expand_as(seen.attention_output[1])
+    torch.testing.assert_close(seen.attention_output[1], expected)
+
+
+def test_two_edits_compose_and_the_model_is_restored_after_an_error(any_model):
+    encoded = random_prompts(2, lengths=(11,))
+    plain = capture(any_model, encoded)
+    with edited(any_model, [Edit(((0, 1),), scale=0.5)]), edited(any_model, [Edit(((0, 1),), scale=0.5)]):
+        twice = capture(any_model, encoded)
+    torch.testing.assert_close(twice.mixed[0, :, 1], plain.mixed[0, :, 1] * 0.25)
+    with pytest.raises(RuntimeError, match="on purpose"), edited(any_model, [Edit(((0, 1),))]):
+        raise RuntimeError("on purpose")
+    assert torch.equal(capture(any_model, encoded).logits, plain.logits)
+
+
+def test_an_edit_of_the_last_position_leaves_the_others_alone(any_model):
+    encoded = random_prompts(2, lengths=(11,))
+    plain = capture(any_model, encoded, {"streams"})
+    with edited(any_model, [Edit(((0, 0),), positions="last")]):
+        changed = capture(any_model, encoded, {"streams"})
+    assert torch.equal(changed.stream_inputs[1][:, :-1], plain.stream_inputs[1][:, :-1])
+    assert not torch.equal(changed.stream_inputs[1][:, -1], plain.stream_inputs[1][:, -1])
+
+
+def test_effect_of_zeroing_is_what_whole_runs_say():
+    model, encoded = tiny("gpt2"), random_prompts(6)
+    table = intervene.effect_of_zeroing(model, encoded, [(0, 0), (2, 3)])
+    true = torch.tensor([e.true_id for e in encoded])
+    column = torch.tensor([list(e.label_ids).index(e.prompt.true_label) for e in encoded])
+    _, plain = predict(model, encoded)
+    with edited(model, [Edit(((2, 3),))]):
+        top, zeroed = predict(model, encoded)
+    drop = (plain - zeroed).gather(1, column[:, None]).mean()
+    assert table.log_prob_drop[1] == pytest.approx(float(drop))
+    assert table.accuracy[1] == pytest.approx(float((top == true).double().mean()))
+
+
+@pytest.mark.parametrize("heads", [[(9, 0)], [(0, 9)], [(-1, 0)], []])
+def test_heads_outside_the_model_are_refused(heads):
+    with pytest.raises(TwoTowersError, match=r"is not in|no heads"):
+        intervene.check_heads(heads, tiny("gpt2"))

@@ -1,0 +1,269 @@
+"""Label positions on real tokenizers, against decoding (which the code under test never does)."""
+
+import logging
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from twotowers.errors import TwoTowersError
+from twotowers.prompts import Demonstration, Encoded, Prompt, batches, encode, encode_all
+
+TOKENIZERS = Path(__file__).parents[1] / "../shared/tokenizers"
+KINDS = ["gpt2", "gpt2 trimmed", "llama2", "llama2 as on the hub"]
+
+
+def load(kind):
+    """A real tokenizer; "trimmed" leaves the leading space out of offsets, "as on the hub" prepends in a normaliser."""
+    folder = TOKENIZERS / kind.split()[0]
+    if not folder.exists():
+        pytest.skip(f"needs ../shared/tokenizers/{folder.name}, which is not here")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if kind == "gpt2 trimmed":
+        tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    if kind == "llama2 as on the hub":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.backend_tokenizer.pre_tokenizer = None
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request):
+    return load(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return load("gpt2")
+
+
+@pytest.fixture(scope="module")
+def llama2():
+    return load("llama2")
+
+
+def make(*pairs, query="one", true_label="foo", labels=("foo", "bar")):
+    return Prompt(tuple(Demonstration(*pair) for pair in pairs), query, true_label, labels)
+
+
+PAPER = make(("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
+
+
+def word_level(pattern, words="love like eight two one foo bar :"):
+    """A tokenizer whose tokens are the matches of `pattern`, for the mischief that real ones seldom do."""
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(["[UNK]", *words.split()])}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+
+
+def check(prompt: Prompt, encoded: Encoded, tokenizer) -> None:
+    """Every position against decoding: what stands before a label's token decodes to the text before the label."""
+
+    def decoded(start, stop):
+        ids = encoded.ids[start:stop]
+        return plain(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def plain(text):  # sentencepiece cannot tell its own sign for a space from one in the text
+        return text.replace("▁", " ")
+
+    before = ""
+    for d, at, span in zip(prompt.demonstrations, encoded.label_positions, encoded.text_spans, strict=True):
+        assert decoded(0, at) == plain(f"{before}{d.text} :")
+        assert encoded.ids[at] == encoded.label_ids[d.label]
+        assert decoded(0, span[1]) == plain(f"{before}{d.text}")
+        assert decoded(0, span[0]).strip() == plain(before).strip()
+        before += f"{d.text} : {d.label} "
+    assert decoded(0, encoded.query_span[1]) == plain(before + prompt.query)
+    assert decoded(0, encoded.query_span[0]).strip() == plain(before).strip()
+    assert encoded.last == len(encoded.ids) - 1
+    assert decoded(0, encoded.last) == plain(before + prompt.query)
+    assert decoded(0, None) == plain(prompt.text)
+
+
+def test_the_papers_example_on_gpt2(gpt2):
+    assert PAPER.text == "love : bar like : bar eight : foo two : foo one :"
+    assert PAPER.is_true == (False, False, True, True)
+    encoded = encode(PAPER, gpt2)
+    assert encoded.label_positions == (2, 5, 8, 11)
+    assert encoded.text_spans == ((0, 1), (3, 4), (6, 7), (9, 10))
+    assert encoded.query_span == (12, 13) and encoded.last == 13
+    assert encoded.label_ids == {"foo": 22944, "bar": 2318} and encoded.true_id == 22944
+
+
+def test_the_papers_example_on_llama_counts_the_beginning_token(llama2):
+    encoded = encode(PAPER, llama2)
+    assert encoded.ids[0] == llama2.bos_token_id
+    assert encoded.label_positions == (3, 6, 9, 12)
+    assert encoded.query_span == (13, 14) and encoded.last == 14
+    assert llama2.convert_ids_to_tokens([encoded.label_ids["foo"], encoded.label_ids["bar"]]) == ["▁foo", "▁bar"]
+
+
+CASES = {
+    "sentences": make(
+        ("The harbour was calm, and nobody spoke.", "bar"),
+        ("Why did the price of tin fall twice in 1921?", "foo"),
+        query="She answered: never again!",
+    ),
+    "labels inside texts": make(
+        ("say foo : foo", "bar"), ("bar", "foo"), ("foo : bar", "bar"), query="foo :", true_label="bar"
+    ),
+    "colons": make((":", "foo"), ("a:", "bar"), ("::: :", "foo"), query=":"),
+    "punctuation before the colon": make(("well...", "foo"), ("(so)", "bar"), ('"no"', "foo"), query="hm?!"),
+    "combining marks": make(("e\u0301\u0301te\u0301", "bar"), ("\u0301x", "foo"), query="nin\u0303o\u0303"),
+    "emoji": make(("🙂🙃", "bar"), ("👩\u200d👩\u200d👧", "foo"), query="🏴\U000e0067\U000e007f"),
+    "scripts": make(("漢字𠀀", "bar"), ("ลิง", "foo"), ("قرد", "bar"), query="обезьяна"),
+    "inner space": make(("two  words", "bar"), ("a\n\nb\tc", "foo"), query="x \u00a0 y"),
+    "no demonstrations": make(),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_positions(name, tokenizer):
+    prompt = CASES[name]
+    check(prompt, encode(prompt, tokenizer), tokenizer)
+
+
+# "<" and ">" stand apart so that no special token such as "<s>" can form.
+FRAGMENTS = [*"ab Z9:.,!?'\"(\n\t-_#", "foo", "bar", " : ", " foo ", ": ", "...", "é", "e\u0301", "\u0301", "ß", "İ"]
+FRAGMENTS += ["🙂", "👩\u200d👧", "漢", "𠀀", "\u200b", "\u00a0", "\ufeff", "ลิ", "قرد", "▁", "Ġ", "\x01", "\u3000"]
+TEXTS = st.lists(
+    st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"], exclude_characters="<>"), max_size=9
+)
+# At an edge sentencepiece takes "▁" for the space that may not stand there.
+TEXTS = TEXTS.map(lambda pieces: "".join(pieces).strip()).filter(lambda t: t and t.strip("▁") == t)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(TEXTS, st.sampled_from(["foo", "bar"])), max_size=4), TEXTS)
+@example([("a▁b", "foo"), ("\u0301", "bar")], "::")
+def test_any_text_keeps_its_labels(tokenizer, pairs, query):
+    prompt = make(*pairs, query=query)
+    encoded = encode(prompt, tokenizer)
+    check(prompt, encoded, tokenizer)
+    # A second witness, with the tokenizer's offsets: the label's token covers the label and its space, no more.
+    offsets = tokenizer(prompt.text, return_offsets_mapping=True)["offset_mapping"]
+    at = 0
+    for (text, label), position in zip(pairs, encoded.label_positions, strict=True):
+        at += len(text) + 3
+        assert prompt.text[at : at + 3] == label
+        assert offsets[position] in ((at - 1, at + 3), (at, at + 3))
+        at += 4
+
+
+def test_many_prompts_are_the_same_as_one_at_a_time_and_fast(tokenizer):
+    prompts = list(CASES.values())
+    assert encode_all(prompts, tokenizer) == [encode(prompt, tokenizer) for prompt in prompts]
+    assert encode_all([], tokenizer) == []
+    began = time.perf_counter()
+    assert len(encode_all([PAPER] * 1000, tokenizer)) == 1000
+    assert time.perf_counter() - began < 3  # 0.1 to 0.3 s on a quiet machine
+
+
+def test_labels_of_several_tokens_are_followed_by_their_first(tokenizer):
+    prompt = make(("love", "zorblax"), ("two", "quinzel"), labels=("zorblax", "quinzel"), true_label="quinzel")
+    encoded = encode(prompt, tokenizer)
+    check(prompt, encoded, tokenizer)
+    for label, at in zip(("zorblax", "quinzel"), encoded.label_positions, strict=True):
+        first = tokenizer.convert_ids_to_tokens(encoded.ids)[at].lstrip("Ġ▁")
+        assert label.startswith(first) and first != label
+    assert encoded.true_id == encoded.label_ids["quinzel"]
+
+
+def refused(prompt, tokenizer, words, **more):
+    with pytest.raises(TwoTowersError, match=words) as error:
+        encode(prompt, tokenizer, **more)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_that_begin_alike_are_refused(gpt2):
+    refused(make(("a", "foobar"), labels=("foobar", "foobaz"), true_label="foobaz"), gpt2, "same token.*choose labels")
+
+
+def test_labels_behind_a_lone_space_are_refused(llama2):
+    refused(make(("a", "𠀀"), labels=("𠀀", "foo")), llama2, "only a space")
+
+
+def test_long_prompts_are_refused_with_their_length(gpt2):
+    refused(PAPER, gpt2, "14 tokens and the model reads 13", max_length=13)
+    assert encode(PAPER, gpt2, max_length=14).last == 13
+
+
+def test_special_tokens_in_texts_are_refused(gpt2, llama2):
+    refused(make(("a <s> b", "foo")), llama2, "special token '<s>'")
+    refused(make(("a", "foo"), query="<|endoftext|>"), gpt2, "special token")
+
+
+def test_end_tokens_are_refused(llama2):
+    ending = load("llama2")
+    pieces = [("<s>", ending.bos_token_id), ("</s>", ending.eos_token_id)]
+    ending.backend_tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=pieces)
+    refused(PAPER, ending, "add_eos_token=False")
+
+
+def test_tokenizers_without_offsets_are_refused():
+    with pytest.raises(TwoTowersError, match="use_fast=True"):
+        encode_all([], SimpleNamespace(is_fast=False))
+
+
+def test_mischief_of_tokenizers_is_refused():
+    check_plain = encode(PAPER, word_level(r"\S+"))
+    assert check_plain.label_positions == (2, 5, 8, 11) and check_plain.last == 13
+    refused(PAPER, word_level(r"one :|\S+"), "merges the final ':'")
+    refused(PAPER, word_level(r"foo two|\S+", "love like eight one foo bar : foo"), "'foo' merges with its neighbours")
+    refused(PAPER, word_level(r": foo$|\S+"), "'foo' changes the tokens before it")
+    refused(PAPER, word_level(r"fo(?=o$)|\S+", "love like eight two one foo bar : fo"), "several tokenisations")
+    refused(PAPER, word_level(r"\S+", "love like eight two one foo :"), "'bar' is unknown")
+    refused(PAPER, word_level(r"(?!like)\b\w+|:"), "no token for the text 'like'")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: make(("a", "foo"), labels=("foo", "foo")), "equal labels"),
+        (lambda: make(labels=("foo",)), "fewer than two"),
+        (lambda: make(labels="foo"), "give a tuple"),
+        (lambda: make(("a", "baz")), "label 'baz'"),
+        (lambda: make(("a", "foo"), true_label="baz"), "true label 'baz'"),
+        (lambda: make(("", "foo")), "empty"),
+        (lambda: make(("a ", "foo")), "edges"),
+        (lambda: make(("a", "foo"), query="\n"), "edges"),
+        (lambda: make(labels=("foo", " bar")), "edges"),
+        (lambda: next(batches([], 0)), "max_tokens=0"),
+    ],
+)
+def test_prompts_that_make_no_sense_are_refused(call, words):
+    with pytest.raises(TwoTowersError, match=words):
+        call()
+
+
+def of_length(n: int) -> Encoded:
+    return Encoded(PAPER, tuple(range(n)), (), (), (0, 1), n - 1, {})
+
+
+@given(st.lists(st.integers(1, 9), max_size=40), st.integers(1, 30))
+def test_batches_cover_every_prompt_once(lengths, max_tokens):
+    encoded = [of_length(n) for n in lengths]
+    seen = []
+    for index, batch in batches(encoded, max_tokens):
+        assert [encoded[i] for i in index] == batch
+        assert len({len(one.ids) for one in batch}) == 1
+        assert len(batch) == 1 or sum(len(one.ids) for one in batch) <= max_tokens
+        seen += index
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_batches_are_as_few_as_the_tokens_allow():
+    found = [index for index, _ in batches([of_length(n) for n in (3, 5, 3, 3, 5)], 6)]
+    assert found == [[0, 2], [3], [1], [4]]
+
+
+def test_long_texts_raise_no_warning(gpt2, caplog):
+    with caplog.at_level(logging.WARNING):
+        encode(make(query="word " * 1100 + "end"), gpt2)
+    assert not caplog.records
