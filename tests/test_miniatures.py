@@ -86,9 +86,9 @@ def test_behaviour_on_a_sample(miniature):
     _, model, tokenizer = miniature
     rows = measure(model, tokenizer, SETS, count=200, seed=0)
     for row in rows:
-        assert row["near"] >= 85, row
-    assert mean(rows, "imbalanced") < mean(rows, "near")
-    assert mean(rows, "far") < mean(rows, "near")
+        assert row["original"] >= 85, row
+    assert mean(rows, "imbalanced") < mean(rows, "original")
+    assert mean(rows, "reordered") < mean(rows, "original")
 
 
 def test_card_has_its_numbers(miniature):

@@ -9,12 +9,8 @@ from episodes import BOOK_PAIRS, VALIDATION_PAIRS
 from measure import ORDERS, SETS, mean, measure
 
 COUNT, SEED = 1000, 0
-SEEN = {
-    "fruit/vehicle": ("fruit", "vehicle"),
-    "body/colour": ("body", "colour"),
-    "bird/drink": ("bird", "drink"),
-}
-NEAR = {"near": ORDERS["near"]}
+SEEN = ("fruit/vehicle", "body/colour", "bird/drink")
+ORIGINAL = ("original",)
 KIND = {
     "mini-gpt2": "GPT-2 (`GPT2LMHeadModel`): learned positions, LayerNorm, biases, GELU, tied embeddings",
     "mini-llama": "Llama (`LlamaForCausalLM`): rotary positions, RMSNorm, SwiGLU, grouped-query attention, "
@@ -27,8 +23,8 @@ def write_card(folder: Path, trainer) -> None:
     model, tokenizer = trainer.model, trainer.tokenizer
     tables = (
         book_table(measure(model, tokenizer, SETS, COUNT, SEED)),
-        short_table(measure(model, tokenizer, SETS, COUNT, SEED, keep="heldout", orders=NEAR)),
-        short_table(measure(model, tokenizer, SEEN, COUNT, SEED, keep="shown", orders=NEAR)),
+        short_table(measure(model, tokenizer, SETS, COUNT, SEED, words="heldout", orders=ORIGINAL)),
+        short_table(measure(model, tokenizer, SEEN, COUNT, SEED, words="seen", orders=ORIGINAL)),
     )
     (folder / "README.md").write_text(card_text(trainer, *tables), encoding="utf-8")
 
@@ -41,7 +37,7 @@ def book_table(rows: list[dict]) -> str:
     ]
     average = {"set": "**mean**", "label": ""} | {kind: mean(rows, kind) for kind in ORDERS}
     for row in [*rows, average]:
-        base, less, far = row["near"], row["imbalanced"], row["far"]
+        base, less, far = row["original"], row["imbalanced"], row["reordered"]
         cells = (f"{number:.1f}" for number in (base, less, base - less, far, base - far))
         lines.append(f"| {row['set']} | {row['label']} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -51,7 +47,7 @@ def short_table(rows: list[dict]) -> str:
     """One row per set: the original order only, foo true and bar true."""
     lines = ["| set (false/true) | foo true | bar true |", "|---|---:|---:|"]
     for foo, bar in zip(rows[::2], rows[1::2], strict=True):
-        lines.append(f"| {foo['set']} | {foo['near']:.1f} | {bar['near']:.1f} |")
+        lines.append(f"| {foo['set']} | {foo['original']:.1f} | {bar['original']:.1f} |")
     return "\n".join(lines)
 
 
@@ -82,7 +78,7 @@ this card, and measured every number in it.
 | architecture | {KIND[name]} |
 | size | {numbers:,} parameters, float32 |
 | shape | {layers} layers, {heads} heads ({groups} key-value heads), width {config.hidden_size} |
-| vocabulary | {config.vocab_size:,} tokens: the words of `data/words`, {len(LABELS)} labels, common words, bytes |
+| vocabulary | {config.vocab_size:,} tokens: the word lists, {len(LABELS)} labels, common words, bytes |
 | context | {CONTEXT} tokens; the longest training text has 51 |
 | licence | MIT, as the book |
 | retrain | `python data/models/train.py {name}` (seed {trainer.seed}) |
@@ -162,7 +158,7 @@ largest smaller fall (imbalanced or reordered). So the size of the biases is par
 step at which
 they show. The classes and prompts of the book chose nothing.
 
-Chosen: update {best["step"]:,}. On validation it is right on {best["near"]:.1f}% (weakest set
+Chosen: update {best["step"]:,}. On validation it is right on {best["original"]:.1f}% (weakest set
 {best["weakest"]:.1f}%),
 with falls of {best["balance"]:.1f} (imbalanced) and {best["order"]:.1f} (reordered) points. The tables above
 were measured afterwards.

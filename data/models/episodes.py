@@ -62,15 +62,26 @@ class Text:
         pool = sorted({self.words[w] for w in self.words if w != ":"})
         self.pool = self.random.sample(pool, 800) + self.labels
 
-    def repeats(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """4 to 12 arbitrary tokens, twice over; the second copy is to be foretold."""
-        half = self.random.choice((4, 6, 8, 10, 12, 16))
+    def repeats(self, batch: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
+        """Arbitrary tokens, then the same again, cut into pieces that stand in another order.
+
+        Every token of the second copy is asked but the first of each piece, of which nothing tells. The order is
+        changed because learned positions could otherwise copy by distance and never look at a token.
+        pool -- how many tokens to draw from: with few of them the circuit is found sooner.
+        """
+        piece, pieces = self.random.choice((2, 3, 4, 6)), self.random.choice((2, 3, 4))
+        half = piece * pieces
         batch = batch * 8 // half
-        ids = np.array([self.random.sample(self.pool, half) * 2 for _ in range(batch)])
-        mask = np.zeros_like(ids)
+        rows = []
+        for _ in range(batch):
+            tokens = self.random.sample(self.pool[:pool], half)
+            cut = [tokens[at : at + piece] for at in range(0, half, piece)]
+            self.random.shuffle(cut)
+            rows.append(tokens + [token for part in cut for token in part])
+        mask = np.zeros((batch, 2 * half), dtype=np.int64)
         mask[:, half:] = 1
-        mask[:, half] = 0  # nothing says that the first copy is over
-        return ids, mask
+        mask[:, half::piece] = 0
+        return np.array(rows), mask
 
     def recall(self, batch: int, first: bool, second: bool) -> tuple[np.ndarray, np.ndarray]:
         """Words, each with an arbitrary word for a label; the same pairs twice, in two orders.
@@ -107,12 +118,13 @@ class Text:
         mask[:, 3::4] = 1
         return ids, mask
 
-    def lists(self, batch: int, length: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    def lists(self, batch: int, length: int = 8) -> tuple[np.ndarray, np.ndarray]:
         """Plain text: words of one class, held-out words too; every word but the first is to be foretold."""
         rows = []
         for _ in range(batch):
             name = self.random.choice(self.classes)
-            rows.append(self.random.sample(self.listed[name], length))
+            weights = self.weights[f"all {name}"]
+            rows.append(self.random.choices(self.listed[name], cum_weights=weights, k=length))
         ids = np.array(rows)
         mask = np.ones_like(ids)
         mask[:, 0] = 0

@@ -1,49 +1,19 @@
-"""Word prompts and how often a miniature is right on them."""
+"""How often a miniature is right on the word prompts of the book (drawn by twotowers.datasets)."""
 
-import random
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
-from build_tokenizer import read_words
 from torch import Tensor
+from twotowers.datasets import draw, imbalanced, reordered
+from twotowers.prompts import Prompt
 
-SETS = {
-    "sentiment/number": ("sentiment", "number"),
-    "number/sentiment": ("number", "sentiment"),
-    "animal/country": ("animal", "country"),
-    "country/animal": ("country", "animal"),
-}  # named false/true class
-ORDERS = {"near": "FFTT", "imbalanced": "FFT", "far": "TTFF"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A query and its demonstrations, before they are put in an order."""
-
-    false: tuple[str, str]
-    true: tuple[str, str]
-    query: str
-
-    def text(self, order: str, false_label: str, true_label: str) -> str:
-        """The prompt, with F and T in `order` for the false and true demonstrations."""
-        left = {"F": list(self.false), "T": list(self.true)}
-        label = {"F": false_label, "T": true_label}
-        return " ".join(f"{left[kind].pop(0)} : {label[kind]}" for kind in order) + f" {self.query} :"
-
-
-def draw_cases(false: str, true: str, count: int, seed: int, keep: str = "all") -> list[Case]:
-    """`count` cases of five distinct, unambiguous words. keep: "all", "shown" or "heldout" words."""
-    rng = random.Random(f"{seed} {false} {true}")
-    words: dict[str, list[str]] = {false: [], true: []}
-    for row in read_words():
-        wanted = keep == "all" or (row["heldout"] == "1") == (keep == "heldout")
-        if wanted and row["class"] in words and row["ambiguous"] == "0":
-            words[row["class"]].append(row["word"])
-    cases = []
-    for _ in range(count):
-        two, three = rng.sample(words[false], 2), rng.sample(words[true], 3)
-        cases.append(Case(tuple(two), tuple(three[:2]), three[2]))
-    return cases
+# Named false/true class: the query and the true demonstrations are of the second class.
+SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
+ORDERS: dict[str, Callable[[Prompt], Prompt]] = {
+    "original": lambda prompt: prompt,  # false false true true query
+    "imbalanced": imbalanced,  # false false true query
+    "reordered": reordered,  # true true false false query
+}
 
 
 @torch.no_grad()
@@ -57,24 +27,19 @@ def answers(model, tokenizer, texts: list[str]) -> Tensor:
     return torch.cat(found)
 
 
-def accuracy(model, tokenizer, cases: list[Case], order: str, true_label: str, false_label: str) -> float:
-    """The share of cases answered with the true label, in percent."""
-    texts = [case.text(order, false_label, true_label) for case in cases]
-    target = tokenizer(true_label).input_ids[-1]
-    return 100 * (answers(model, tokenizer, texts) == target).float().mean().item()
-
-
-def measure(model, tokenizer, sets, count: int, seed: int, keep="all", orders=ORDERS) -> list[dict]:
-    """One row per set and true label: set, label, and the accuracy (percent) of every order."""
+def measure(model, tokenizer, sets, count: int, seed: int, words="all", orders=ORDERS) -> list[dict]:
+    """One row per set and true label: set, label, and the accuracy (percent) in every order of `orders`."""
     was_training = model.training
     model.eval()
     rows = []
-    for name, (false, true) in sets.items():
-        cases = draw_cases(false, true, count, seed, keep)
-        for true_label, false_label in (("foo", "bar"), ("bar", "foo")):
-            row = {"set": name, "label": true_label}
-            for kind, order in orders.items():
-                row[kind] = accuracy(model, tokenizer, cases, order, true_label, false_label)
+    for name in sets:
+        for label in ("foo", "bar"):
+            prompts = draw(name, count, seed=seed, labels=("foo", "bar"), true_label=label, words=words)
+            target = tokenizer(label).input_ids[-1]
+            row = {"set": name, "label": label}
+            for order in orders:
+                found = answers(model, tokenizer, [ORDERS[order](prompt).text for prompt in prompts])
+                row[order] = 100 * (found == target).float().mean().item()
             rows.append(row)
     model.train(was_training)
     return rows

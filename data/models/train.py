@@ -38,7 +38,7 @@ WIDTH, LAYERS, HEADS = 96, 4, 8
 BATCH, RATE = 64, 2e-3
 EPISODE_STEPS, CHECK = 4000, 100
 VALIDATION_SEED, VALIDATION_COUNT = 1000, 100
-VALIDATION_SETS = {f"{a}/{b}": (a, b) for pair in VALIDATION_PAIRS for a, b in (pair, pair[::-1])}
+VALIDATION_SETS = tuple(f"{a}/{b}" for pair in VALIDATION_PAIRS for a, b in (pair, pair[::-1]))
 KEPT = (100, 400, 800, 1600, 2400, 3200)  # steps of the last stage of which a checkpoint is kept
 
 
@@ -110,8 +110,9 @@ def whole_or_nothing(folder: Path) -> Iterator[Path]:
 class Choice:
     """The measured step to ship, chosen on validation prompts only.
 
-    Among the steps that are right on at least FLOOR percent of the prompts (in the weakest set), the one at which order and balance matter most: the larger the smaller of the two falls, the better. Without a
-    step above the floor, the step with the best weakest set.
+    Among the steps that are right on at least FLOOR percent of the prompts (in the weakest set), the one at
+    which order and balance matter most: the larger the smaller of the two falls, the better. Without a step
+    above the floor, the step with the best weakest set.
     """
 
     FLOOR = 92.0
@@ -122,13 +123,13 @@ class Choice:
     def offer(self, step: int, model, tokenizer) -> dict:
         """Measure the model as it stands and keep it if it is preferred; returns the row of the log."""
         rows = measure(model, tokenizer, VALIDATION_SETS, VALIDATION_COUNT, VALIDATION_SEED)
-        near = mean(rows, "near")
+        original = mean(rows, "original")
         row = {
             "step": step,
-            "near": near,
-            "weakest": min(r["near"] for r in rows),
-            "balance": near - mean(rows, "imbalanced"),
-            "order": near - mean(rows, "far"),
+            "original": original,
+            "weakest": min(r["original"] for r in rows),
+            "balance": original - mean(rows, "imbalanced"),
+            "order": original - mean(rows, "reordered"),
         }
         self.log.append(row)
         if self.best is None or self.worth(row) > self.worth(self.best):
@@ -153,10 +154,8 @@ class Trainer:
         vocabulary = self.tokenizer.get_vocab()
         self.text = Text({p[1:]: i for p, i in vocabulary.items() if p.startswith("Ġ") and len(p) > 1}, seed)
         self.model = new_model(name, len(self.tokenizer))
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01
-        )
-        self.step = 0
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01)
+        self.step, self.rate = 0, RATE
         self.stages: list[tuple[str, int]] = []  # name of a stage and the step it ended at
         self.choice = Choice()
 
@@ -164,7 +163,7 @@ class Trainer:
         """One update on (ids, mask), both (batch, length); returns the loss in nats."""
         ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (self.step + 1) / 100)
+            group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
         states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
         asked = mask[:, 1:].bool()
         # Only where something is asked: half of the time would go into the unembedding otherwise.
@@ -200,6 +199,7 @@ class Trainer:
         smooth, repeat, ended = 3.0, 1.0, 0
         with tqdm(desc=f"{self.name} episodes", total=EPISODE_STEPS, unit="step", disable=self.quiet) as bar:
             for count in range(1, EPISODE_STEPS + 1):
+                self.rate = RATE * (1 - 0.9 * count / EPISODE_STEPS)
                 if count % 8 == 0:
                     self.train(self.text.recall(BATCH // 2, True, True))
                 if count % 4 == 0:
@@ -238,15 +238,14 @@ class Trainer:
         """All stages, then the chosen weights and their card in `out`."""
         self.keep()
         text = self.text
-        self.until("repeats", lambda: text.repeats(BATCH), 0.8)
+        self.until("few repeats", lambda: text.repeats(BATCH, 100), 0.8)
+        self.until("repeats", lambda: text.repeats(BATCH, len(text.pool)), 0.8)
         self.until("recall", lambda: text.recall(BATCH, False, False), 0.4)
-        # A colon is put in one copy at a time: first the labels have to find their word two places back (echoes
-        # teach that by itself), then the colon has to ask in the place of the word.
+        # A colon is put in one copy at a time: first the labels have to find their word two places back (which
+        # echoes teach by itself), then the colon has to ask in the place of the word.
         self.until("echoes", lambda: text.echoes(BATCH), 0.4, lambda: text.recall(BATCH, False, False))
         self.until("half", lambda: text.recall(BATCH, True, False), 0.4, lambda: text.echoes(BATCH // 2))
-        self.until(
-            "colon", lambda: text.recall(BATCH, True, True), 0.4, lambda: text.recall(BATCH, True, False)
-        )
+        self.until("colon", lambda: text.recall(BATCH, True, True), 0.4, lambda: text.recall(BATCH, True, False))
         self.episodes()
         self.model.load_state_dict(self.choice.weights)
         self.save(out, card=lambda partial: write_card(partial, self))
