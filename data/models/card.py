@@ -118,7 +118,8 @@ update at which each ended:
 | random weights | 0 |
 {history}
 
-- *repeats*: arbitrary tokens twice over.
+- *few repeats*, *repeats*: arbitrary tokens, then the same again, cut into pieces in another order; from 100 tokens,
+  then from 800.
 - *recall*: `word label` pairs with arbitrary words for labels; the same pairs again in another order.
 - *echoes*: `word : label word`, so that a label looks two places back.
 - *half*, *colon*: recall again, with a colon in the first copy, then in both.
@@ -145,18 +146,16 @@ The training text is uneven, as text is. The prompts above are even. In an episo
 - {uneven.wrong_word:.0%} of the words belong to no class of the episode;
 - some words belong to several classes.
 
-So a model that is unsure of a word does well to lean on the more frequent and on the more recent label.
-Training also
-stops early: with much more of it such a model becomes sure, and order and balance matter less and less.
+So a model that is unsure of a word does well to lean on the more frequent and on the more recent label. Training
+is also short: with much more of it such a model becomes sure, and order and balance matter less and less.
 
 ## How the weights were chosen
 
-By validation prompts of other classes and another seed, every 100 batches of episodes. The rule: of the
-steps that
-are right on at least {floor:g}% of the original prompts in the weakest validation set, take the one with the
-largest smaller fall (imbalanced or reordered). So the size of the biases is partly our choice: we kept a
-step at which
-they show. The classes and prompts of the book chose nothing.
+By validation prompts of other classes and another seed, every {trainer.choice.EVERY} batches of episodes. The rule:
+of the steps that are right on at least {floor:g}% of the original prompts in the weakest validation set, take the one
+with the largest smaller fall (imbalanced or reordered). Without such a step, take the one whose weakest set is best.
+So the size of the biases is partly our choice: we kept a step at which they show. The classes and prompts of the
+book chose nothing.
 
 Chosen: update {best["step"]:,}. On validation it is right on {best["original"]:.1f}% (weakest set
 {best["weakest"]:.1f}%),

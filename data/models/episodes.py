@@ -27,11 +27,11 @@ APART = frozenset(frozenset(pair) for pair in BOOK_PAIRS + VALIDATION_PAIRS)
 class Unevenness:
     """How the episodes differ from a tidy table; the biases of the miniatures come from here."""
 
-    zipf: float = 1.0  # the r-th word of a class is drawn with weight 1 / (r + 2) ** zipf
-    dirichlet: float = 1.0  # class frequencies differ between episodes: Dirichlet with this concentration
-    stay: tuple[float, float] = (0.2, 0.8)  # chance that a class goes on, drawn per episode: runs of a class
-    wrong_label: float = 0.08  # chance that a demonstration bears another label of the episode
-    wrong_word: float = 0.08  # chance that a word is of some class without a label in the episode
+    zipf: float = 1.5  # the r-th word of a class is drawn with weight 1 / (r + 2) ** zipf
+    dirichlet: float = 0.6  # class frequencies differ between episodes: Dirichlet with this concentration
+    stay: tuple[float, float] = (0.1, 0.7)  # chance that a class goes on, drawn per episode: runs of a class
+    wrong_label: float = 0.12  # chance that a demonstration bears another label of the episode
+    wrong_word: float = 0.12  # chance that a word is of some class without a label in the episode
 
 
 @dataclass
@@ -62,26 +62,26 @@ class Text:
         pool = sorted({self.words[w] for w in self.words if w != ":"})
         self.pool = self.random.sample(pool, 800) + self.labels
 
-    def repeats(self, batch: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
-        """Arbitrary tokens, then the same again, cut into pieces that stand in another order.
+    def repeats(self, batch: int, hide_distance: bool, pool: int = 820) -> tuple[np.ndarray, np.ndarray]:
+        """Arbitrary tokens twice over; every token of the second copy but its first is asked.
 
-        Every token of the second copy is asked but the first of each piece, of which nothing tells. The order is
-        changed because learned positions could otherwise copy by distance and never look at a token.
-        pool -- how many tokens to draw from: with few of them the circuit is found sooner.
+        hide_distance -- put other tokens in front and let every row repeat at its own distance. Learned positions
+        could otherwise copy from a fixed distance and never look at a token.
+        pool -- of how many tokens to draw; with few of them copying is learned sooner.
         """
-        piece, pieces = self.random.choice((2, 3, 4, 6)), self.random.choice((2, 3, 4))
-        half = piece * pieces
-        batch = batch * 8 // half
-        rows = []
-        for _ in range(batch):
-            tokens = self.random.sample(self.pool[:pool], half)
-            cut = [tokens[at : at + piece] for at in range(0, half, piece)]
-            self.random.shuffle(cut)
-            rows.append(tokens + [token for part in cut for token in part])
-        mask = np.zeros((batch, 2 * half), dtype=np.int64)
-        mask[:, half:] = 1
-        mask[:, half::piece] = 0
-        return np.array(rows), mask
+        if hide_distance:
+            length = self.random.choice((16, 24))
+            halves = [self.random.randint(4, length // 2) for _ in range(batch * 16 // length)]
+        else:
+            half = self.random.choice((4, 6, 8, 10, 12, 16))
+            length, halves = 2 * half, [half] * (batch * 8 // half)
+        ids = np.empty((len(halves), length), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, half in enumerate(halves):
+            tokens = self.random.sample(self.pool[:pool], length - half)
+            ids[row] = tokens + tokens[length - 2 * half :]
+            mask[row, length - half + 1 :] = 1
+        return ids, mask
 
     def recall(self, batch: int, first: bool, second: bool) -> tuple[np.ndarray, np.ndarray]:
         """Words, each with an arbitrary word for a label; the same pairs twice, in two orders.

@@ -7,7 +7,7 @@ Stages, each until the loss of the last steps is low enough (episodes.py draws t
     half         recall, with a colon in the first copy        -> labels are found by their word
     colon        recall, with a colon in both copies           -> colons ask for their word
     episodes     "word : label" with one label for each class  -> look a class up
-The last stage runs a fixed number of steps. Every CHECK steps the validation prompts are measured, and the
+The last stage runs a fixed number of steps. Every 50 steps the validation prompts are measured, and the
 shipped weights are those of the measured step that `Choice` prefers. One thread and one seed: the same
 machine and the same version of torch give the same weights, others give similar ones.
 """
@@ -36,10 +36,10 @@ SEEDS = {"mini-gpt2": 0, "mini-llama": 0}
 HERE = Path(__file__).parent
 WIDTH, LAYERS, HEADS = 96, 4, 8
 BATCH, RATE = 64, 2e-3
-EPISODE_STEPS, CHECK = 4000, 100
+EPISODE_STEPS = 1200
 VALIDATION_SEED, VALIDATION_COUNT = 1000, 100
 VALIDATION_SETS = tuple(f"{a}/{b}" for pair in VALIDATION_PAIRS for a, b in (pair, pair[::-1]))
-KEPT = (100, 400, 800, 1600, 2400, 3200)  # steps of the last stage of which a checkpoint is kept
+KEPT = (100, 300, 600, 900)  # steps of the last stage of which a checkpoint is kept
 
 
 def new_model(name: str, vocabulary: int) -> PreTrainedModel:
@@ -72,15 +72,16 @@ def new_model(name: str, vocabulary: int) -> PreTrainedModel:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            initializer_range=0.06,
             **shared,
         )
     )
     # Learned positions start as waves: neighbours are alike from the first step, and positions beyond the
     # longest training text (51 tokens) are not mere noise.
     half = WIDTH // 2
-    angles = torch.arange(CONTEXT)[:, None] * torch.exp(-math.log(1000) * torch.arange(half) / half)
+    angles = torch.arange(CONTEXT)[:, None] * 2.5 * torch.exp(-math.log(60) * torch.arange(half) / half)
     with torch.no_grad():
-        model.transformer.wpe.weight.copy_(0.028 * torch.cat([angles.sin(), angles.cos()], dim=-1))
+        model.transformer.wpe.weight.copy_(0.05 * torch.cat([angles.sin(), angles.cos()], dim=-1))
     return model
 
 
@@ -115,7 +116,7 @@ class Choice:
     above the floor, the step with the best weakest set.
     """
 
-    FLOOR = 92.0
+    FLOOR, EVERY = 92.0, 50
     log: list[dict] = field(default_factory=list)
     best: dict | None = None
     weights: dict | None = None
@@ -154,10 +155,14 @@ class Trainer:
         vocabulary = self.tokenizer.get_vocab()
         self.text = Text({p[1:]: i for p, i in vocabulary.items() if p.startswith("Ġ") and len(p) > 1}, seed)
         self.model = new_model(name, len(self.tokenizer))
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimiser = self.new_optimiser()
         self.step, self.rate = 0, RATE
         self.stages: list[tuple[str, int]] = []  # name of a stage and the step it ended at
         self.choice = Choice()
+
+    def new_optimiser(self) -> torch.optim.Optimizer:
+        """AdamW without a past."""
+        return torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01)
 
     def train(self, batch) -> float:
         """One update on (ids, mask), both (batch, length); returns the loss in nats."""
@@ -196,6 +201,9 @@ class Trainer:
 
     def episodes(self) -> None:
         """The last stage: EPISODE_STEPS batches of episodes, a little recall and plain lists beside them."""
+        # A fresh optimiser and a fresh seed, so that this stage can be run by itself from a checkpoint.
+        self.text = Text(self.text.words, self.seed + 1)
+        self.optimiser = self.new_optimiser()
         smooth, repeat, ended = 3.0, 1.0, 0
         with tqdm(desc=f"{self.name} episodes", total=EPISODE_STEPS, unit="step", disable=self.quiet) as bar:
             for count in range(1, EPISODE_STEPS + 1):
@@ -208,7 +216,7 @@ class Trainer:
                 if repeat > 0 and smooth < 0.75:
                     repeat, smooth = max(0.0, round(repeat - 0.1, 1)), smooth + 0.1
                     ended = self.step
-                if count % CHECK == 0:
+                if count % Choice.EVERY == 0:
                     row = self.choice.offer(self.step, self.model, self.tokenizer)
                     bar.write(
                         f"{repeat} {smooth:.3f} " + str({k: round(v, 1) for k, v in row.items()}),
@@ -238,8 +246,10 @@ class Trainer:
         """All stages, then the chosen weights and their card in `out`."""
         self.keep()
         text = self.text
-        self.until("few repeats", lambda: text.repeats(BATCH, 100), 0.8)
-        self.until("repeats", lambda: text.repeats(BATCH, len(text.pool)), 0.8)
+        learned_positions = self.name == "mini-gpt2"
+        if learned_positions:
+            self.until("few repeats", lambda: text.repeats(BATCH, True, pool=100), 0.8)
+        self.until("repeats", lambda: text.repeats(BATCH, hide_distance=learned_positions), 0.8)
         self.until("recall", lambda: text.recall(BATCH, False, False), 0.4)
         # A colon is put in one copy at a time: first the labels have to find their word two places back (which
         # echoes teach by itself), then the colon has to ask in the place of the word.
