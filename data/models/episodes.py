@@ -27,11 +27,11 @@ APART = frozenset(frozenset(pair) for pair in BOOK_PAIRS + VALIDATION_PAIRS)
 class Unevenness:
     """How the episodes differ from a tidy table; the biases of the miniatures come from here."""
 
-    zipf: float = 1.5  # the r-th word of a class is drawn with weight 1 / (r + 2) ** zipf
-    dirichlet: float = 0.6  # class frequencies differ between episodes: Dirichlet with this concentration
-    stay: tuple[float, float] = (0.1, 0.7)  # chance that a class goes on, drawn per episode: runs of a class
-    wrong_label: float = 0.12  # chance that a demonstration bears another label of the episode
-    wrong_word: float = 0.12  # chance that a word is of some class without a label in the episode
+    zipf: float = 2.0  # the r-th word of a class is drawn with weight 1 / (r + 2) ** zipf
+    dirichlet: float = 0.5  # class frequencies differ between episodes: Dirichlet with this concentration
+    stay: tuple[float, float] = (0.0, 0.6)  # chance that a class goes on, drawn per episode: runs of a class
+    wrong_label: float = 0.15  # chance that a demonstration bears another label of the episode
+    wrong_word: float = 0.15  # chance that a word is of some class without a label in the episode
 
 
 @dataclass
@@ -62,12 +62,12 @@ class Text:
         pool = sorted({self.words[w] for w in self.words if w != ":"})
         self.pool = self.random.sample(pool, 800) + self.labels
 
-    def repeats(self, batch: int, hide_distance: bool, pool: int = 820) -> tuple[np.ndarray, np.ndarray]:
+    def repeats(self, batch: int, hide_distance: bool, pool: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Arbitrary tokens twice over; every token of the second copy but its first is asked.
 
         hide_distance -- put other tokens in front and let every row repeat at its own distance. Learned positions
         could otherwise copy from a fixed distance and never look at a token.
-        pool -- of how many tokens to draw; with few of them copying is learned sooner.
+        pool -- of how many tokens to draw, all by default; with few of them copying is learned sooner.
         """
         if hide_distance:
             length = self.random.choice((16, 24))
