@@ -7,20 +7,41 @@ import torch
 import transformers
 from twotowers import models
 from twotowers.architectures import ARCHITECTURES, Model
-from twotowers.capture import ATTENTION
 from twotowers.prompts import Demonstration, Encoded, Prompt
+from twotowers.reading import implementation
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 VOCABULARY = 61
 
-# "wide heads": more heads x d_head than d_model suggests, so W_O is not square.
+_SMALL = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=20,
+              max_position_embeddings=64)  # fmt: skip
+_NEOX = dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=24, intermediate_size=20,
+             max_position_embeddings=64,
+             rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5})  # fmt: skip
+
+# Each kind has what could go wrong: windows shorter than the prompts, soft caps that bend, "wide heads" (more heads x
+# d_head than d_model suggests, so W_O is not square), biases, scaled and partial rotations.
 TINY = {
     "gpt2": dict(n_layer=3, n_head=4, n_embd=16, n_positions=64),
     "llama": dict(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=16,
                   intermediate_size=24, max_position_embeddings=64),
     "llama wide heads": dict(num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, hidden_size=18,
-                             head_dim=8, intermediate_size=24, max_position_embeddings=64),
+                             head_dim=8, intermediate_size=24, max_position_embeddings=64, attention_bias=True,
+                             mlp_bias=True, rope_parameters={
+                                 "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0,
+                                 "high_freq_factor": 4.0, "original_max_position_embeddings": 16}),
+    "mistral": dict(**_SMALL, sliding_window=6),
+    "qwen2": dict(**_SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "qwen3": dict(**_SMALL, head_dim=8),
+    "gpt_neox": dict(**_NEOX, use_parallel_residual=True),
+    "gpt_neox sequential": dict(**_NEOX, use_parallel_residual=False),
+    "gptj": dict(n_layer=2, n_head=2, n_embd=16, n_positions=64, rotary_dim=4),
+    "opt": dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=12, word_embed_proj_dim=12, ffn_dim=20,
+                max_position_embeddings=64, pad_token_id=1),
+    "gemma": dict(**_SMALL, head_dim=8),
+    "gemma2": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5, attn_logit_softcapping=1.5,
+                   final_logit_softcapping=4.0, pad_token_id=0),
 }  # fmt: skip
 
 
@@ -31,19 +52,46 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
         model_type, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **TINY[kind]
     )
     torch.manual_seed(0)
-    hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
+    row = ARCHITECTURES[model_type]
+    hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation(row), dtype=dtype)
     with torch.no_grad():
         for name, parameter in hf.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
             if "norm" in name or "ln_" in name:
                 parameter.add_(torch.rand_like(parameter))
     hf = hf.eval().requires_grad_(False)
-    return Model(kind, hf, None, ARCHITECTURES[model_type], f"{kind}@{models.weights_hash(hf)}")
+    return Model(kind, hf, None, row, f"{kind}@{models.weights_hash(hf)}")
+
+
+class _StaysWide(torch.overrides.TorchFunctionMode):
+    """Many stock modules compute norms, scores or a softmax in float32 whatever the model's dtype; here float64 stays
+    float64, so that identities can be held to 1e-12 through them."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if function is torch.Tensor.float or (function is torch.Tensor.to and torch.float32 in args):
+                return args[0]
+            if kwargs.get("dtype") == torch.float32:
+                kwargs = {**kwargs, "dtype": torch.float64}
+        return function(*args, **kwargs)
+
+
+@pytest.fixture
+def float64():
+    with _StaysWide():
+        yield
 
 
 @pytest.fixture(scope="session", params=sorted(TINY))
-def any_model(request) -> Model:
+def tiny_model(request) -> Model:
     return tiny(request.param)
+
+
+@pytest.fixture
+def any_model(tiny_model, float64) -> Model:
+    """A tiny random model of every architecture in turn, whose stock modules stay in float64."""
+    return tiny_model
 
 
 def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:

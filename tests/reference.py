@@ -4,8 +4,6 @@ Straight from the definitions, one vector at a time, on the model's own tensors 
 module calls: no capture, no factoring, no streaming.
 """
 
-import unittest.mock
-
 import torch
 from twotowers.architectures import Model
 
@@ -38,16 +36,20 @@ class Reference:
                     lambda m, args, key=("coefficients", layer): seen.__setitem__(key, args[0])
                 )
             )
+            for block in ("attention", "ffn"):
+                handles.append(
+                    model.part(layer, f"{block}_out").register_forward_hook(
+                        lambda m, a, out, key=(f"{block} map", layer): seen.__setitem__(key, out)
+                    )
+                )
         implementation = model.hf.config._attn_implementation
-        model.hf.set_attn_implementation("eager")
-        # Some eager attentions take their softmax in float32; the reference stays in the model's own dtype.
-        wide = unittest.mock.patch("torch.nn.functional.softmax", lambda x, dim=-1, dtype=None: torch.softmax(x, dim))
+        if implementation != "eager":
+            model.hf.set_attn_implementation("eager")
         try:
-            wide.start()
             out = model.hf(torch.tensor([ids]), output_attentions=True, output_hidden_states=True, use_cache=False)
         finally:
-            wide.stop()
-            model.hf.set_attn_implementation(implementation)
+            if implementation != "eager":
+                model.hf.set_attn_implementation(implementation)
             for handle in handles:
                 handle.remove()
         self.attentions = [a[0, :, -1] for a in out.attentions]  # per layer (head, position)
@@ -56,19 +58,37 @@ class Reference:
         self.ffn = [seen["ffn", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
         self.normed = [seen["attention_in", i][0] for i in range(model.n_layers)]  # (position, d_model)
         self.coefficients = [seen["coefficients", i].reshape(len(ids), -1)[-1] for i in range(model.n_layers)]
+        self.mapped = {
+            b: [seen[f"{b} map", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
+            for b in ("attention", "ffn")
+        }
         self.final = self.layer_input[-1] + self.attention[-1] + self.ffn[-1]
         e = model.unembedding
         centred = self.final - self.final.mean() if e.centred else self.final
         self.scale = (centred.square().mean() + e.eps).sqrt()
 
+    def after_norm(self, layer, block, v):
+        """A share v of what W_O or fc2 gave, behind Gemma 2's norm of the whole: (1 + w) * v / s."""
+        name = {"attention": "post_attention_layernorm", "ffn": "post_feedforward_layernorm"}[block]
+        if self.model.config.model_type != "gemma2":
+            return v
+        norm, whole = getattr(self.model.blocks[layer], name), self.mapped[block][layer]
+        return (1 + norm.weight) * v / (whole.square().mean() + norm.eps).sqrt()
+
     def value_output(self, layer, head, position):
         """vo: W_O^h (W_V^h norm(x) + b_V), weights taken straight from the modules."""
+        return self.after_norm(layer, "attention", self._value_output(layer, head, position))
+
+    def _value_output(self, layer, head, position):
         model, attention = self.model, self.model.part(layer, "attention")
         d = model.d_head
         x = self.normed[layer][position]
         if hasattr(attention, "c_attn"):
             value = attention.c_attn(x)[2 * model.d_model :][head * d : (head + 1) * d]
             return value @ attention.c_proj.weight[head * d : (head + 1) * d]
+        if hasattr(attention, "query_key_value"):
+            value = attention.query_key_value(x)[(3 * head + 2) * d : (3 * head + 3) * d]
+            return attention.dense.weight[:, head * d : (head + 1) * d] @ value
         group = head * model.n_key_value_heads // model.n_heads
         value = attention.v_proj(x)[group * d : (group + 1) * d]
         out = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
@@ -81,7 +101,9 @@ class Reference:
         return sum(self.position(layer, head, p) for p in range(self.attentions[layer].shape[-1]))
 
     def neuron(self, layer, neuron):
-        return self.coefficients[layer][neuron] * self.model.ffn_weight(layer)[neuron]
+        fc2 = self.model.part(layer, "ffn_out").weight
+        row = fc2[neuron] if self.model.config.model_type == "gpt2" else fc2[:, neuron]
+        return self.after_norm(layer, "ffn", self.coefficients[layer][neuron] * row)
 
     def increase(self, x, v, word, norm):
         before = log_prob(self.model, x, word, norm, self.scale)

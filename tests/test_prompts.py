@@ -211,12 +211,37 @@ def test_tokenizers_without_offsets_are_refused():
         encode_all([], SimpleNamespace(is_fast=False))
 
 
+def test_spans_leave_out_a_lone_space(llama2):
+    encoded = encode(make(("a", "bar"), ("漢", "foo"), query="漢字"), llama2)
+    pieces = llama2.convert_ids_to_tokens(encoded.ids)
+    assert pieces == ["<s>", "▁a", "▁:", "▁bar", "▁", "漢", "▁:", "▁foo", "▁", "漢", "字", "▁:"]
+    assert encoded.text_spans == ((1, 2), (5, 6)) and encoded.query_span == (9, 11)
+    assert encoded.label_positions == (3, 7)
+
+
+class Crooked:
+    """A tokenizer whose offsets of the first two tokens are exchanged."""
+
+    is_fast, all_special_tokens, unk_token_id = True, (), None
+
+    def __call__(self, texts, **how):
+        batch = dict(word_level(r"\S+")(texts, **how))
+        batch["offset_mapping"] = [[o[1], o[0], *o[2:]] for o in batch["offset_mapping"]]
+        return batch
+
+
+def test_crooked_offsets_are_refused():
+    refused(PAPER, Crooked(), "offsets do not rise")
+
+
 def test_mischief_of_tokenizers_is_refused():
     check_plain = encode(PAPER, word_level(r"\S+"))
     assert check_plain.label_positions == (2, 5, 8, 11) and check_plain.last == 13
     refused(PAPER, word_level(r"one :|\S+"), "merges the final ':'")
     refused(PAPER, word_level(r"foo two|\S+", "love like eight one foo bar : foo"), "'foo' merges with its neighbours")
+    refused(PAPER, word_level(r": foo(?= )|\S+"), "'foo' merges with its neighbours")
     refused(PAPER, word_level(r": foo$|\S+"), "'foo' changes the tokens before it")
+    refused(PAPER, word_level(r"o(?=ne : foo$)|\S+"), "'foo' changes the tokens before it")
     refused(PAPER, word_level(r"fo(?=o$)|\S+", "love like eight two one foo bar : fo"), "several tokenisations")
     refused(PAPER, word_level(r"\S+", "love like eight two one foo :"), "'bar' is unknown")
     refused(PAPER, word_level(r"(?!like)\b\w+|:"), "no token for the text 'like'")

@@ -14,6 +14,7 @@ from twotowers.statistics import (
     bootstrap,
     bootstrap_correlation,
     bootstrap_difference,
+    bootstrap_of_means,
     overlap,
     spearman,
 )
@@ -105,6 +106,11 @@ def test_correlation_takes_ranks_anew_in_every_resample():
     assert interval == Interval(interval.estimate, -1, 1, 3) and interval.estimate == pytest.approx(0.5)
 
 
+def test_what_does_not_vary_has_no_correlation_however_its_mean_rounds():
+    assert np.mean([0.1] * 3) != 0.1
+    assert np.isnan(statistics._pearson(np.array([[0.1] * 3]), np.array([[1.0, 2.0, 3.0]]))).all()
+
+
 def test_pearson_by_hand():
     # Deviations -1, 0, 1 and -1, -1, 2: covariance 3, variances 2 and 6.
     assert bootstrap_correlation([1, 2, 3], [0, 0, 3], "pearson").estimate == pytest.approx(3 / math.sqrt(12))
@@ -152,3 +158,52 @@ def test_what_would_be_silently_wrong_is_refused(call):
     with pytest.raises(TwoTowersError) as error:
         call()
     assert "\n" not in str(error.value) and ":" in str(error.value)
+
+
+def test_pairs_of_one_prompt_are_resampled_together():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30)
+    y = x + rng.normal(size=30)
+    alone = bootstrap_correlation(x, y, "pearson")
+    # Three copies of every pair say nothing new: the interval must not shrink.
+    copies = bootstrap_correlation(np.repeat(x[:, None], 3, 1), np.repeat(y[:, None], 3, 1), "pearson")
+    assert (copies.estimate, copies.low, copies.high, copies.n) == pytest.approx(
+        (alone.estimate, alone.low, alone.high, 30)
+    )
+    grid = rng.normal(size=(30, 3)), rng.normal(size=(30, 3))
+    assert bootstrap_correlation(*grid).estimate == pytest.approx(spearman(grid[0].ravel(), grid[1].ravel()))
+
+
+def test_a_function_of_means_against_a_slow_reference():
+    rng = np.random.default_rng(3)
+    table = rng.normal(loc=[1, 2, 5], size=(30, 3))
+    found = bootstrap_of_means(table, lambda m: m[..., 0] / m[..., 1] - m[..., 2], draws=200, seed=4)
+    ratios = []
+    for at in np.random.default_rng(4).integers(0, 30, size=(200, 30)):
+        a, b, c = table[at].mean(0)
+        ratios.append(a / b - c)
+    assert found.low == pytest.approx(np.quantile(ratios, 0.025))
+    assert found.high == pytest.approx(np.quantile(ratios, 0.975))
+    a, b, c = table.mean(0)
+    assert found.estimate == pytest.approx(a / b - c) and found.n == 30
+
+
+def test_the_mean_of_one_column_is_the_plain_bootstrap():
+    values = [1, 0, 1, 1, 0, 1]
+    plain, of_means = bootstrap(values), bootstrap_of_means(np.array(values)[:, None], lambda m: m[..., 0])
+    assert (of_means.estimate, of_means.low, of_means.high, of_means.n) == pytest.approx(
+        (plain.estimate, plain.low, plain.high, plain.n)
+    )
+
+
+def test_a_function_of_means_that_is_not_finite_has_no_interval():
+    found = bootstrap_of_means(np.zeros((4, 2)), lambda m: m[..., 0] / m[..., 1])
+    assert math.isnan(found.estimate) and math.isnan(found.low) and math.isnan(found.high) and found.n == 4
+    for bad in (np.zeros(3), np.zeros((0, 2)), np.array([[1.0, math.nan]])):
+        with pytest.raises(TwoTowersError):
+            bootstrap_of_means(bad, lambda m: m[..., 0])
+
+
+def test_an_interval_never_says_minus_zero():
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"

@@ -4,9 +4,8 @@
         capture.weights          # (layer, batch, head, position)
         capture.index            # which of `encoded` these are
 
-Nothing in transformers is edited: hooks read the residual stream, and an attention function registered under the
-name `twotowers` (it calls SDPA for the model's own output) lets the last row of weights, the values, queries and
-keys be read where the model makes them. Hooks always come off again, also after an error.
+Nothing in transformers is edited: hooks read the residual stream, and `reading` sees attention where the model makes
+it. Hooks always come off again, also after an error.
 
 Prompts of equal token length form a batch, so there is no padding. Memory is bounded: one batch holds at most
 `max_tokens` tokens, and only last-position vectors of it are kept unless more is asked for with `want`.
@@ -22,56 +21,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from twotowers.architectures import Model
+from twotowers.architectures import Model, norm_eps, rms
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import Encoded, batches
+from twotowers.reading import last_scores, reading_attention
 
-ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
-WANT = frozenset({"weights", "values", "queries", "keys", "neurons", "streams"})
-
-
-def attention_function(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    """SDPA for the model's own output; a reader set on the module by `reading_attention` sees what went in."""
-    reader = getattr(module, "twotowers_reader", None)
-    if reader is not None:
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        reader(query, key, value, attention_mask, scaling)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-
-
-AttentionInterface.register(ATTENTION, attention_function)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-@contextmanager
-def reading_attention(module: nn.Module, reader: Callable) -> Iterator[None]:
-    """Let `reader(query, key, value, mask, scaling)` see one attention module's tensors; always let go."""
-    module.twotowers_reader = reader
-    try:
-        yield
-    finally:
-        del module.twotowers_reader
-
-
-def last_scores(
-    query: Float[Tensor, "batch head query d_head"],
-    key: Float[Tensor, "batch kv_head position d_head"],
-    mask: Tensor | None,
-    scaling: float,
-) -> Float[Tensor, "batch head position"]:
-    """Scaled query-key products of the last position, before the softmax, in at least float32."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    batch, heads, _, d_head = query.shape
-    groups = query[:, :, -1].to(wide).reshape(batch, key.shape[1], -1, d_head)
-    scores = torch.einsum("bkgd,bkpd->bkgp", groups, key.to(wide)).reshape(batch, heads, -1) * scaling
-    if mask is not None:
-        row = mask[:, :, -1, : key.shape[2]]
-        scores = scores.masked_fill(~row, float("-inf")) if row.dtype == torch.bool else scores + row
-    return scores
+WANT = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})
+OPTIONAL = (
+    "weights", "scores", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention",
+    "attention_scale",
+)  # fmt: skip
 
 
 @dataclass
@@ -80,6 +40,12 @@ class Capture:
 
     `layer_input[l]` is `Lin_l`, `final` the residual stream before the final norm; `mixed[l, b, h]` is the head's
     attention-weighted sum of value vectors, so `mixed @ W_O^h` is the head vector (paper, Definitions).
+    `scaling[l] * queries . keys` is the score before a soft cap and a mask (`scores` has both); `scaling` comes with
+    `queries`.
+
+    Where a norm follows W_O (Gemma 2), `mixed` and `values` are divided by its scale at the last position of the same
+    pass (`attention_scale`), and where one follows fc2 so are `neurons`. That scale frozen, everything here is linear,
+    and with `Model.output_weight` / `ffn_weight` (which hold the norm's weight) adds up to what the block writes.
     """
 
     prompts: list[Encoded]
@@ -91,12 +57,20 @@ class Capture:
     final: Float[Tensor, "batch d_model"]
     logits: Float[Tensor, "batch vocabulary"]
     weights: Float[Tensor, "layer batch head position"] | None = None
+    scores: Float[Tensor, "layer batch head position"] | None = None
     values: Float[Tensor, "layer batch kv_head position d_head"] | None = None
     queries: Float[Tensor, "layer batch head d_head"] | None = None
+    scaling: tuple[float, ...] | None = None
     keys: Float[Tensor, "layer batch kv_head position d_head"] | None = None
     neurons: Float[Tensor, "layer batch neuron"] | None = None
     stream_inputs: Float[Tensor, "layer batch position d_model"] | None = None
     stream_attention: Float[Tensor, "layer batch position d_model"] | None = None
+    attention_scale: Float[Tensor, "layer batch"] | None = None
+
+    @property
+    def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
+        """`mixed` as the model feeds it to W_O: differs where a norm follows W_O. What an `Edit` may put there."""
+        return self.mixed if self.attention_scale is None else _times(self.mixed, self.attention_scale)
 
     @property
     def true_ids(self) -> Int[Tensor, "batch"]:
@@ -132,13 +106,18 @@ class _Recorder:
         return torch.stack([layers[i].to(self.model.device) for i in range(len(layers))])
 
     def _attention(self, layer: int) -> Callable:
-        def read(query, key, value, mask, scaling):
-            if "weights" in self.want:
-                self.put("weights", layer, last_scores(query, key, mask, scaling).softmax(-1))
+        def read(query, key, value, mask, scaling, softcap):
+            if self.want & {"weights", "scores"}:
+                last = last_scores(query, key, mask, scaling, softcap)
+                if "scores" in self.want:
+                    self.put("scores", layer, last)
+                if "weights" in self.want:
+                    self.put("weights", layer, last.softmax(-1))
             if "values" in self.want:
                 self.put("values", layer, value.clone())
             if "queries" in self.want:
                 self.put("queries", layer, query[:, :, -1].clone())
+                self.put("scaling", layer, scaling)
             if "keys" in self.want:
                 self.put("keys", layer, key.clone())
 
@@ -169,20 +148,30 @@ class _Recorder:
 
                 stack.enter_context(_removing(module.register_forward_hook(hook)))
 
-            for layer, block in enumerate(model.blocks):
-                before(block, "layer_input", layer, last)
+            for layer, whole in enumerate(model.blocks):
+                before(whole, "layer_input", layer, last)
                 before(model.part(layer, "attention_out"), "mixed", layer, last)
                 after(model.part(layer, "attention_block"), "attention_output", layer, last)
                 after(model.part(layer, "ffn_block"), "ffn_output", layer, last)
                 if "neurons" in want:
                     before(model.part(layer, "ffn_out"), "neurons", layer, last)
                 if "streams" in want:
-                    before(block, "stream_inputs", layer, lambda x: rows(x).clone())
+                    before(whole, "stream_inputs", layer, lambda x: rows(x).clone())
                     after(model.part(layer, "attention_block"), "stream_attention", layer, lambda x: rows(x).clone())
-                if want & {"weights", "values", "queries", "keys"}:
-                    stack.enter_context(reading_attention(model.part(layer, "attention"), self._attention(layer)))
+                for block in ("attention", "ffn"):
+                    norm = model.norm_after(layer, block)
+                    if norm is not None:
+                        eps = norm_eps(norm)
+                        read = lambda x, eps=eps: rms(last(x), eps)  # noqa: E731
+                        after(model.part(layer, f"{block}_out"), f"{block}_scale", layer, read)
+                if want & {"weights", "scores", "values", "queries", "keys"}:
+                    stack.enter_context(reading_attention(model, layer, self._attention(layer)))
             before(model.final_norm, "final", 0, last)
             yield
+
+
+def _times(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batch"]) -> Tensor:
+    return (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
 
 
 @contextmanager
@@ -207,19 +196,24 @@ def capture(
     recorder = _Recorder(model, want)
     with recorder.attached(len(encoded)):
         logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-    optional = {
-        name: recorder.stacked(name)
-        for name in ("weights", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention")
-        if name in recorder.entries
-    }
+    optional = {name: recorder.stacked(name) for name in OPTIONAL if name in recorder.entries}
+    if "scaling" in recorder.entries:
+        optional["scaling"] = tuple(float(s) for _, s in sorted(recorder.entries["scaling"].items()))
     mixed = recorder.stacked("mixed")
+    mixed = mixed.reshape(*mixed.shape[:2], model.n_heads, model.d_head)
+    if "attention_scale" in optional:
+        mixed = _times(mixed, 1 / optional["attention_scale"])
+        if "values" in optional:
+            optional["values"] = _times(optional["values"], 1 / optional["attention_scale"])
+    if "ffn_scale" in recorder.entries and "neurons" in optional:
+        optional["neurons"] = _times(optional["neurons"], 1 / recorder.stacked("ffn_scale"))
     return Capture(
         prompts=list(encoded),
         index=list(range(len(encoded))) if index is None else list(index),
         layer_input=recorder.stacked("layer_input"),
         attention_output=recorder.stacked("attention_output"),
         ffn_output=recorder.stacked("ffn_output"),
-        mixed=mixed.reshape(*mixed.shape[:2], model.n_heads, model.d_head),
+        mixed=mixed,
         final=recorder.stacked("final")[0],
         logits=logits.to(model.device),
         **optional,
@@ -230,7 +224,7 @@ def capture(
 def predict(
     model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
 ) -> tuple[Int[Tensor, "prompt"], Float[Tensor, "prompt label"]]:
-    """The model's top word, and its log-probability (nats) of each label word in `label_ids` order; nothing recorded."""
+    """The model's top word, and its log-probability (nats) of each label word in `label_ids` order."""
     top = torch.empty(len(encoded), dtype=torch.long)
     labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
     device = model.hf.get_input_embeddings().weight.device

@@ -82,6 +82,11 @@ def words_table(table: pd.DataFrame | None = None) -> pd.DataFrame:
     return table.assign(**{flag: table[flag].astype(int).astype(bool) for flag in ("heldout", "ambiguous")})
 
 
+def class_words(table: pd.DataFrame | None = None) -> dict[str, frozenset[str]]:
+    """Class -> all its words, ambiguous ones too. `table` stands in for words.csv."""
+    return {name: frozenset(words) for name, words in words_table(table).groupby("class")["word"]}
+
+
 @lru_cache(maxsize=4)
 def _read_words(path: Path) -> pd.DataFrame:
     try:
@@ -167,18 +172,28 @@ DATASETS: dict[str, Callable[..., list[Prompt]]] = dict.fromkeys(
 )
 
 
-def imbalanced(prompt: Prompt, drop: int = -1) -> Prompt:
+def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
+    """The prompt of v1 section 3: sentiment words under the second label, numbers and the query under the first."""
+    texts = [("love", "sentiment", 1), ("like", "sentiment", 1), ("eight", "number", 0), ("two", "number", 0)]
+    demonstrations = tuple(Demonstration(text, labels[i], cls) for text, cls, i in texts)
+    return Prompt(demonstrations, "one", labels[0], tuple(labels), "number", "sentiment/number")
+
+
+def imbalanced(prompt: Prompt, drop: int = -1, kind: str = "true") -> Prompt:
     """The prompt without one true demonstration, the last by default (v1 section 5.1).
 
-    `drop` counts among the true demonstrations. Raises TwoTowersError when there is no such one or none would be left.
+    kind="false" takes a false one away instead; `drop` counts among those of the kind. Raises TwoTowersError when there
+    is no such one or none would be left.
     """
+    if kind not in ("true", "false"):
+        raise TwoTowersError(f"kind='{kind}': choose 'true' or 'false'")
     _has_both(prompt)
-    true = [i for i, is_true in enumerate(prompt.is_true) if is_true]
-    if not -len(true) <= drop < len(true):
-        raise TwoTowersError(f"drop={drop}: the prompt has {len(true)} true demonstrations, count among them")
-    if len(true) == 1:
-        raise TwoTowersError("no true demonstration would be left: draw with k of at least 2")
-    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != true[drop]])
+    those = [i for i, is_true in enumerate(prompt.is_true) if is_true == (kind == "true")]
+    if not -len(those) <= drop < len(those):
+        raise TwoTowersError(f"drop={drop}: the prompt has {len(those)} {kind} demonstrations, count among them")
+    if len(those) == 1:
+        raise TwoTowersError(f"no {kind} demonstration would be left: draw with k of at least 2")
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != those[drop]])
 
 
 def reordered(prompt: Prompt) -> Prompt:
@@ -210,6 +225,52 @@ def swapped_labels(prompt: Prompt) -> Prompt:
     other = dict(zip(prompt.labels, prompt.labels[::-1], strict=True))
     demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
     return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
+
+
+def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, in all orders in turn and with the labels exchanged in every second round of orders.
+
+    So neither a place nor a label word tells the class: what then still tells true from false is the text.
+    """
+    out = []
+    for i, prompt in enumerate(prompts):
+        patterns = orders(prompt)
+        turned = patterns[i % len(patterns)]
+        out.append(swapped_labels(turned) if i // len(patterns) % 2 else turned)
+    return out
+
+
+def moved(prompts: Sequence[Prompt], place: int | None = None) -> list[Prompt]:
+    """Every prompt with one text taken from its other class: the query's (None), or that of demonstration `place`.
+
+    Labels stay where they are. A moved query gets the label of its new class for its true one; a moved demonstration
+    shows its label beside a text of the wrong class. Texts come from the other prompts of the set, in turn, and none
+    stands twice in a prompt. Raises TwoTowersError for prompts without two named classes, and when no text is left.
+    """
+    pools: dict[str, dict[str, None]] = {}
+    for prompt in prompts:
+        for text, cls in ((prompt.query, prompt.cls), *((d.text, d.cls) for d in prompt.demonstrations)):
+            pools.setdefault(cls, {})[text] = None
+    texts = {cls: list(pool) for cls, pool in pools.items()}
+    return [_moved(prompt, place, texts, i) for i, prompt in enumerate(prompts)]
+
+
+def _moved(prompt: Prompt, place: int | None, texts: dict[str, list[str]], turn: int) -> Prompt:
+    label_of = {d.cls: d.label for d in prompt.demonstrations}
+    if len(label_of) != 2 or "" in label_of or prompt.cls not in label_of:
+        raise TwoTowersError("a text cannot change its class: give prompts of two named classes, each with a label")
+    if place is not None and not 0 <= place < len(prompt.demonstrations):
+        raise TwoTowersError(f"place={place}: the prompt has demonstrations 0 to {len(prompt.demonstrations) - 1}")
+    old = prompt.cls if place is None else prompt.demonstrations[place].cls
+    cls = next(one for one in label_of if one != old)
+    held, pool = {prompt.query, *(d.text for d in prompt.demonstrations)}, texts[cls]
+    fresh = [text for text in pool[turn % len(pool) :] + pool[: turn % len(pool)] if text not in held]
+    if not fresh:
+        raise TwoTowersError(f"no other text of the class {cls} is left: draw more prompts")
+    if place is None:
+        return replace(prompt, query=fresh[0], cls=cls, true_label=label_of[cls])
+    moved = replace(prompt.demonstrations[place], text=fresh[0], cls=cls)
+    return replace(prompt, demonstrations=(*prompt.demonstrations[:place], moved, *prompt.demonstrations[place + 1 :]))
 
 
 def _has_both(prompt: Prompt) -> None:

@@ -12,18 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from twotowers.architectures import Model
 from twotowers.capture import predict
 from twotowers.errors import TwoTowersError
+from twotowers.locate import Head, check_heads
 from twotowers.prompts import Encoded
-
-Head = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Edit:
     """Multiply the mixed values of some heads by `scale` (0 = zero them), then add `replacement` when given.
 
     `heads` are (layer, head); `positions` is "all" or "last". `replacement` (head, d_head), one row per head, is what a
-    head writes instead when `scale` is 0, for example its mean over prompts.
+    head writes instead when `scale` is 0, for example the mean over prompts of `capture.attention_out_input`.
     """
 
     heads: tuple[Head, ...]
@@ -42,19 +39,6 @@ class Edit:
     def __post_init__(self):
         if self.positions not in ("all", "last"):
             raise TwoTowersError(f"positions='{self.positions}': choose 'all' or 'last'")
-
-
-def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
-    """Return the heads as tuples; raise TwoTowersError for an empty set or a head outside the model."""
-    if not heads:
-        raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
-    for layer, head in heads:
-        if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
-            raise TwoTowersError(
-                f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
-                f"heads to {model.n_heads - 1}"
-            )
-    return tuple((int(layer), int(head)) for layer, head in heads)
 
 
 @contextmanager
@@ -85,37 +69,34 @@ def _hook(model: Model, edit: Edit, layer: int):
     return hook
 
 
-def effect_of_zeroing(
-    model: Model,
-    encoded: Sequence[Encoded],
-    heads: Sequence[Head],
-    positions: str = "all",
-    progress: str | None = None,
-) -> pd.DataFrame:
-    """Zero each head in turn, one run of the model a head (causal mediation, v1 section 6.2).
-
-    One row per head: layer, head, accuracy, accuracy_drop, log_prob_drop (nats, of the true label, mean over prompts).
-    """
-    true = torch.tensor([e.true_id for e in encoded])
-    column = torch.tensor([list(e.label_ids).index(e.prompt.true_label) for e in encoded])
-
-    def score() -> tuple[float, float]:
-        top, labels = predict(model, encoded)
-        return float((top == true).double().mean()), float(labels.gather(1, column[:, None]).mean())
-
-    accuracy, log_prob = score()
-    rows = []
-    for layer, head in tqdm(check_heads(heads, model), desc=progress, disable=progress is None, leave=False):
-        with edited(model, [Edit(((layer, head),), positions=positions)]):
-            a, p = score()
-        rows.append(
-            {"layer": layer, "head": head, "accuracy": a, "accuracy_drop": accuracy - a, "log_prob_drop": log_prob - p}
-        )
-    return pd.DataFrame(rows)
-
-
 def all_heads(model: Model) -> list[Head]:
     """Every head of the model as (layer, head), layer by layer."""
     return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
 
 
+@torch.inference_mode()
+def mean_fed(
+    model: Model, encoded: Sequence[Encoded], positions: str = "last", max_tokens: int = 4096
+) -> Float[Tensor, "layer head d_head"]:
+    """What every head feeds to W_O, averaged over prompts at the last position, or over "all" positions of all prompts.
+
+    What a mean ablation puts in a head's place: `tracing.zero_each(instead=...)`, or the rows of `Edit.replacement`.
+    """
+    if positions not in ("all", "last"):
+        raise TwoTowersError(f"positions='{positions}': choose 'all' or 'last'")
+    if not encoded:
+        raise TwoTowersError("no prompts to average over: draw at least one")
+    total = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=torch.float64)
+
+    def adding(layer: int):
+        def hook(_, args):
+            rows = args[0] if positions == "all" else args[0][:, -1:]
+            total[layer] += rows.double().sum((0, 1)).reshape(model.n_heads, model.d_head).cpu()
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(adding(layer)).remove)
+        predict(model, encoded, max_tokens)
+    return total / sum(len(e.ids) if positions == "all" else 1 for e in encoded)

@@ -5,7 +5,8 @@ For a vector v added to the residual stream x, and the followed word w (paper, D
     I = log p(w | x + v) - log p(w | x)        in nats, p = softmax(bs(.))
 
 x is `Lin_l` for the attention block, its heads and its (head, position) pairs, and `Lin_l + attention_l` for the FFN
-block and its neurons.
+block and its neurons. In a parallel block (GPT-J, GPT-NeoX) the FFN does not read attention_l, but both
+are added to the same stream, so x stays what it is.
 
     found = increases(model, encoded)      # one forward pass for all prompts
     found.top_heads(20)                    # layer, head, increase
@@ -13,7 +14,7 @@ block and its neurons.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,26 +28,26 @@ from twotowers.architectures import Model
 from twotowers.capture import Capture, captures
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import ROLES, Encoded, roles
+from twotowers.walk import increases_along, increases_of_vectors
+
+GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
+
+Head = tuple[int, int]
+"""(layer, head), both from 0"""
 
 
 def block_increases(
     capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
 ) -> tuple[Float[Tensor, "batch layer"], Float[Tensor, "batch layer"]]:
     """Increase of every attention block and every FFN block (v1 fig 2). `words` defaults to the true labels."""
-    e, words = model.unembedding, _followed(capture, words)
-    before = capture.layer_input
-    between = before + capture.attention_output
-    after = between + capture.ffn_output
-    scale = vocabulary.norm_scale(capture.final, e)
-    p = vocabulary.log_prob(torch.stack([before, between, after]), words, e, norm, scale)
-    return (p[1] - p[0]).T, (p[2] - p[1]).T
+    return _along(capture, model, capture.mixed[:, :, :, None], words, norm)[:2]
 
 
 def head_increases(
     capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
 ) -> Float[Tensor, "batch layer head"]:
     """Increase of every head (v1 fig 3, 4)."""
-    return _increases_of_mixed(capture, model, capture.mixed[:, :, :, None], words, norm)[..., 0]
+    return _along(capture, model, capture.mixed[:, :, :, None], words, norm)[2][..., 0]
 
 
 def position_increases(
@@ -65,7 +66,7 @@ def position_increases(
     shared = model.n_heads // model.n_key_value_heads
     values = capture.values[layers].repeat_interleave(shared, dim=2)  # grouped-query attention: heads share values
     mixed = capture.weights[layers][..., None].to(values.dtype) * values
-    return _increases_of_mixed(capture, model, mixed, words, norm, layers)
+    return _along(capture, model, mixed, words, norm, layers)[2]
 
 
 def increases_by_role(
@@ -101,15 +102,11 @@ def neuron_increases(
 ) -> Float[Tensor, "batch neuron"]:
     """Increase of FFN neurons `m_k * fc2_k` of one layer, all or those named. Needs want={"neurons"}. v1 app. E."""
     capture.require("neurons")
-    e, words = model.unembedding, _followed(capture, words)
     x = capture.layer_input[layer] + capture.attention_output[layer]
     chosen = torch.arange(capture.neurons.shape[-1]) if neurons is None else torch.as_tensor(list(neurons))
     m, fc2 = capture.neurons[layer][:, chosen], model.ffn_weight(layer)[chosen].to(x.device)
-    # A neuron is a "head" one number wide: its coefficient times its row of fc2.
-    p = vocabulary.log_prob_of_sums(
-        x, m[:, :, None, None], fc2[:, None], words, e, norm, vocabulary.norm_scale(capture.final, e)
-    )
-    return p[..., 0] - _log_prob_before(x, capture, model, words, norm)[:, None]
+    scale = vocabulary.norm_scale(capture.final, model.unembedding)
+    return increases_of_vectors(model, x, m, fc2, scale, _followed(capture, words), norm)
 
 
 def cumulative_head_increases(
@@ -124,7 +121,8 @@ def cumulative_head_increases(
     scale = vocabulary.norm_scale(capture.final, e)
     found = []
     for layer in range(model.n_layers):
-        vectors = torch.einsum("bhk,hkd->bhd", capture.mixed[layer], model.output_weight(layer).to(capture.mixed.device))
+        weight = model.output_weight(layer).to(capture.mixed.device)
+        vectors = torch.einsum("bhk,hkd->bhd", capture.mixed[layer], weight)
         steps = torch.cat([capture.layer_input[layer][:, None], vectors], 1).cumsum(1)
         p = vocabulary.log_prob(steps, words[:, None], e, norm, scale[:, None])
         found.append(p.diff(dim=1))
@@ -153,21 +151,15 @@ def _followed(capture: Capture, words: Tensor | None) -> Tensor:
     return capture.true_ids if words is None else words
 
 
-def _log_prob_before(x: Tensor, capture: Capture, model: Model, words: Tensor, norm: str) -> Float[Tensor, "batch"]:
-    e = model.unembedding
-    return vocabulary.log_prob(x, words, e, norm, vocabulary.norm_scale(capture.final, e))
-
-
-def _increases_of_mixed(capture, model, mixed, words, norm, layers=None) -> Float[Tensor, "batch layer head row"]:
-    e, words = model.unembedding, _followed(capture, words)
-    scale = vocabulary.norm_scale(capture.final, e)
-    found = []
-    for i, layer in enumerate(range(model.n_layers) if layers is None else layers):
-        x = capture.layer_input[layer]
-        weight = model.output_weight(layer).to(x.device)
-        p = vocabulary.log_prob_of_sums(x, mixed[i], weight, words, e, norm, scale)
-        found.append(p - _log_prob_before(x, capture, model, words, norm)[:, None, None])
-    return torch.stack(found, 1)
+def _along(
+    capture: Capture, model: Model, mixed: Tensor, words: Tensor | None, norm: str, layers: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    chosen = slice(None) if layers is None else list(layers)
+    scale = vocabulary.norm_scale(capture.final, model.unembedding)
+    return increases_along(
+        model, capture.layer_input[chosen], mixed, capture.ffn_output[chosen], scale, _followed(capture, words), norm,
+        layers,
+    )  # fmt: skip
 
 
 @dataclass
@@ -214,12 +206,67 @@ class Increases:
         return top_heads(self.heads_table(), k)
 
 
+def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
+    """Return the heads as tuples; raise TwoTowersError for an empty set or a head outside the model."""
+    if not heads:
+        raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
+    for layer, head in heads:
+        if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
+            raise TwoTowersError(
+                f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
+                f"heads to {model.n_heads - 1}"
+            )
+    return tuple((int(layer), int(head)) for layer, head in heads)
+
+
 def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
     """The k heads with the largest `increase` of a heads table. Raises TwoTowersError when there are fewer than k."""
     if not 0 < k <= len(table):
         raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
     best = table.sort_values("increase", ascending=False, kind="stable").head(k)
     return list(zip(best["layer"].astype(int), best["head"].astype(int), strict=True))
+
+
+def heads_beside(heads: Sequence[tuple[int, int]], n_heads: int) -> list[tuple[int, int]]:
+    """All heads of the same layers that are not among `heads`: the stronger control of every claim about `heads`."""
+    layers = sorted({layer for layer, _ in heads})
+    return [(layer, head) for layer in layers for head in range(n_heads) if (layer, head) not in set(heads)]
+
+
+def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) -> list[tuple[int, int]]:
+    """For every head one random other of its layer, none of them in `heads`, no head twice while there are enough.
+
+    v1 section 4.3. Aligned with `heads`. Raises TwoTowersError when a layer has no head left to draw.
+    """
+    rng = np.random.default_rng([seed, 43])
+    left: dict[int, list[int]] = {}
+    out = []
+    for layer, _ in heads:
+        if not left.get(layer):
+            left[layer] = rng.permutation([h for at, h in heads_beside(heads, n_heads) if at == layer]).tolist()
+        if not left[layer]:
+            raise TwoTowersError(f"every head of layer {layer} is chosen: choose fewer, or there is no control")
+        out.append((layer, left[layer].pop()))
+    return out
+
+
+def control_heads(
+    heads: Sequence[Head], n_layers: int, n_heads: int, seed: int = 0, same_layers: bool = True
+) -> list[Head]:
+    """As many random heads, all different, none of them in `heads`: of the same layers, or of the whole model.
+
+    Where a layer has too few others left for `same_layers`, those that are missing come from the other layers. Raises
+    TwoTowersError when the model has not as many heads beside the given ones.
+    """
+    rng, given = np.random.default_rng([seed, 44]), list(dict.fromkeys(heads))
+    left = [divmod(int(i), n_heads) for i in rng.permutation(n_layers * n_heads)]
+    left = [head for head in left if head not in set(given)]
+    if len(left) < len(given):
+        raise TwoTowersError(f"{len(given)} heads leave {len(left)} others for a control: name fewer")
+    out: list[Head] = []
+    for layer, _ in given if same_layers else ():
+        out += [head for head in left if head[0] == layer and head not in out][:1]
+    return out + [head for head in left if head not in out][: len(given) - len(out)]
 
 
 def increases(
@@ -246,18 +293,41 @@ def increases(
         "predicted": np.empty(n, dtype=int), "correct": np.empty(n, dtype=bool),
     }  # fmt: skip
     log_prob: list[dict[str, float]] = [{} for _ in encoded]
-    for capture in captures(model, encoded, max_tokens=max_tokens, progress=progress):
-        at = capture.index
-        predicted = capture.logits.argmax(-1)
-        words = capture.true_ids if follow == "true" else predicted
-        attention, ffn = block_increases(capture, model, words, norm)
+    for group in _groups(captures(model, encoded, max_tokens=max_tokens, progress=progress), GROUP_BYTES):
+        at = [i for seen in group for i in seen.index]
+        predicted = torch.cat([seen.logits.argmax(-1) for seen in group])
+        true = torch.cat([seen.true_ids for seen in group])
+        attention, ffn, heads = increases_along(
+            model,
+            torch.cat([seen.layer_input for seen in group], 1),
+            torch.cat([seen.mixed for seen in group], 1)[:, :, :, None],
+            torch.cat([seen.ffn_output for seen in group], 1),
+            vocabulary.norm_scale(torch.cat([seen.final for seen in group]), model.unembedding),
+            true if follow == "true" else predicted,
+            norm,
+        )
         out["attention"][at], out["ffn"][at] = attention.cpu().numpy(), ffn.cpu().numpy()
-        out["heads"][at] = head_increases(capture, model, words, norm).cpu().numpy()
+        out["heads"][at] = heads[..., 0].cpu().numpy()
         out["predicted"][at] = predicted.cpu().numpy()
-        out["correct"][at] = (predicted == capture.true_ids).cpu().numpy()
-        for i, row in label_log_probs(capture).items():
-            log_prob[i] = row
+        out["correct"][at] = (predicted == true).cpu().numpy()
+        for seen in group:
+            for i, row in label_log_probs(seen).items():
+                log_prob[i] = row
     return Increases(**out, log_prob=pd.DataFrame(log_prob))
+
+
+def _groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
+    """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
+    group, held = [], 0
+    for seen in stream:
+        size = sum(t.numel() * t.element_size() for t in (seen.layer_input, seen.mixed, seen.ffn_output, seen.logits))
+        if group and held + size > limit:
+            yield group
+            group, held = [], 0
+        group.append(seen)
+        held += size
+    if group:
+        yield group
 
 
 def label_log_probs(capture: Capture) -> dict[int, dict[str, float]]:

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from twotowers import vocabulary
 from twotowers.architectures import ARCHITECTURES, Model
-from twotowers.capture import ATTENTION, Capture, capture
+from twotowers.capture import Capture, capture
 from twotowers.errors import TwoTowersError
 from twotowers.paths import shipped_models
 from twotowers.prompts import Demonstration, Encoded, Prompt
+from twotowers.reading import implementation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
@@ -32,43 +38,64 @@ def load(
     *,
     dtype: str = "float32",
     device: str = "cpu",
+    device_map: str | dict | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
     """Load a model and its tokenizer (safetensors only), read attention through `capture`, prove, fingerprint.
 
     `name` is a shipped miniature ("mini-gpt2"), a folder, or a hub id; `dtype` one of float32, bfloat16, float16,
-    float64. Raises TwoTowersError, in one line that names the remedy, for an unknown model, a folder without
-    weights, pickle-only weights, an architecture outside the table, a missing device, or a failed proof.
+    float64. `device_map` ("auto", or module -> device) spreads a model over several devices instead of `device`; it
+    needs accelerate, and room for all weights: nothing may be offloaded, since weights are read outside the forward
+    pass. Raises TwoTowersError, in one line that names the remedy, for an unknown model, a folder without weights,
+    pickle-only or quantised weights, an architecture outside the table, a missing device, or a failed proof.
     """
     name = str(name)
     torch_dtype, torch_device = _dtype(dtype), _device(device)
     source = _source(name)
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    # Without a network transformers retries for half a minute; whatever is in the local cache is found at once.
+    local = not os.path.isdir(source) and not _hub_answers()
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
     try:
         config = AutoConfig.from_pretrained(source, **common)
     except (OSError, ValueError, KeyError) as error:
-        raise TwoTowersError(_unreachable(name, error)) from None
+        raise TwoTowersError(_unreachable(name, error, local)) from None
     row = ARCHITECTURES.get(config.model_type)
     if row is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise TwoTowersError(f"'{name}' is a {config.model_type} model, which is not supported: choose one of {known}")
+    refusal = row.refusal(config)
+    if refusal is not None:
+        raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")
     if getattr(config, "quantization_config", None) is not None:
         raise TwoTowersError(f"'{name}' is quantised, so its weights cannot be read as they are: take the full weights")
     previous = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its load report is not the reader's business; faults are raised
     try:
-        hf = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=torch_dtype, use_safetensors=True, attn_implementation=ATTENTION, **common
-        )
+        hf, report = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=torch_dtype, use_safetensors=True, attn_implementation=implementation(row),
+            device_map=device_map, output_loading_info=True, **common,
+        )  # fmt: skip
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    except (OSError, ValueError, KeyError) as error:
-        raise TwoTowersError(_unreachable(name, error)) from None
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if device_map is not None and "accelerate" in str(error):
+            raise TwoTowersError("device_map needs accelerate: pip install accelerate") from None
+        raise TwoTowersError(_unreachable(name, error, local)) from None
     finally:
         transformers_logging.set_verbosity(previous)
-    hf = hf.to(torch_device).eval().requires_grad_(False)
+    if report["missing_keys"]:  # transformers fills them with random numbers
+        some = ", ".join(sorted(report["missing_keys"])[:3])
+        raise TwoTowersError(f"'{name}' lacks {len(report['missing_keys'])} weights ({some}): take a whole checkpoint")
+    if device_map is None:
+        hf = hf.to(torch_device)
+    elif any(parameter.is_meta for parameter in hf.parameters()):
+        raise TwoTowersError(
+            f"device_map offloads part of '{name}', whose weights must all be at hand: give it more or larger devices, "
+            "or a narrower dtype"
+        )
+    hf = hf.eval().requires_grad_(False)
     model = Model(name, hf, tokenizer, row)
-    model.fingerprint = f"{Path(name).name if source != name else name}@{weights_hash(hf)}"
+    model.fingerprint = f"{Path(name).resolve().name if Path(name).is_dir() else name}@{weights_hash(hf)}"
     prove(model)
     return model
 
@@ -102,7 +129,8 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
     """Largest relative error of every identity over layers and prompts. Needs weights, values and neurons."""
     seen.require("weights", "values", "neurons")
     e = model.unembedding
-    total = seen.layer_input[0] + seen.attention_output.sum(0) + seen.ffn_output.sum(0)
+    # Summed in float32 at least: of a narrow model only its own rounding is left.
+    total = _wide(seen.layer_input[0]) + _wide(seen.attention_output).sum(0) + _wide(seen.ffn_output).sum(0)
     heads, positions, neurons = 0.0, 0.0, 0.0
     for layer in range(model.n_layers):
         vectors = torch.einsum("bhk,hkd->bhd", seen.mixed[layer], model.output_weight(layer).to(seen.mixed.device))
@@ -120,8 +148,17 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
         "the sum of heads": heads,
         "the sum of positions": positions,
         "the sum of neurons": neurons,
-        "our logits": _error(_plus(logits, e.bias), seen.logits),
+        "our logits": _error(capped(_plus(logits, e.bias), e.softcap), seen.logits),
     }
+
+
+def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits / softcap)`."""
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -129,8 +166,7 @@ def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 
 def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    wide = torch.promote_types(theirs.dtype, torch.float32)
-    ours, theirs = ours.to(wide), theirs.to(wide)
+    ours, theirs = _wide(ours), _wide(theirs)
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
 
 
@@ -154,12 +190,26 @@ def _dtype(dtype: str) -> torch.dtype:
 def _device(device: str) -> torch.device:
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
+        torch.empty(0, device=found).tolist()  # "meta" makes tensors without numbers
     except (RuntimeError, AssertionError, NotImplementedError):
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         have += ["mps"] if torch.backends.mps.is_available() else []
         raise TwoTowersError(f"device '{device}' is not here: choose one of {', '.join(have)}") from None
     return found
+
+
+def _hub_answers(seconds: float = 3.0) -> bool:
+    """Whether the hub can be asked. Behind a proxy, which may reach what this machine cannot, it is always asked."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():
+        return True
+    url = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((url.hostname, url.port or (80 if url.scheme == "http" else 443)), seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 def _source(name: str) -> str:
@@ -174,6 +224,8 @@ def _source(name: str) -> str:
         return name
     if not (folder / "config.json").is_file():
         raise TwoTowersError(f"'{name}' holds no config.json: give a folder written by save_pretrained")
+    if not [*folder.glob("tokenizer*"), *folder.glob("vocab*")]:
+        raise TwoTowersError(f"'{name}' holds no tokenizer: put its files there (tokenizer.save_pretrained(folder))")
     if not list(folder.glob("*.safetensors")):
         if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
             raise TwoTowersError(
@@ -188,9 +240,14 @@ def _names(shipped: dict) -> str:
     return ", ".join(sorted(shipped)) or "the shipped miniatures (none found)"
 
 
-def _unreachable(name: str, error: Exception) -> str:
+def _unreachable(name: str, error: Exception, local: bool) -> str:
     """One line for what transformers says in many."""
     text = str(error)
+    if local and any(word in text for word in ("connect", "cache", "offline")):
+        return (
+            f"cannot load '{name}': it is not in the local cache and the hub cannot be reached from here, so give a "
+            f"shipped name ({_names(shipped_models())}) or a folder, or go online"
+        )
     if "gated" in text or "401" in text:
         return f"'{name}' needs your permission on the hub: accept its terms there, then run `hf auth login`"
     if "safetensors" in text and ("pickle" in text or ".bin" in text):

@@ -224,7 +224,7 @@ def _followed(prompt: Prompt, label: str, size: int, run: _Tokens, end: _Tokens,
     n = len(run.ids)
     if end.ids[:n] != run.ids or len(end.ids) <= n:
         raise _refusal(prompt, f"the label '{label}' changes the tokens before it", "choose another label")
-    if end.starts[n] < size or end.ends[n] <= size + 1:
+    if end.ends[n] <= size + 1:
         problem = f"the label '{label}' begins with a token that is only a space"
         raise _refusal(prompt, problem, "choose a label that the vocabulary holds with its space")
     if end.ids[n] == unknown:

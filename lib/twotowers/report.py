@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +20,13 @@ import altair as alt
 import pandas as pd
 from IPython.display import Markdown, display
 
-from twotowers import datasets, models, tables, vocabulary
+from twotowers import datasets, locate, models, tables, vocabulary
 from twotowers.architectures import Model
 from twotowers.errors import TwoTowersError
+from twotowers.intervene import Head, check_heads
 from twotowers.prompts import Encoded, encode_all
 
+HEADS_TABLE = "01-locate-heads"  # what chapter 1 saves, and what later chapters take their heads from
 _IPYTHON = {"In", "Out", "exit", "quit", "get_ipython", "open"}
 
 
@@ -61,6 +64,24 @@ def _labels(name: str, value: Any) -> list[str]:
     return labels
 
 
+def _heads(name: str, value: Any) -> list[Head]:
+    """[(22, 0), (19, 11)] from "22-0,19-11" or a list of such words; empty when the heads are to be found."""
+    words = [] if value is None or value in ("", [], "[]") else _words(name, value)
+    for word in words:
+        if not re.fullmatch(r"\d+-\d+", word):
+            raise TwoTowersError(f"{name}: '{word}' is no head: write layer-head, such as 2-5, separated by commas")
+    return list(dict.fromkeys(tuple(int(part) for part in word.split("-")) for word in words))
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False, or these words: `papermill -p` passes them as text."""
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    found = value if isinstance(value, bool) else words.get(str(value).strip().lower())
+    if found is None:
+        raise TwoTowersError(f"{name}={value!r}: give True or False")
+    return found
+
+
 CHECKS = {
     "model": _text,
     "datasets": _words,
@@ -68,7 +89,7 @@ CHECKS = {
     "labels": _labels,
     "norm": lambda name, value: vocabulary.check_norm(_text(name, value)),
     "top_k": _positive,
-    "heads": lambda name, value: [] if value in ("", None) or value == [] else _words(name, value),
+    "heads": _heads,
     "seed": _whole,
     "device": _text,
     "dtype": _text,
@@ -135,6 +156,47 @@ class Chapter:
     def encoded(self, dataset: str, true_label: str | None = None, n: int | None = None) -> list[Encoded]:
         return self.encode(self.prompts(dataset, true_label, n))
 
+    def heads(self) -> list[Head]:
+        """The heads of this chapter, the one with the largest increase first; `heads_from` says where they come from.
+
+        The parameter `heads` when it names some; otherwise the `top_k` best of the table that chapter 1 left in `out`;
+        otherwise they are located here, on the prompts chapter 1 would take. Heads that do not raise the true label
+        count in neither. Raises TwoTowersError for a head outside the model, a table of another model or of another
+        reading of the norm, and when no head is left.
+        """
+        return list(self._found_heads[0])
+
+    @property
+    def heads_from(self) -> str:
+        """Where `heads()` come from, as part of a sentence."""
+        return self._found_heads[1]
+
+    @cached_property
+    def _found_heads(self) -> tuple[tuple[Head, ...], str]:
+        p, model = self.parameters, self.loaded
+        if p.get("heads"):
+            return check_heads(p["heads"], model), "given as a parameter"
+        norm, dataset, k = p.get("norm", "frozen"), p["datasets"][0], p["top_k"]
+        if (self.out_folder / f"{HEADS_TABLE}.csv").exists():
+            table = tables.load(self.out_folder, HEADS_TABLE, fingerprint=model.fingerprint)
+            if missing := {"layer", "head", "increase", "dataset", "norm"} - set(table):
+                raise TwoTowersError(f"the table {HEADS_TABLE} lacks {', '.join(sorted(missing))}: run chapter 1 again")
+            if others := set(table["norm"]) - {norm}:
+                raise TwoTowersError(
+                    f"the heads in '{self.out_folder}' were located with norm {', '.join(sorted(others))}, not {norm}: "
+                    "run chapter 1 again with this norm, give another folder, or name the heads"
+                )
+            origin = f"the top {k} of chapter 1's table, located on {', '.join(dict.fromkeys(table['dataset']))}"
+        else:
+            found = locate.increases(model, self.encoded(dataset), norm=norm, progress=f"locating heads on {dataset}")
+            table = found.heads_table()
+            origin = f"the top {k} located here on {dataset}"
+        raising = table[table["increase"] > 0]
+        if raising.empty:
+            raise TwoTowersError(f"no head of {model.name} raises the true label: name heads or choose another dataset")
+        heads = locate.top_heads(raising, min(k, len(raising)))
+        return check_heads(heads, model), origin
+
     def save(self, table: pd.DataFrame, name: str) -> None:
         """Write a table to `out` as <chapter>-<name>.csv, stamped with the model's fingerprint."""
         tables.save(table, self.out_folder, f"{self.name}-{name}", fingerprint=self.loaded.fingerprint)
@@ -160,6 +222,14 @@ class Chapter:
     def here(self, text: str) -> None:
         """A finding of this run. Write it with its n, its interval and its control."""
         display(Markdown(f"**Here** (`{self.loaded.name}`): {text}"))
+
+    def caution(self, accuracy: float) -> None:
+        """Say so when the model does worse than guessing one of the two labels; silent otherwise."""
+        if accuracy < 0.5:
+            self.here(
+                f"**This model does not learn the task.** Its mean accuracy, {accuracy:.0%}, is below the 50% of "
+                "guessing one of the two labels, so what follows is no evidence about in-context learning."
+            )
 
     def paper(self, where: str, text: str) -> None:
         """What the paper found; `where` is its place, for example "v1, fig 2"."""

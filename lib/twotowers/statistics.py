@@ -44,6 +44,8 @@ class Interval:
 
     def __format__(self, spec: str) -> str:
         spec = spec or ".2f"
+        if spec[-1] in "f%" and "z" not in spec:
+            spec = f"{spec[0]}z{spec[1:]}" if spec[0] in "+- " else f"z{spec}"  # no "-0.00"
         if math.isnan(self.low) or math.isnan(self.high):
             return f"{self.estimate:{spec}} [no interval, n = {self.n}]"
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
@@ -110,24 +112,65 @@ def bootstrap_difference(
     return _interval(float(of(a) - of(b)), [ours - theirs], level, min(len(a), len(b)))
 
 
+def bootstrap_of_means(
+    table: ArrayLike,
+    of: Callable[[np.ndarray], np.ndarray],
+    level: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """A function of column means with its bootstrap interval over rows (prompts): ratios, differences, spreads.
+
+    `table` (n, m); `of` maps means (..., m) to (...), for example `lambda m: 1 - m[..., 1] / m[..., 0]`. Resamples on
+    which it is NaN or infinite are left out; an estimate that is not finite has no interval. Raises TwoTowersError on
+    NaN or infinite values and on another number of axes.
+    """
+    table = np.asarray(table, dtype=float)
+    if table.ndim != 2 or not table.size:
+        raise TwoTowersError(f"a table of shape {table.shape}: give rows of prompts and at least one column")
+    _sample(table.ravel())
+    n = len(table)
+
+    def statistic(means: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.asarray(of(means), dtype=float)
+        return np.where(np.isfinite(found), found, np.nan)
+
+    estimate = float(statistic(table.mean(0)))
+    if math.isnan(estimate):
+        return Interval(math.nan, math.nan, math.nan, n)
+    # How often each row was drawn, times the table: no copy of the table for each resample.
+    counts = (np.stack([np.bincount(row, minlength=n) for row in at]) for at in _resamples(n, draws, seed))
+    return _interval(estimate, (statistic(rows @ table / n) for rows in counts), level, n)
+
+
 def bootstrap_correlation(
     x: ArrayLike, y: ArrayLike, kind: str = "spearman", level: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> Interval:
     """Correlation of x (n,) and y (n,) with its bootstrap interval over pairs; ranks are taken anew.
 
-    `kind`: "spearman" or "pearson". Resamples in which x or y does not vary are left out: they have none.
+    `kind`: "spearman" or "pearson". With x and y of shape (n, k) all n k pairs are correlated, the k pairs of a prompt
+    are resampled together, and n counts prompts. Resamples in which x or y does not vary are left out: they have none.
     Raises TwoTowersError as `bootstrap`, on fewer than 3 pairs, or when x or y never varies.
     """
     if kind not in ("spearman", "pearson"):
         raise TwoTowersError(f"kind='{kind}': choose 'spearman' or 'pearson'")
-    x, y = _sample(x), _sample(y)
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    width = x.shape[1] if x.ndim == 2 and x.shape == y.shape else 1
+    x, y = (_sample(a.ravel() if width > 1 else a) for a in (x, y))
     _same_length(x, y)
     if len(x) < 3:
         raise TwoTowersError(f"a correlation of {len(x)} pairs says nothing: give at least 3")
     _varies(x, y)
     prepare = _ranks if kind == "spearman" else lambda rows: rows
-    resampled = (_pearson(prepare(x[at]), prepare(y[at])) for at in _resamples(len(x), draws, seed))
-    return _interval(float(_pearson(prepare(x[None]), prepare(y[None]))[0]), resampled, level, len(x))
+    n = len(x) // width
+    x, y = x.reshape(n, width), y.reshape(n, width)
+
+    def correlations(at: np.ndarray) -> np.ndarray:
+        return _pearson(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)))
+
+    resampled = (correlations(at) for at in _resamples(n, draws, seed, width))
+    return _interval(float(correlations(np.arange(n)[None])[0]), resampled, level, n)
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
@@ -180,11 +223,11 @@ def _varies(x: np.ndarray, y: np.ndarray) -> None:
         raise TwoTowersError("a list that never varies has no correlation: give values that differ")
 
 
-def _resamples(n: int, draws: int, seed: int | list[int]) -> Iterable[np.ndarray]:
-    """Blocks of resampled indices (block, n). Their total does not depend on the size of the block."""
+def _resamples(n: int, draws: int, seed: int | list[int], width: int = 1) -> Iterable[np.ndarray]:
+    """Blocks of resampled indices (block, n), each standing for `width` values; the total does not depend on blocks."""
     if draws < 1:
         raise TwoTowersError(f"draws={draws}: give at least 1, better 1000 or more")
-    rng, block = np.random.default_rng(seed), max(1, _BLOCK // n)
+    rng, block = np.random.default_rng(seed), max(1, _BLOCK // (n * width))
     for done in range(0, draws, block):
         yield rng.integers(0, n, size=(min(block, draws - done), n))
 

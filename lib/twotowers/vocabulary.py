@@ -109,49 +109,20 @@ def log_prob(
     return _of_words(p, words, unembedding) - total.reshape(words.shape)
 
 
-def log_prob_of_sums(
-    x: Float[Tensor, "batch d_model"],
-    mixed: Float[Tensor, "batch head row d_head"],
-    weight: Float[Tensor, "head d_head d_model"],
-    words: Int[Tensor, "batch"],
-    unembedding: Unembedding,
-    norm: str = "frozen",
-    scale: Float[Tensor, "batch"] | None = None,
-) -> Float[Tensor, "batch head row"]:
-    """log p(word | x + mixed @ weight) in nats for every vector that a head of one layer can write.
+def folded(e: Unembedding, rows: Float[Tensor, "word d_model"], norm: str, dtype: torch.dtype) -> Tensor:
+    """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
+    rows = rows.to(dtype)
+    if norm == "raw":
+        return rows
+    return centre(rows * e.gamma.to(dtype), e)
 
-    The vectors of a head lie in its d_head-dimensional output space, so `E gamma W_O^h` (vocabulary x d_head) serves
-    all prompts and rows at once. That costs 2 V d d_head once and 2 V d_head a vector, against 2 V d a vector in full
-    width; the cheaper of the two is taken. Memory: batch x row x SLAB for one head at a time.
-    """
-    batch, heads, rows, d_head = mixed.shape
-    d_model = x.shape[-1]
-    mixed, weight = _wide(mixed), _wide(weight)
-    vectors = None
-    if norm == "recomputed" or batch * rows * (d_model - d_head) < d_model * d_head:
-        vectors = x[:, None, None] + torch.einsum("bhrk,hkd->bhrd", mixed, weight)
-    if vectors is not None and batch * rows * (d_model - d_head) < d_model * d_head:
-        frozen = None if scale is None else scale[:, None, None]
-        return log_prob(vectors, words[:, None, None], unembedding, norm, frozen)
 
-    s = divisor(x if vectors is None else vectors, unembedding, norm, _like(scale, vectors))
-    s = s[:, None, None].expand(batch, heads, rows) if vectors is None else s
-    base = direction(x, unembedding, norm)
-    factors = direction(weight, unembedding, norm)
-    total = torch.full((heads, batch, rows), float("-inf"), dtype=mixed.dtype, device=mixed.device)
+def log_sum_exp(v: Float[Tensor, "row d_model"], unembedding: Unembedding, norm: str) -> Float[Tensor, "row"]:
+    """Log-sum-exp over the vocabulary of `folded @ v`, its maximum taken out first. v comes already divided by s."""
+    total = torch.full(v.shape[:1], float("-inf"), dtype=v.dtype, device=v.device)
     for _, slab in slabs(unembedding):
-        from_x = base @ slab.T  # (batch, word)
-        for h in range(heads):
-            # (batch, row, word), built in one product: bs(x) + bs(v) before the division by s
-            logits = torch.matmul(mixed[:, h], (slab @ factors[h].T).T).add_(from_x[:, None]).div_(s[:, h, :, None])
-            total[h] = torch.logaddexp(total[h], logits.logsumexp(-1))
-    target = unembedding.weight[words].to(base.dtype)  # (batch, d_model)
-    own = (base * target).sum(-1)[:, None, None] + torch.einsum("bhrk,hkd,bd->bhr", mixed, factors, target)
-    return own / s - total.transpose(0, 1)
-
-
-def _like(scale: Tensor | None, vectors: Tensor | None) -> Tensor | None:
-    return scale if scale is None or vectors is None else scale[:, None, None]
+        total = torch.logaddexp(total, (v @ folded(unembedding, slab, norm, v.dtype).T).logsumexp(-1))
+    return total
 
 
 def rank(
@@ -187,16 +158,24 @@ def top_words(
     unembedding: Unembedding,
     norm: str = "frozen",
     scale: Float[Tensor, "*rows"] | None = None,
+    without: Int[Tensor, "word"] | None = None,
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
-    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1)."""
+    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
+
+    `without` names words to pass over, such as `Lexicon.silent`; when fewer than k are left, these are all.
+    """
     if norm == "frozen" and scale is None:
         norm = "recomputed"
     p = prepared(v, unembedding, norm, scale)
     rows = p.reshape(-1, p.shape[-1])
+    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=rows.device)
+    if without is not None:
+        skipped[without.to(rows.device)] = True
+    k = min(k, int((~skipped).sum()))
     values = torch.empty(rows.shape[0], 0, dtype=rows.dtype, device=rows.device)
     ids = torch.empty(rows.shape[0], 0, dtype=torch.long, device=rows.device)
     for start, slab in slabs(unembedding):
-        product = rows @ slab.T
+        product = (rows @ slab.T).masked_fill(skipped[start : start + len(slab)], float("-inf"))
         values = torch.cat([values, product], -1)
         here = torch.arange(start, start + len(slab), device=rows.device).expand(rows.shape[0], -1)
         ids = torch.cat([ids, here], -1)

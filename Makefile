@@ -1,0 +1,80 @@
+# make book   the whole book, from nothing to HTML          make test   the tests
+# make help   the rest. Only Python 3.11 or newer and make are needed.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= mini-gpt2
+LLAMA  ?= mini-llama
+JOBS   ?= 2
+THREADS ?= 1
+# more papermill parameters for every chapter, for example  SET="n_prompts=200 seed=1"
+SET    ?=
+# TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
+TORCH  ?= cpu
+TORCH_VERSION := 2.13.0
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+INDEX := _build/html/index.html
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help book test pages miniatures lab lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo "  variables: MODEL=$(MODEL) LLAMA=$(LLAMA) JOBS=$(JOBS) THREADS=$(THREADS) SET='n_prompts=50' TORCH=cpu|cuda"
+
+book: $(STAMP)  ## run the chapters that changed and build the HTML
+	@$(BIN)/snakemake --cores $(JOBS) --nolock --rerun-incomplete --quiet all \
+	  --config model="$(MODEL)" llama="$(LLAMA)" threads=$(THREADS) $(SET)
+	@echo "The book is ready. Open"
+	@echo "$(CURDIR)/$(INDEX)"
+
+test: $(STAMP)  ## run the tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+pages: book  ## look at every page of the built book in a headless browser
+	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest tests/test_pages.py
+
+miniatures: $(STAMP)  ## train the two shipped models again
+	$(BIN)/python data/models/train.py mini-gpt2
+	$(BIN)/python data/models/train.py mini-llama
+
+lab: $(STAMP)  ## open the chapters in JupyterLab
+	@$(BIN)/python -m pip install --quiet --constraint requirements.lock jupyterlab
+	$(BIN)/jupyter lab --notebook-dir=. book
+
+# The stamp is written last, so an interrupted installation is taken up again by the next make.
+# PyTorch goes first: on Linux the registry's own build brings gigabytes of CUDA libraries.
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "This book needs Python 3.11 or newer ($(PYTHON) is older or missing): make book PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv module: install it first (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+	@rm -f $@
+	@echo "Installing into $(VENV), once: 1 of 2, PyTorch (some 200 MB) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null || \
+	  { [ "$(TORCH)" != cuda ] && \
+	    $(BIN)/python -m pip install --quiet --retries 0 --timeout 10 --index-url $(TORCH_CPU_INDEX) \
+	      torch==$(TORCH_VERSION) 2>/dev/null; } || \
+	  $(BIN)/python -m pip install --quiet torch==$(TORCH_VERSION)
+	@echo "Installing into $(VENV), once: 2 of 2, the other packages (a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[book,test]'
+	@touch $@
+
+# uv resolves for every Python from 3.11 on. The libraries that only the CUDA build of
+# PyTorch needs are left out: pip adds them by itself where that build is chosen.
+lock: $(STAMP)  ## choose the exact versions again
+	@$(BIN)/python -m pip install --quiet uv
+	@mkdir -p _build && echo "torch==$(TORCH_VERSION)" > _build/torch.txt
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --all-extras \
+	  --constraint _build/torch.txt --no-header --no-annotate --output-file _build/lock.txt pyproject.toml > /dev/null
+	@{ echo "# Exact versions for Python 3.11 and newer, written by \`make lock\`."; \
+	   grep -vE '^(nvidia-|cuda-|triton)' _build/lock.txt; } > _build/requirements.lock
+	@mv _build/requirements.lock requirements.lock
+
+clean:  ## remove what was built (the installation in .venv stays)
+	rm -rf _build .snakemake

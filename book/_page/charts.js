@@ -1,0 +1,60 @@
+// Charts take the page's colours: text and lines are drawn in `currentColor`, so light and dark need no redrawing.
+(() => {
+  const ink = { labelColor: "currentColor", titleColor: "currentColor", subtitleColor: "currentColor" };
+  const lines = { domainColor: "currentColor", tickColor: "currentColor", gridColor: "currentColor", gridOpacity: 0.15 };
+  const page = {
+    background: "transparent",
+    axis: { ...ink, ...lines },
+    legend: ink,
+    header: ink,
+    title: { color: "currentColor", subtitleColor: "currentColor" },
+    view: { stroke: "transparent" },
+  };
+  const marks = { text: { color: "currentColor" }, rule: { color: "currentColor" } };  // where the chart does not say
+
+  function merge(below, above) {
+    const both = { ...below };
+    for (const [key, value] of Object.entries(above)) {
+      const deep = value && typeof value === "object" && !Array.isArray(value);
+      both[key] = deep ? merge(both[key] || {}, value) : value;
+    }
+    return both;
+  }
+
+  // Vega breaks no lines, and a title wider than the page would squeeze the plot.
+  function broken(text, size, width) {
+    const most = Math.max(12, Math.floor(width / (0.56 * size)));
+    const lines = [""];
+    for (const word of [text].flat().join(" ").split(" ")) {
+      const last = lines.pop();
+      lines.push(...(last && last.length + word.length >= most ? [last, word] : [`${last} ${word}`.trim()]));
+    }
+    return lines;
+  }
+
+  function titleFor(title, config, width) {
+    if (!title) return title;
+    const whole = typeof title === "object" && !Array.isArray(title) ? { ...title } : { text: title };
+    const sizes = { fontSize: 13, subtitleFontSize: 11, ...config.title, ...whole };
+    if (whole.text) whole.text = broken(whole.text, sizes.fontSize, width);
+    if (whole.subtitle) whole.subtitle = broken(whole.subtitle, sizes.subtitleFontSize, width);
+    return whole;
+  }
+
+  const embed = window.vegaEmbed;
+  window.vegaEmbed = (element, spec, options) => {
+    const box = element.parentElement;
+    const phone = box.clientWidth < 500;
+    const config = merge(merge(marks, spec.config || {}), page);
+    if (phone) config.legend.columns = 2;
+    const title = titleFor(spec.title, config, box.clientWidth - (phone ? 10 : 50));
+    return embed(element, { ...spec, title, config, background: "transparent" }, {
+      ...options,
+      renderer: "svg",
+      actions: !phone && { export: true, source: false, compiled: false, editor: false },
+    }).then((chart) => {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
+      return chart;
+    });
+  };
+})();

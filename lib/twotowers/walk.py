@@ -1,0 +1,219 @@
+"""Increases of all blocks and heads of many prompts, in one walk over the vocabulary.
+
+bs-values add up like the residual stream itself, so a stretch of the vocabulary (a slab) can be followed upwards
+through all layers, and a value is divided by its row's norm scale only where the softmax is taken:
+
+    bs(Lin_l)  ->  + bs(vector) for each vector of each head     the heads of layer l
+               ->  + bs(all of them) + bs(output bias)           after the attention block
+               ->  + bs(FFN block) = bs(Lin_l+1)                 after the FFN block
+
+Only the embedding, the FFN outputs and the heads are ever projected. A head's vectors lie in its d_head-dimensional
+output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
+
+Operations for n prompts, V words, L layers of H heads with R vectors each: 2 n V d (L + 1) for the blocks; for the
+heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each
+of n V L (H R + 3). Memory beside the arguments: some ROWS x SLAB numbers, and the results. On a GPU the
+products dominate and a larger ROWS keeps it busy; the arithmetic is float32 there too, whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twotowers.architectures import Model, Unembedding
+from twotowers.vocabulary import check_norm, folded, log_sum_exp, norm_scale
+
+SLAB = 1024  # words at a time
+ROWS = 1024  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's outer cache
+
+
+def increases_along(
+    model: Model,
+    layer_input: Float[Tensor, "layer prompt d_model"],
+    mixed: Float[Tensor, "layer prompt head vector d_head"],
+    ffn: Float[Tensor, "layer prompt d_model"],
+    scale: Float[Tensor, "prompt"],
+    words: Int[Tensor, "prompt"],
+    norm: str = "frozen",
+    layers: Sequence[int] | None = None,
+) -> tuple[Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head vector"]]:
+    """Increase (nats) of every attention block, FFN block, and vector that a head adds (paper, Definitions).
+
+    The vectors of a head must sum to what it writes: one vector a head, or one a position. `layers` says which layers
+    the first axis holds (default: all, in order). `scale` is the final norm's at the last position, `words` the words
+    followed.
+    """
+    layers = list(range(model.n_layers)) if layers is None else list(layers)
+    wide, divide = _scales(layer_input.dtype, scale, norm)
+    steps = [
+        _Layer(
+            model.unembedding, model.output_weight(layer), model.output_bias(layer), layer_input[i].to(wide),
+            mixed[i].to(wide), ffn[i].to(wide), divide, norm, follows=i > 0 and layer == layers[i - 1] + 1,
+        )
+        for i, layer in enumerate(layers)
+    ]  # fmt: skip
+    found = _walked(steps, model.unembedding, words, norm, wide)
+    return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))
+
+
+def increases_of_vectors(
+    model: Model,
+    x: Float[Tensor, "prompt d_model"],
+    coefficients: Float[Tensor, "prompt vector"],
+    directions: Float[Tensor, "vector d_model"],
+    scale: Float[Tensor, "prompt"],
+    words: Int[Tensor, "prompt"],
+    norm: str = "frozen",
+) -> Float[Tensor, "prompt vector"]:
+    """Increase (nats) of `coefficient * direction` added at x, for directions shared by all prompts: FFN neurons."""
+    wide, divide = _scales(x.dtype, scale, norm)
+    x = x.to(wide)
+    # A direction with its coefficient is a head that is one number wide.
+    mixed = coefficients.to(wide)[:, :, None, None]
+    step = _Layer(model.unembedding, directions[:, None], None, x, mixed, torch.zeros_like(x), divide, norm, False)
+    return _walked([step], model.unembedding, words, norm, wide)[0][2][..., 0]
+
+
+def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, Float[Tensor, "prompt"]]:
+    """The dtype to work in, and what all of a prompt's vectors are divided by at the start: the frozen scale, or 1."""
+    check_norm(norm)
+    wide = torch.promote_types(dtype, torch.float32)
+    return wide, scale.to(wide) if norm == "frozen" else torch.ones_like(scale, dtype=wide)
+
+
+def _walked(steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide: torch.dtype) -> list[tuple]:
+    target = folded(e, e.weight[words], norm, wide)
+    for step in steps:
+        step.aim(target)
+    rows = [step.rows() for step in steps]
+    together, sizes = torch.cat(rows), [len(r) for r in rows]
+    for start in range(0, e.vocabulary, SLAB):
+        slab, values = folded(e, e.weight[start : start + SLAB], norm, wide), None
+        # One large product for all layers is faster than many small ones.
+        for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
+            values = step.climb(slab, products, values)
+    return [step.increases() for step in steps]
+
+
+class _Layer:
+    """One layer of many prompts: what stands before, between and after its blocks, and with each vector of a head.
+
+    Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 / p(w). No pass for a
+    maximum is needed: the sum holds the word itself, so it cannot vanish, and it overflows only where p(w) < e^-88
+    (float32), which `increases` finds and computes again the careful way. Vectors of heads are kept relative to bs_w
+    of x, which needs no pass of their own.
+    """
+
+    def __init__(self, e, weight, bias, x, mixed, ffn, divide, norm, follows):
+        self.unembedding, self.norm, self.follows = e, norm, follows
+        self.x, self.mixed, self.ffn = x / divide[:, None], mixed / divide[:, None, None, None], ffn / divide[:, None]
+        # The parameters stay where they are: a float32 copy of every layer at once would double the model.
+        self._weight, self._bias, self.divide = weight, bias, divide
+        n, self.heads, self.vectors, d_head = mixed.shape
+        d = x.shape[-1]
+        self.full_width = n * self.vectors * (d - d_head) < d * d_head  # fewer operations than the factored way
+        self.chunk = max(1, ROWS // (self.heads * self.vectors))  # prompts at a time
+        self.scales = None
+        if norm == "recomputed":
+            by_head = torch.stack([norm_scale(self._head(h), e) for h in range(self.heads)], 1)
+            self.scales = [1 / s for s in (*(norm_scale(v, e) for v in self._states()), by_head)]
+        self.sums = [x.new_zeros(n) for _ in range(3)] + [x.new_zeros(n, self.heads, self.vectors)]
+
+    @property
+    def weight(self) -> Float[Tensor, "head d_head d_model"]:
+        return self._weight.to(self.x)
+
+    @property
+    def bias(self) -> Float[Tensor, "prompt d_model"]:
+        bias = torch.zeros_like(self.x[0]) if self._bias is None else self._bias.to(self.x)
+        return bias / self.divide[:, None]
+
+    def _head(self, h: int) -> Float[Tensor, "prompt vector d_model"]:
+        """x plus each vector of one head."""
+        return self.x[:, None] + self.mixed[:, h] @ self.weight[h]
+
+    def _states(self) -> list[Float[Tensor, "prompt d_model"]]:
+        """The residual stream before, between and after the two blocks."""
+        between = self.x + torch.einsum("nhrk,hkd->nd", self.mixed, self.weight) + self.bias
+        return [self.x, between, between + self.ffn]
+
+    def aim(self, target: Float[Tensor, "prompt d_model"]) -> None:
+        """Set the followed word of each prompt; `own` holds its bs-values, unscaled, as the sums will need them."""
+        self.target = target
+        heads = torch.einsum("nhrk,hkd,nd->nhr", self.mixed, self.weight, target)
+        x = (self.x * target).sum(-1)
+        between = x + heads.sum((1, 2)) + (self.bias * target).sum(-1)
+        own = [x, between, between + (self.ffn * target).sum(-1), x[:, None, None] + heads]
+        self.own = own if self.scales is None else [a * s for a, s in zip(own, self.scales, strict=True)]
+
+    def rows(self) -> Float[Tensor, "row d_model"]:
+        """What is projected in full width: the FFN block, the bias, x unless the layer below ends there, and heads."""
+        out = [self.ffn, torch.zeros_like(self.x[:1]) if self._bias is None else self._bias.to(self.x)[None]]
+        out += [] if self.follows else [self.x]
+        if self.full_width:
+            out.append((self.mixed.transpose(0, 1).flatten(1, 2) @ self.weight).flatten(0, 1))
+        return torch.cat(out)
+
+    def climb(
+        self, slab: Float[Tensor, "word d_model"], products: Float[Tensor, "row word"], below: Tensor | None
+    ) -> Float[Tensor, "prompt word"]:
+        """Take in one slab: from the values before this layer (`below`, of the layer under it) to those after it.
+
+        `products` are the slab's values of `rows`.
+        """
+        n, copies = len(self.x), self.heads * self.vectors
+        ffn, bias, products = products[:n], products[n], products[n + 1 :]
+        before, products = (below, products) if self.follows else (products[:n], products[n:])
+        # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
+        level = self.own[0][:, None]
+        base = before - level if self.scales is None else before
+        if self.full_width:
+            by_head = products.view(self.heads, n, self.vectors, -1)
+        else:
+            factors = (self.weight.flatten(0, 1) @ slab.T).view(self.heads, -1, len(slab))
+        written = []
+        for at in range(0, n, self.chunk):
+            rows = slice(at, at + self.chunk)
+            if self.full_width:
+                values = by_head[:, rows] + base[rows, None]
+            else:
+                z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
+                start = base[rows].repeat_interleave(self.vectors, 0).expand(self.heads, -1, -1)
+                values = torch.baddbmm(start, z, factors).view(self.heads, -1, self.vectors, len(slab))
+            # Every row holds the base once, so their sum holds it `copies` times.
+            written.append(values.sum((0, 2)))
+            values = values.transpose(0, 1)
+            if self.scales is not None:
+                values = values.mul_(self.scales[3][rows, ..., None]).sub_(level[rows, ..., None, None])
+            self.sums[3][rows] += values.exp_().sum(-1)
+        between = torch.cat(written) - copies * base + before + bias / self.divide[:, None]
+        after = between + ffn
+        for i, values in enumerate((before, between, after)):
+            values = values if self.scales is None else values * self.scales[i][:, None]
+            self.sums[i] += (values - self.own[i][:, None]).exp_().sum(-1)
+        return after
+
+    def increases(self) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"], Float[Tensor, "prompt head vector"]]:
+        """From the finished sums: the attention block's, the FFN block's, and each vector's increase."""
+        level = [*self.own[:3], self.own[0][:, None, None]]
+        total = [s.log() + a for s, a in zip(self.sums, level, strict=True)]
+        self._mend(total)
+        before, between, after, heads = (own - t for own, t in zip(self.own, total, strict=True))
+        return between - before, after - between, heads - before[:, None, None]
+
+    def _mend(self, total: list[Tensor]) -> None:
+        """Compute again, with a maximum taken out first, what overflowed."""
+        for i, rows in enumerate(self._states() if any(t.isinf().any() for t in total) else ()):
+            self._again(total[i], rows, None if self.scales is None else self.scales[i])
+        for h in range(self.heads) if total[3].isinf().any() else ():
+            self._again(total[3][:, h], self._head(h), None if self.scales is None else self.scales[3][:, h])
+
+    def _again(self, total: Tensor, rows: Tensor, scales: Tensor | None) -> None:
+        bad = total.isinf()
+        if bad.any():
+            rows = rows[bad] if scales is None else rows[bad] * scales[bad][:, None]
+            total[bad] = log_sum_exp(rows, self.unembedding, self.norm)
