@@ -131,6 +131,10 @@ def test_imbalanced_drops_one_true_demonstration():
     assert imbalanced(PAPER, 0).text == "love : bar like : bar two : foo one :"
     with pytest.raises(TwoTowersError, match="2 true demonstrations"):
         imbalanced(PAPER, 2)
+    assert imbalanced(PAPER, kind="false").text == "love : bar eight : foo two : foo one :"
+    assert imbalanced(PAPER, 0, kind="false").text == "like : bar eight : foo two : foo one :"
+    with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
+        imbalanced(imbalanced(PAPER, kind="false"), kind="false")
     with pytest.raises(TwoTowersError, match="no true demonstration would be left"):
         imbalanced(imbalanced(PAPER))
 

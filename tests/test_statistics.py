@@ -174,11 +174,6 @@ def test_pairs_of_one_prompt_are_resampled_together():
     assert bootstrap_correlation(*grid).estimate == pytest.approx(spearman(grid[0].ravel(), grid[1].ravel()))
 
 
-def test_an_interval_never_says_minus_zero():
-    assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
-    assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"
-
-
 def test_a_function_of_means_against_a_slow_reference():
     rng = np.random.default_rng(3)
     table = rng.normal(loc=[1, 2, 5], size=(30, 3))
@@ -207,3 +202,8 @@ def test_a_function_of_means_that_is_not_finite_has_no_interval():
     for bad in (np.zeros(3), np.zeros((0, 2)), np.array([[1.0, math.nan]])):
         with pytest.raises(TwoTowersError):
             bootstrap_of_means(bad, lambda m: m[..., 0])
+
+
+def test_an_interval_never_says_minus_zero():
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
+    assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"

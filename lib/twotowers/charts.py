@@ -22,6 +22,7 @@ COLOURS = {
     "random heads, same layers": GREY, "random heads, all layers": PINK, "nothing zeroed": GREEN,
     "fooheads": BLUE, "barheads": ORANGE,
     "measured": BLUE, "paper": GREY,
+    "before": GREY, "after": BLUE,
     "own label": BLUE, "other label": ORANGE, "own text": GREEN, "other text": PINK,
     "own class": "#56b4c9", "other class": "#b8a100", "no relation": GREY,
     "random direction": "#b9b9b9",
@@ -166,11 +167,10 @@ def lines(
     """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog)."""
     smallest = float(table.loc[table[x] > 0, x].min()) if log else 1.0
     scale = alt.Scale(type="symlog", constant=smallest) if log else alt.Scale(zero=False)
-    axis = alt.Axis(values=sorted(table[x].unique()), format="~g", labelOverlap=True) if log else alt.Axis()
-    base = alt.Chart(table).encode(
-        x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=axis),
-        color=colour(group, table, group.replace("_", " ")),
-    )
+    axis = alt.Axis(values=sorted(table[x].unique()), format=".2~r", labelOverlap=True) if log else alt.Axis()
+    shades = colour(group, table, group.replace("_", " "))
+    shades.legend = alt.Legend(symbolOpacity=1, labelLimit=300, columns=2)
+    base = alt.Chart(table).encode(x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=axis), color=shades)
     tooltip = [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in table.columns]
     y_scale = alt.Scale(zero=zero)
     chart = base.mark_line(point=True).encode(y=alt.Y(f"{y}:Q", title=y_title, scale=y_scale), tooltip=tooltip)
