@@ -262,16 +262,21 @@ def named_after(
 
 
 def control_heads(
-    heads: Sequence[Head], n_layers: int, n_heads: int, seed: int = 0, same_layers: bool = True
+    heads: Sequence[Head],
+    n_layers: int,
+    n_heads: int,
+    seed: int = 0,
+    same_layers: bool = True,
+    beside: Sequence[Head] = (),
 ) -> list[Head]:
-    """As many random heads, all different, none of them in `heads`: of the same layers, or of the whole model.
+    """As many random heads, all different, none in `heads` or `beside`: of the same layers, or of the whole model.
 
     Where a layer has too few others left for `same_layers`, those that are missing come from the other layers. Raises
-    TwoTowersError when the model has not as many heads beside the given ones.
+    TwoTowersError when the model has not as many heads left.
     """
     rng, given = np.random.default_rng([seed, 44]), list(dict.fromkeys(heads))
     left = [divmod(int(i), n_heads) for i in rng.permutation(n_layers * n_heads)]
-    left = [head for head in left if head not in set(given)]
+    left = [head for head in left if head not in {*given, *beside}]
     if len(left) < len(given):
         raise TwoTowersError(f"{len(given)} heads leave {len(left)} others for a control: name fewer")
     out: list[Head] = []
