@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from twotowers import datasets
-from twotowers.datasets import draw, imbalanced, orders, reordered, swapped_labels
+from twotowers.datasets import counterbalanced, draw, imbalanced, orders, reordered, swapped_labels
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import Demonstration, Prompt
 
@@ -131,10 +131,10 @@ def test_imbalanced_drops_one_true_demonstration():
     assert imbalanced(PAPER, 0).text == "love : bar like : bar two : foo one :"
     with pytest.raises(TwoTowersError, match="2 true demonstrations"):
         imbalanced(PAPER, 2)
-    assert imbalanced(PAPER, true=False).text == "love : bar eight : foo two : foo one :"
-    assert imbalanced(PAPER, 0, true=False).text == "like : bar eight : foo two : foo one :"
+    assert imbalanced(PAPER, kind="false").text == "love : bar eight : foo two : foo one :"
+    assert imbalanced(PAPER, 0, kind="false").text == "like : bar eight : foo two : foo one :"
     with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
-        imbalanced(imbalanced(PAPER, true=False), true=False)
+        imbalanced(imbalanced(PAPER, kind="false"), kind="false")
     with pytest.raises(TwoTowersError, match="no true demonstration would be left"):
         imbalanced(imbalanced(PAPER))
 
@@ -207,3 +207,52 @@ def test_the_papers_sets_give_a_thousand_prompts(name, words, real):
 def test_any_pair_of_real_classes_is_a_set(real):
     datasets.check_name("fruit/colour")
     assert draw("fruit/colour", 5)[0].cls == "colour"
+
+
+def test_counterbalanced_prompts_tell_the_class_by_text_alone():
+    drawn = draw("animal/country", 24)
+    turned = counterbalanced(drawn)
+    for place in range(4):
+        assert sum(p.is_true[place] for p in turned) == 12
+    assert [p.true_label for p in turned].count("foo") == 12
+    for before, after in zip(drawn, turned, strict=True):
+        assert sorted(d.text for d in before.demonstrations) == sorted(d.text for d in after.demonstrations)
+        assert (before.query, before.cls) == (after.query, after.cls)
+        assert all(true == (d.cls == after.cls) for d, true in zip(after.demonstrations, after.is_true, strict=True))
+
+
+def test_a_false_demonstration_can_be_taken_away_too():
+    prompt = draw("animal/country", 1)[0]
+    assert [d.text for d in imbalanced(prompt, kind="false").demonstrations] == [
+        prompt.demonstrations[i].text for i in (0, 2, 3)
+    ]
+    with pytest.raises(TwoTowersError, match="'true' or 'false'"):
+        imbalanced(prompt, kind="both")
+    with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
+        imbalanced(imbalanced(prompt, kind="false"), kind="false")
+
+
+def test_one_text_moves_to_the_other_class_and_the_labels_stay():
+    prompts = draw("sentiment/number", 30, table=TABLE)
+    classes = {"sentiment": {"love", "hate", "nan"}, "number": {"one", "two", "six", "ten"}}
+    for before, after in zip(prompts, datasets.moved(prompts), strict=True):
+        assert after.demonstrations == before.demonstrations
+        assert (after.cls, after.true_label) == ("sentiment", "bar") and after.query in classes["sentiment"]
+        assert after.query not in {d.text for d in before.demonstrations}
+    for before, after in zip(prompts, datasets.moved(prompts, 1), strict=True):
+        assert [d.label for d in after.demonstrations] == [d.label for d in before.demonstrations]
+        assert (after.query, after.true_label) == (before.query, "foo")
+        assert after.demonstrations[1].text in classes["number"] and after.demonstrations[1].cls == "number"
+        assert len({after.query, *(d.text for d in after.demonstrations)}) == 5
+    assert len({p.query for p in datasets.moved(prompts)}) == 3
+    assert datasets.moved(prompts, 2) == datasets.moved(prompts, 2)
+
+
+def test_a_text_that_cannot_move_is_refused():
+    with pytest.raises(TwoTowersError, match="two named classes"):
+        datasets.moved([PAPER])
+    prompts = draw("sentiment/number", 3, table=TABLE)
+    with pytest.raises(TwoTowersError, match="demonstrations 0 to 3"):
+        datasets.moved(prompts, 4)
+    with pytest.raises(TwoTowersError, match="no other text of the class sentiment"):
+        datasets.moved(prompts[:1])

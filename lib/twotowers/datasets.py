@@ -179,20 +179,21 @@ def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
     return Prompt(demonstrations, "one", labels[0], tuple(labels), "number", "sentiment/number")
 
 
-def imbalanced(prompt: Prompt, drop: int = -1, true: bool = True) -> Prompt:
+def imbalanced(prompt: Prompt, drop: int = -1, kind: str = "true") -> Prompt:
     """The prompt without one true demonstration, the last by default (v1 section 5.1).
 
-    `true=False` takes a false one away. `drop` counts among the demonstrations of that kind. Raises TwoTowersError
-    when there is no such one or none would be left.
+    kind="false" takes a false one away instead; `drop` counts among those of the kind. Raises TwoTowersError when there
+    is no such one or none would be left.
     """
+    if kind not in ("true", "false"):
+        raise TwoTowersError(f"kind='{kind}': choose 'true' or 'false'")
     _has_both(prompt)
-    kind = "true" if true else "false"
-    of_kind = [i for i, is_true in enumerate(prompt.is_true) if is_true == true]
-    if not -len(of_kind) <= drop < len(of_kind):
-        raise TwoTowersError(f"drop={drop}: the prompt has {len(of_kind)} {kind} demonstrations, count among them")
-    if len(of_kind) == 1:
+    those = [i for i, is_true in enumerate(prompt.is_true) if is_true == (kind == "true")]
+    if not -len(those) <= drop < len(those):
+        raise TwoTowersError(f"drop={drop}: the prompt has {len(those)} {kind} demonstrations, count among them")
+    if len(those) == 1:
         raise TwoTowersError(f"no {kind} demonstration would be left: draw with k of at least 2")
-    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != of_kind[drop]])
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != those[drop]])
 
 
 def reordered(prompt: Prompt) -> Prompt:
@@ -224,6 +225,52 @@ def swapped_labels(prompt: Prompt) -> Prompt:
     other = dict(zip(prompt.labels, prompt.labels[::-1], strict=True))
     demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
     return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
+
+
+def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, in all orders in turn and with the labels exchanged in every second round of orders.
+
+    So neither a place nor a label word tells the class: what then still tells true from false is the text.
+    """
+    out = []
+    for i, prompt in enumerate(prompts):
+        patterns = orders(prompt)
+        turned = patterns[i % len(patterns)]
+        out.append(swapped_labels(turned) if i // len(patterns) % 2 else turned)
+    return out
+
+
+def moved(prompts: Sequence[Prompt], place: int | None = None) -> list[Prompt]:
+    """Every prompt with one text taken from its other class: the query's (None), or that of demonstration `place`.
+
+    Labels stay where they are. A moved query gets the label of its new class for its true one; a moved demonstration
+    shows its label beside a text of the wrong class. Texts come from the other prompts of the set, in turn, and none
+    stands twice in a prompt. Raises TwoTowersError for prompts without two named classes, and when no text is left.
+    """
+    pools: dict[str, dict[str, None]] = {}
+    for prompt in prompts:
+        for text, cls in ((prompt.query, prompt.cls), *((d.text, d.cls) for d in prompt.demonstrations)):
+            pools.setdefault(cls, {})[text] = None
+    texts = {cls: list(pool) for cls, pool in pools.items()}
+    return [_moved(prompt, place, texts, i) for i, prompt in enumerate(prompts)]
+
+
+def _moved(prompt: Prompt, place: int | None, texts: dict[str, list[str]], turn: int) -> Prompt:
+    label_of = {d.cls: d.label for d in prompt.demonstrations}
+    if len(label_of) != 2 or "" in label_of or prompt.cls not in label_of:
+        raise TwoTowersError("a text cannot change its class: give prompts of two named classes, each with a label")
+    if place is not None and not 0 <= place < len(prompt.demonstrations):
+        raise TwoTowersError(f"place={place}: the prompt has demonstrations 0 to {len(prompt.demonstrations) - 1}")
+    old = prompt.cls if place is None else prompt.demonstrations[place].cls
+    cls = next(one for one in label_of if one != old)
+    held, pool = {prompt.query, *(d.text for d in prompt.demonstrations)}, texts[cls]
+    fresh = [text for text in pool[turn % len(pool) :] + pool[: turn % len(pool)] if text not in held]
+    if not fresh:
+        raise TwoTowersError(f"no other text of the class {cls} is left: draw more prompts")
+    if place is None:
+        return replace(prompt, query=fresh[0], cls=cls, true_label=label_of[cls])
+    moved = replace(prompt.demonstrations[place], text=fresh[0], cls=cls)
+    return replace(prompt, demonstrations=(*prompt.demonstrations[:place], moved, *prompt.demonstrations[place + 1 :]))
 
 
 def _has_both(prompt: Prompt) -> None:
