@@ -26,12 +26,26 @@ EVERY = {
     "scatter": lambda: charts.scatter(
         POINTS, x="u", y="v", group="kind", diagonal=True, x_title="weight", y_title="increase (nats)", **WORDS
     ),
+    "bars, split": lambda: charts.bars(
+        BARS, x="set", y="accuracy", group="source", facet="source", x_title="set", y_title="share", **WORDS
+    ),
+    "scatter, split": lambda: charts.scatter(
+        POINTS, x="u", y="v", shape="kind", facet="kind", x_title="weight", y_title="increase (nats)", **WORDS
+    ),
+    "matrix": lambda: charts.matrix(
+        HEADS, x="head", y="layer", value="increase", x_title="key", y_title="query", value_title="nats", **WORDS
+    ),
+    "matrix, split": lambda: charts.matrix(
+        HEADS, x="head", y="layer", value="increase", x_title="key", y_title="query", value_title="nats", facet="layer",
+        **WORDS,
+    ),
     "word_explorer": lambda: charts.word_explorer(EXPLORER, **WORDS),
     "rank_curves": lambda: charts.rank_curves(CURVES, group="source", facet="label", **WORDS),
 }
 
 
 def _axis_titles(spec: dict) -> set:
+    spec = spec.get("concat", [spec])[0]
     spec = spec.get("spec", spec)  # what a facet repeats
     layers = spec.get("layer", [spec])
     return {layer["encoding"][axis].get("title") for layer in layers for axis in "xy" if axis in layer["encoding"]}
@@ -43,6 +57,18 @@ def test_every_kind_is_titled_described_and_named_on_both_axes(kind):
     assert spec["title"]["text"] == "A title"
     assert spec["description"] == "A title. What is seen."
     assert len({title for title in _axis_titles(spec) if title}) >= 2
+
+
+def test_panels_split_the_table_and_share_their_colours():
+    both = pd.concat([BARS, BARS.assign(source="paper", set=["c", "d"])])
+    spec = charts.bars(both, x="set", y="accuracy", group="source", facet="source", x_title="s", y_title="a", **WORDS)
+    spec = spec.to_dict()
+    panels = spec["concat"]
+    assert [p["title"]["text"] for p in panels] == ["measured", "paper"]
+    colours = [p["layer"][0]["encoding"]["color"]["scale"] for p in panels]
+    assert colours[0] == colours[1] and colours[0]["domain"] == ["measured", "paper"]
+    rows = [spec["datasets"][p["data"]["name"]] if "data" in p else None for p in panels]
+    assert [{row["set"] for row in part} for part in rows] == [{"a", "b"}, {"c", "d"}]
 
 
 def test_interval_rules_are_drawn_only_when_the_table_has_intervals():
@@ -73,7 +99,7 @@ def test_the_theme_is_set_once_and_for_all():
 def test_the_explorer_holds_one_row_a_vector_and_starts_where_it_is_told():
     spec = charts.word_explorer(EXPLORER, start={"vector": "5: value"}, **WORDS).to_dict()
     (rows,) = spec["datasets"].values()
-    assert len(rows) == 8 and all(len(row["word"]) == 2 for row in rows)
+    assert len(rows) == 8 and all(row["line"] == ["1. word1", "2. word2"] for row in rows)
     shown = {p["select"]["fields"][0]: p["value"] for p in spec["params"]}
     assert shown == {"head": "1-0", "vector": "5: value", "silent": "left out"}
     assert [p["bind"]["input"] for p in spec["params"]] == ["select", "select", "radio"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from twotowers import datasets
-from twotowers.datasets import draw, imbalanced, orders, reordered, swapped_labels
+from twotowers.datasets import counterbalanced, draw, imbalanced, orders, reordered, swapped_labels
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import Demonstration, Prompt
 
@@ -203,3 +203,26 @@ def test_the_papers_sets_give_a_thousand_prompts(name, words, real):
 def test_any_pair_of_real_classes_is_a_set(real):
     datasets.check_name("fruit/colour")
     assert draw("fruit/colour", 5)[0].cls == "colour"
+
+
+def test_counterbalanced_prompts_tell_the_class_by_text_alone():
+    drawn = draw("animal/country", 24)
+    turned = counterbalanced(drawn)
+    for place in range(4):
+        assert sum(p.is_true[place] for p in turned) == 12
+    assert [p.true_label for p in turned].count("foo") == 12
+    for before, after in zip(drawn, turned, strict=True):
+        assert sorted(d.text for d in before.demonstrations) == sorted(d.text for d in after.demonstrations)
+        assert (before.query, before.cls) == (after.query, after.cls)
+        assert all(true == (d.cls == after.cls) for d, true in zip(after.demonstrations, after.is_true, strict=True))
+
+
+def test_a_false_demonstration_can_be_taken_away_too():
+    prompt = draw("animal/country", 1)[0]
+    assert [d.text for d in imbalanced(prompt, kind="false").demonstrations] == [
+        prompt.demonstrations[i].text for i in (0, 2, 3)
+    ]
+    with pytest.raises(TwoTowersError, match="'true' or 'false'"):
+        imbalanced(prompt, kind="both")
+    with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
+        imbalanced(imbalanced(prompt, kind="false"), kind="false")

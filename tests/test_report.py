@@ -2,7 +2,7 @@
 
 import pytest
 from twotowers.errors import TwoTowersError
-from twotowers.report import check_parameters, open_chapter
+from twotowers.report import Chapter, check_parameters, open_chapter
 
 GOOD = {
     "model": "mini-gpt2", "datasets": ["animal/country"], "n_prompts": 20, "labels": ["foo", "bar"], "norm": "frozen",
@@ -47,3 +47,13 @@ def test_only_plain_names_of_a_notebook_count_as_parameters(tmp_path):
     scope = GOOD | {"out": str(tmp_path), "_hidden": 1, "In": [], "pytest": pytest, "print": print}
     chapter = open_chapter("01-locate", scope)
     assert chapter.n_prompts == 20 and set(chapter.parameters) == set(GOOD) | {"out"}
+
+
+def test_a_model_that_does_not_learn_is_named_and_one_that_does_is_not(monkeypatch):
+    said = []
+    monkeypatch.setattr("twotowers.report.Chapter.here", lambda self, text: said.append(text))
+    chapter = Chapter("02-project", {})
+    chapter.caution(0.5)
+    assert not said
+    chapter.caution(0.12)
+    assert "12%, is below the 50%" in said[0]

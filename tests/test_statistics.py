@@ -159,6 +159,20 @@ def test_what_would_be_silently_wrong_is_refused(call):
     assert "\n" not in str(error.value) and ":" in str(error.value)
 
 
+def test_pairs_of_one_prompt_are_resampled_together():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30)
+    y = x + rng.normal(size=30)
+    alone = bootstrap_correlation(x, y, "pearson")
+    # Three copies of every pair say nothing new: the interval must not shrink.
+    copies = bootstrap_correlation(np.repeat(x[:, None], 3, 1), np.repeat(y[:, None], 3, 1), "pearson")
+    assert (copies.estimate, copies.low, copies.high, copies.n) == pytest.approx(
+        (alone.estimate, alone.low, alone.high, 30)
+    )
+    grid = rng.normal(size=(30, 3)), rng.normal(size=(30, 3))
+    assert bootstrap_correlation(*grid).estimate == pytest.approx(spearman(grid[0].ravel(), grid[1].ravel()))
+
+
 def test_an_interval_never_says_minus_zero():
     assert f"{Interval(-0.001, -0.004, 0.002, 9):.2f}" == "0.00 [0.00, 0.00]"
     assert f"{Interval(-0.001, -0.004, 0.002, 9):+.2f}" == "+0.00 [+0.00, +0.00]"

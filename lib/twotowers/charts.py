@@ -6,6 +6,8 @@ stands here and nowhere else; backgrounds are transparent so that the page's lig
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import altair as alt
 import pandas as pd
 
@@ -61,7 +63,9 @@ def colour(field: str, table: pd.DataFrame, title: str | None = None) -> alt.Col
     names = list(dict.fromkeys(table[field]))
     spare = iter([c for c in _SPARE if c not in {COLOURS.get(n) for n in names}] * 3)
     scale = alt.Scale(domain=names, range=[COLOURS.get(n) or next(spare) for n in names])
-    return alt.Color(f"{field}:N", scale=scale, title=title)
+    # Long names get fewer columns: a legend is not wrapped but cut off at the edge of the page.
+    columns = max(1, min(4, 84 // (5 + max(len(str(name)) for name in names))))
+    return alt.Color(f"{field}:N", scale=scale, title=title, legend=alt.Legend(columns=columns))
 
 
 def by_layer(table: pd.DataFrame, *, title: str, description: str, y: str = "increase", y_title: str) -> alt.Chart:
@@ -96,7 +100,7 @@ def head_map(
                 title=value_title,
                 # Anchored at both ends: the same colour means the same value on both sides of zero.
                 scale=alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True),
-                legend=alt.Legend(gradientLength=180),
+                legend=alt.Legend(gradientLength=180, titleLimit=300),
             ),
             tooltip=["layer", "head", alt.Tooltip(f"{value}:Q", format=".4f")],
         )
@@ -109,46 +113,112 @@ def head_map(
 
 def bars(
     table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
-    zero: bool = True, sort: list | None = None, height: int = 260,
+    zero: bool = True, sort: list | None = None, height: int = 260, facet: str = "",
 ) -> alt.Chart:  # fmt: skip
-    """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known."""
-    base = alt.Chart(table).encode(
-        x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=160)),
-    )
-    if table.groupby(x)[group].nunique().max() > 1:  # one bar a place needs no room for others
-        base = base.encode(xOffset=alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group]))))
-    shown = [c for c in (x, group, y, "low", "high", "n") if c in table.columns]
-    chart = base.mark_bar().encode(
-        y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero)),
-        color=colour(group, table, group.replace("_", " ")),
-        tooltip=[alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in shown],
-    )
-    if {"low", "high"} <= set(table.columns):
-        chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(y="low:Q", y2="high:Q")
-    return finished(chart, title, description, height=height)
+    """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known; `facet` splits."""
+    tint, shown = colour(group, table, group.replace("_", " ")), (x, group, y, "low", "high", "n")
+    crowded = table.groupby(x)[group].nunique().max() > 1  # one bar a place needs no room for others
+    offset = {"xOffset": alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group])))} if crowded else {}
+
+    def panel(part: pd.DataFrame) -> alt.Chart:
+        base = alt.Chart(part).encode(
+            x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=160)), **offset
+        )
+        chart = base.mark_bar().encode(
+            y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero)), color=tint, tooltip=_tooltip(part, shown)
+        )
+        if {"low", "high"} <= set(part.columns):
+            chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(y="low:Q", y2="high:Q")
+        return chart
+
+    if facet:
+        panels = _side_by_side(panel, table, facet, height).resolve_scale(y="shared")
+        return finished(panels, title, description)
+    return finished(panel(table), title, description, height=height)
+
+
+def _tooltip(table: pd.DataFrame, columns) -> list:
+    columns = [c for c in columns if c in table.columns]
+    return [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in columns]
+
+
+def _side_by_side(panel: Callable, table: pd.DataFrame, facet: str, height: int) -> alt.ConcatChart:
+    """One panel for each value of `facet`, in the table's order; together about as wide as the page.
+
+    Panels are drawn one by one, not by Vega-Lite's facets, whose bars vanish when panels differ in their groups.
+    """
+    names = list(dict.fromkeys(table[facet]))
+    columns = min(3, len(names))
+    width = (640 - 60 * columns) // columns
+    panels = []
+    for name in names:
+        heading = alt.TitleParams(str(name), anchor="middle", fontSize=13, fontWeight="normal")
+        panels.append(panel(table[table[facet] == name]).properties(title=heading, width=width, height=height))
+    return alt.concat(*panels, columns=columns)
 
 
 def scatter(
     table: pd.DataFrame, *, x: str, y: str, title: str, description: str, x_title: str, y_title: str,
-    group: str = "", diagonal: bool = False, height: int = 320,
+    group: str = "", shape: str = "", diagonal: bool = False, height: int = 320, facet: str = "", opacity: float = 0.7,
 ) -> alt.Chart:  # fmt: skip
-    """Points, coloured by `group` when given; `diagonal` draws the line of equality."""
-    chart = (
-        alt.Chart(table)
-        .mark_point(opacity=0.7)
-        .encode(
+    """Points, coloured by `group` and shaped by `shape` when given; `diagonal` draws the line of equality.
+
+    `facet` splits into panels, each with its own scales.
+    """
+    encodings = {}
+    if group:
+        encodings["color"] = colour(group, table, group.replace("_", " "))
+    if shape:
+        names = list(dict.fromkeys(table[shape]))
+        scale = alt.Scale(domain=names, range=["circle", "triangle-up", "square"][: len(names)])
+        encodings["shape"] = alt.Shape(f"{shape}:N", scale=scale, title=shape.replace("_", " "))
+
+    def panel(part: pd.DataFrame) -> alt.Chart:
+        chart = alt.Chart(part).mark_point(opacity=opacity)
+        return chart.encode(
             x=alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(zero=False)),
             y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=False)),
-            tooltip=[alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in table.columns],
-        )
-    )
-    if group:
-        chart = chart.encode(color=colour(group, table, group.replace("_", " ")))
+            tooltip=_tooltip(part, part.columns), **encodings,
+        )  # fmt: skip
+
+    if facet:
+        return finished(_side_by_side(panel, table, facet, height), title, description)
+    chart = panel(table)
     if diagonal:
         ends = [float(min(table[x].min(), table[y].min())), float(max(table[x].max(), table[y].max()))]
         line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(point=False, strokeDash=[4, 4], color=GREY)
         chart = line.encode(x=f"{x}:Q", y=f"{y}:Q") + chart
     return finished(chart, title, description, height=height)
+
+
+def matrix(
+    table: pd.DataFrame, *, x: str, y: str, value: str, title: str, description: str, x_title: str, y_title: str,
+    value_title: str, facet: str = "",
+) -> alt.Chart:  # fmt: skip
+    """A grid of numbers with their colours, zero in the middle. Columns: `x`, `y`, `value`; `facet` splits."""
+    limit = float(table[value].abs().max()) or 1.0
+    order = {name: list(dict.fromkeys(table[name])) for name in (x, y)}
+    scale = alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True)
+    legend = alt.Legend(gradientLength=180, titleLimit=300)
+    dark = (alt.datum[value] > 0.6 * limit) | (alt.datum[value] < -0.6 * limit)  # white numbers on strong colours
+
+    def panel(part: pd.DataFrame) -> alt.LayerChart:
+        base = alt.Chart(part).encode(
+            x=alt.X(f"{x}:N", title=x_title, sort=order[x], axis=alt.Axis(labelAngle=0)),
+            y=alt.Y(f"{y}:N", title=y_title, sort=order[y]),
+            tooltip=_tooltip(part, part.columns),
+        )
+        tint = alt.Color(f"{value}:Q", title=value_title, scale=scale, legend=legend)
+        numbers = base.mark_text(fontSize=12).encode(
+            text=alt.Text(f"{value}:Q", format=".2f"),
+            color=alt.condition(dark, alt.value("white"), alt.value("#222222")),
+        )
+        return base.mark_rect(stroke=GREY, strokeWidth=0.3).encode(color=tint) + numbers
+
+    height = max(90, 45 * len(order[y]))
+    if facet:
+        return finished(_side_by_side(panel, table, facet, height), title, description)
+    return finished(panel(table), title, description, height=height)
 
 
 def word_explorer(
@@ -159,7 +229,10 @@ def word_explorer(
     Columns: head, vector, silent ("left out" / "kept": the stop words), rank, word, value, relation. `start` names the
     values shown first. Colour says how a word stands to the text and label at its place.
     """
-    table = table.assign(relation=table["relation"].replace("", "no relation"))
+    # Two tokens may read alike; with its rank each word has a line of its own.
+    numbered = table["rank"].astype(str) + ". " + table["word"]
+    table = table.assign(relation=table["relation"].replace("", "no relation"), line=numbered)
+    legend = table.sort_values("relation", key=lambda c: c.map(list(COLOURS).index))
     names = {"head": "head (layer-head) ", "vector": "read ", "silent": "stop words "}
     chosen = {}
     for column, label in names.items():
@@ -170,7 +243,7 @@ def word_explorer(
             fields=[column], bind=form(options=options, name=label), value=first, empty=False
         )
     # One row a vector, unfolded in the browser: the page stays small and no limit on rows is met.
-    words = ["rank", "word", "value", "relation"]
+    words = ["rank", "line", "value", "relation"]
     rows = table.groupby(list(names), sort=False)[words].agg(list).reset_index()
     chart = alt.Chart(rows)
     for selection in chosen.values():
@@ -180,9 +253,9 @@ def word_explorer(
         .mark_bar()
         .encode(
             x=alt.X("value:Q", title="bs-value (before the softmax)"),
-            y=alt.Y("word:N", title="top words", sort=alt.EncodingSortField("rank", order="ascending")),
-            color=colour("relation", table, "the word is of").legend(columns=3),
-            tooltip=["rank:Q", "word:N", alt.Tooltip("value:Q", format=".2f"), "relation:N"],
+            y=alt.Y("line:N", title="top words", sort=alt.EncodingSortField("rank", order="ascending")),
+            color=colour("relation", legend, "the word is of"),
+            tooltip=["line:N", alt.Tooltip("value:Q", format=".2f"), "relation:N"],
         )
         .add_params(*chosen.values())
     )
@@ -211,4 +284,5 @@ def rank_curves(
         )
         .properties(width=270, height=height)
     )
-    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=None)), title, description)
+    order = list(dict.fromkeys(table[facet]))
+    return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=order)), title, description)

@@ -179,18 +179,21 @@ def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:
     return Prompt(demonstrations, "one", labels[0], tuple(labels), "number", "sentiment/number")
 
 
-def imbalanced(prompt: Prompt, drop: int = -1) -> Prompt:
+def imbalanced(prompt: Prompt, drop: int = -1, kind: str = "true") -> Prompt:
     """The prompt without one true demonstration, the last by default (v1 section 5.1).
 
-    `drop` counts among the true demonstrations. Raises TwoTowersError when there is no such one or none would be left.
+    kind="false" takes a false one away instead; `drop` counts among those of the kind. Raises TwoTowersError when there
+    is no such one or none would be left.
     """
+    if kind not in ("true", "false"):
+        raise TwoTowersError(f"kind='{kind}': choose 'true' or 'false'")
     _has_both(prompt)
-    true = [i for i, is_true in enumerate(prompt.is_true) if is_true]
-    if not -len(true) <= drop < len(true):
-        raise TwoTowersError(f"drop={drop}: the prompt has {len(true)} true demonstrations, count among them")
-    if len(true) == 1:
-        raise TwoTowersError("no true demonstration would be left: draw with k of at least 2")
-    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != true[drop]])
+    those = [i for i, is_true in enumerate(prompt.is_true) if is_true == (kind == "true")]
+    if not -len(those) <= drop < len(those):
+        raise TwoTowersError(f"drop={drop}: the prompt has {len(those)} {kind} demonstrations, count among them")
+    if len(those) == 1:
+        raise TwoTowersError(f"no {kind} demonstration would be left: draw with k of at least 2")
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != those[drop]])
 
 
 def reordered(prompt: Prompt) -> Prompt:
@@ -222,6 +225,19 @@ def swapped_labels(prompt: Prompt) -> Prompt:
     other = dict(zip(prompt.labels, prompt.labels[::-1], strict=True))
     demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
     return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
+
+
+def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, in all orders in turn and with the labels exchanged in every second round of orders.
+
+    So neither a place nor a label word tells the class: what then still tells true from false is the text.
+    """
+    out = []
+    for i, prompt in enumerate(prompts):
+        patterns = orders(prompt)
+        turned = patterns[i % len(patterns)]
+        out.append(swapped_labels(turned) if i // len(patterns) % 2 else turned)
+    return out
 
 
 def _has_both(prompt: Prompt) -> None:

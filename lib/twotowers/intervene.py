@@ -17,8 +17,7 @@ from torch import Tensor
 
 from twotowers.architectures import Model
 from twotowers.errors import TwoTowersError
-
-Head = tuple[int, int]
+from twotowers.locate import Head, check_heads
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,6 @@ class Edit:
     def __post_init__(self):
         if self.positions not in ("all", "last"):
             raise TwoTowersError(f"positions='{self.positions}': choose 'all' or 'last'")
-
-
-def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
-    """Return the heads as tuples; raise TwoTowersError for an empty set or a head outside the model."""
-    if not heads:
-        raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
-    for layer, head in heads:
-        if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
-            raise TwoTowersError(
-                f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
-                f"heads to {model.n_heads - 1}"
-            )
-    return tuple((int(layer), int(head)) for layer, head in heads)
 
 
 @contextmanager

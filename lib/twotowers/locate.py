@@ -32,6 +32,9 @@ from twotowers.walk import increases_along, increases_of_vectors
 
 GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
 
+Head = tuple[int, int]
+"""(layer, head), both from 0"""
+
 
 def block_increases(
     capture: Capture, model: Model, words: Int[Tensor, "batch"] | None = None, norm: str = "frozen"
@@ -203,6 +206,19 @@ class Increases:
         return top_heads(self.heads_table(), k)
 
 
+def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
+    """Return the heads as tuples; raise TwoTowersError for an empty set or a head outside the model."""
+    if not heads:
+        raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
+    for layer, head in heads:
+        if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
+            raise TwoTowersError(
+                f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
+                f"heads to {model.n_heads - 1}"
+            )
+    return tuple((int(layer), int(head)) for layer, head in heads)
+
+
 def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
     """The k heads with the largest `increase` of a heads table. Raises TwoTowersError when there are fewer than k."""
     if not 0 < k <= len(table):
@@ -229,7 +245,7 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
         if not left.get(layer):
             left[layer] = rng.permutation([h for at, h in heads_beside(heads, n_heads) if at == layer]).tolist()
         if not left[layer]:
-            raise TwoTowersError(f"every head of layer {layer} is among the given: name fewer, or there is no control")
+            raise TwoTowersError(f"every head of layer {layer} is chosen: choose fewer, or there is no control")
         out.append((layer, left[layer].pop()))
     return out
 

@@ -190,8 +190,9 @@ def top_word_table(
                     for rank, (value, word) in enumerate(words, 1)
                     for name in named
                 ]  # fmt: skip
-    order = {f"{a}-{b}": i for i, (a, b) in enumerate(heads)}
-    return pd.DataFrame(rows).sort_values("head", key=lambda c: c.map(order), kind="stable", ignore_index=True)
+    order = {name: i for i, name in enumerate([*(f"{a}-{b}" for a, b in heads), *KINDS])}
+    by = ["head", "kind"]
+    return pd.DataFrame(rows).sort_values(by, key=lambda c: c.map(order), kind="stable", ignore_index=True)
 
 
 def related_words(

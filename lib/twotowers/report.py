@@ -220,6 +220,14 @@ class Chapter:
         """A finding of this run. Write it with its n, its interval and its control."""
         display(Markdown(f"**Here** (`{self.loaded.name}`): {text}"))
 
+    def caution(self, accuracy: float) -> None:
+        """Say so when the model does worse than guessing one of the two labels; silent otherwise."""
+        if accuracy < 0.5:
+            self.here(
+                f"**This model does not learn the task.** Its mean accuracy, {accuracy:.0%}, is below the 50% of "
+                "guessing one of the two labels, so what follows is no evidence about in-context learning."
+            )
+
     def paper(self, where: str, text: str) -> None:
         """What the paper found; `where` is its place, for example "v1, fig 2"."""
         display(Markdown(f"**The paper** ({where}): {text}"))

@@ -117,19 +117,28 @@ def bootstrap_correlation(
 ) -> Interval:
     """Correlation of x (n,) and y (n,) with its bootstrap interval over pairs; ranks are taken anew.
 
-    `kind`: "spearman" or "pearson". Resamples in which x or y does not vary are left out: they have none.
+    `kind`: "spearman" or "pearson". With x and y of shape (n, k) all n k pairs are correlated, the k pairs of a prompt
+    are resampled together, and n counts prompts. Resamples in which x or y does not vary are left out: they have none.
     Raises TwoTowersError as `bootstrap`, on fewer than 3 pairs, or when x or y never varies.
     """
     if kind not in ("spearman", "pearson"):
         raise TwoTowersError(f"kind='{kind}': choose 'spearman' or 'pearson'")
-    x, y = _sample(x), _sample(y)
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    width = x.shape[1] if x.ndim == 2 and x.shape == y.shape else 1
+    x, y = (_sample(a.ravel() if width > 1 else a) for a in (x, y))
     _same_length(x, y)
     if len(x) < 3:
         raise TwoTowersError(f"a correlation of {len(x)} pairs says nothing: give at least 3")
     _varies(x, y)
     prepare = _ranks if kind == "spearman" else lambda rows: rows
-    resampled = (_pearson(prepare(x[at]), prepare(y[at])) for at in _resamples(len(x), draws, seed))
-    return _interval(float(_pearson(prepare(x[None]), prepare(y[None]))[0]), resampled, level, len(x))
+    n = len(x) // width
+    x, y = x.reshape(n, width), y.reshape(n, width)
+
+    def correlations(at: np.ndarray) -> np.ndarray:
+        return _pearson(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)))
+
+    resampled = (correlations(at) for at in _resamples(n, draws, seed, width))
+    return _interval(float(correlations(np.arange(n)[None])[0]), resampled, level, n)
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
@@ -182,11 +191,11 @@ def _varies(x: np.ndarray, y: np.ndarray) -> None:
         raise TwoTowersError("a list that never varies has no correlation: give values that differ")
 
 
-def _resamples(n: int, draws: int, seed: int | list[int]) -> Iterable[np.ndarray]:
-    """Blocks of resampled indices (block, n). Their total does not depend on the size of the block."""
+def _resamples(n: int, draws: int, seed: int | list[int], width: int = 1) -> Iterable[np.ndarray]:
+    """Blocks of resampled indices (block, n), each standing for `width` values; the total does not depend on blocks."""
     if draws < 1:
         raise TwoTowersError(f"draws={draws}: give at least 1, better 1000 or more")
-    rng, block = np.random.default_rng(seed), max(1, _BLOCK // n)
+    rng, block = np.random.default_rng(seed), max(1, _BLOCK // (n * width))
     for done in range(0, draws, block):
         yield rng.integers(0, n, size=(min(block, draws - done), n))
 

@@ -89,10 +89,13 @@ def _walked(steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide:
     target = folded(e, e.weight[words], norm, wide)
     for step in steps:
         step.aim(target)
+    rows = [step.rows() for step in steps]
+    together, sizes = torch.cat(rows), [len(r) for r in rows]
     for start in range(0, e.vocabulary, SLAB):
         slab, values = folded(e, e.weight[start : start + SLAB], norm, wide), None
-        for step in steps:
-            values = step.climb(slab, values)
+        # One large product for all layers is faster than many small ones.
+        for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
+            values = step.climb(slab, products, values)
     return [step.increases() for step in steps]
 
 
@@ -147,29 +150,48 @@ class _Layer:
         own = [x, between, between + (self.ffn * target).sum(-1), x[:, None, None] + heads]
         self.own = own if self.scales is None else [a * s for a, s in zip(own, self.scales, strict=True)]
 
-    def climb(self, slab: Float[Tensor, "word d_model"], below: Tensor | None) -> Float[Tensor, "prompt word"]:
-        """Take in one slab: from the values before this layer (`below`, of the layer under it) to those after it."""
-        before = below if self.follows else self.x @ slab.T
-        weight, copies = self.weight, self.heads * self.vectors
-        factors = None if self.full_width else torch.einsum("wd,hkd->hkw", slab, weight)
+    def rows(self) -> Float[Tensor, "row d_model"]:
+        """What is projected in full width: the FFN block, the bias, x unless the layer below ends there, and heads."""
+        out = [self.ffn, torch.zeros_like(self.x[:1]) if self._bias is None else self._bias.to(self.x)[None]]
+        out += [] if self.follows else [self.x]
+        if self.full_width:
+            out.append((self.mixed.transpose(0, 1).flatten(1, 2) @ self.weight).flatten(0, 1))
+        return torch.cat(out)
+
+    def climb(
+        self, slab: Float[Tensor, "word d_model"], products: Float[Tensor, "row word"], below: Tensor | None
+    ) -> Float[Tensor, "prompt word"]:
+        """Take in one slab: from the values before this layer (`below`, of the layer under it) to those after it.
+
+        `products` are the slab's values of `rows`.
+        """
+        n, copies = len(self.x), self.heads * self.vectors
+        ffn, bias, products = products[:n], products[n], products[n + 1 :]
+        before, products = (below, products) if self.follows else (products[:n], products[n:])
         # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
         level = self.own[0][:, None]
         base = before - level if self.scales is None else before
+        if self.full_width:
+            by_head = products.view(self.heads, n, self.vectors, -1)
+        else:
+            factors = (self.weight.flatten(0, 1) @ slab.T).view(self.heads, -1, len(slab))
         written = []
-        for at in range(0, len(self.x), self.chunk):
+        for at in range(0, n, self.chunk):
             rows = slice(at, at + self.chunk)
-            z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
-            start = base[rows].repeat_interleave(self.vectors, 0).expand(self.heads, -1, -1)
-            values = (z @ weight @ slab.T).add_(start) if self.full_width else torch.baddbmm(start, z, factors)
-            values = values.view(self.heads, -1, self.vectors, len(slab))
+            if self.full_width:
+                values = by_head[:, rows] + base[rows, None]
+            else:
+                z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
+                start = base[rows].repeat_interleave(self.vectors, 0).expand(self.heads, -1, -1)
+                values = torch.baddbmm(start, z, factors).view(self.heads, -1, self.vectors, len(slab))
             # Every row holds the base once, so their sum holds it `copies` times.
             written.append(values.sum((0, 2)))
             values = values.transpose(0, 1)
             if self.scales is not None:
                 values = values.mul_(self.scales[3][rows, ..., None]).sub_(level[rows, ..., None, None])
             self.sums[3][rows] += values.exp_().sum(-1)
-        between = torch.cat(written) - copies * base + before + self.bias @ slab.T
-        after = between + self.ffn @ slab.T
+        between = torch.cat(written) - copies * base + before + bias / self.divide[:, None]
+        after = between + ffn
         for i, values in enumerate((before, between, after)):
             values = values if self.scales is None else values * self.scales[i][:, None]
             self.sums[i] += (values - self.own[i][:, None]).exp_().sum(-1)
