@@ -57,7 +57,9 @@ def model_files(model):
 def run_before(wildcards):
     reads = READS.get(wildcards.chapter, ["01-locate"])
     reads = [c for c in CHAPTERS if c != wildcards.chapter] if reads is None else reads
-    return [EXECUTED[c] for c in reads if c in EXECUTED and c != wildcards.chapter]
+    own = files("data/scorecard_rules.csv", "runs/*/tables/*.csv", "data/results/*/*.csv")
+    before = [EXECUTED[c] for c in reads if c in EXECUTED and c != wildcards.chapter]
+    return before + own if wildcards.chapter == "scorecard" else before
 
 
 def parameters(wildcards):
