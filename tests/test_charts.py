@@ -23,6 +23,10 @@ EVERY = {
     "by_layer": lambda: charts.by_layer(BLOCKS, y_title="increase (nats)", **WORDS),
     "head_map": lambda: charts.head_map(HEADS, value_title="increase (nats)", **WORDS),
     "bars": lambda: charts.bars(BARS, x="set", y="accuracy", group="source", x_title="set", y_title="share", **WORDS),
+    "lines": lambda: charts.lines(
+        BARS.assign(factor=[0.0, 0.1]), x="factor", y="accuracy", group="source", x_title="a", y_title="b", log=True,
+        **WORDS,
+    ),
     "scatter": lambda: charts.scatter(
         POINTS, x="u", y="v", group="kind", diagonal=True, x_title="weight", y_title="increase (nats)", **WORDS
     ),

@@ -131,6 +131,10 @@ def test_imbalanced_drops_one_true_demonstration():
     assert imbalanced(PAPER, 0).text == "love : bar like : bar two : foo one :"
     with pytest.raises(TwoTowersError, match="2 true demonstrations"):
         imbalanced(PAPER, 2)
+    assert imbalanced(PAPER, kind="false").text == "love : bar eight : foo two : foo one :"
+    assert imbalanced(PAPER, 0, kind="false").text == "like : bar eight : foo two : foo one :"
+    with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
+        imbalanced(imbalanced(PAPER, kind="false"), kind="false")
     with pytest.raises(TwoTowersError, match="no true demonstration would be left"):
         imbalanced(imbalanced(PAPER))
 
@@ -226,3 +230,29 @@ def test_a_false_demonstration_can_be_taken_away_too():
         imbalanced(prompt, kind="both")
     with pytest.raises(TwoTowersError, match="no false demonstration would be left"):
         imbalanced(imbalanced(prompt, kind="false"), kind="false")
+
+
+def test_one_text_moves_to_the_other_class_and_the_labels_stay():
+    prompts = draw("sentiment/number", 30, table=TABLE)
+    classes = {"sentiment": {"love", "hate", "nan"}, "number": {"one", "two", "six", "ten"}}
+    for before, after in zip(prompts, datasets.moved(prompts), strict=True):
+        assert after.demonstrations == before.demonstrations
+        assert (after.cls, after.true_label) == ("sentiment", "bar") and after.query in classes["sentiment"]
+        assert after.query not in {d.text for d in before.demonstrations}
+    for before, after in zip(prompts, datasets.moved(prompts, 1), strict=True):
+        assert [d.label for d in after.demonstrations] == [d.label for d in before.demonstrations]
+        assert (after.query, after.true_label) == (before.query, "foo")
+        assert after.demonstrations[1].text in classes["number"] and after.demonstrations[1].cls == "number"
+        assert len({after.query, *(d.text for d in after.demonstrations)}) == 5
+    assert len({p.query for p in datasets.moved(prompts)}) == 3
+    assert datasets.moved(prompts, 2) == datasets.moved(prompts, 2)
+
+
+def test_a_text_that_cannot_move_is_refused():
+    with pytest.raises(TwoTowersError, match="two named classes"):
+        datasets.moved([PAPER])
+    prompts = draw("sentiment/number", 3, table=TABLE)
+    with pytest.raises(TwoTowersError, match="demonstrations 0 to 3"):
+        datasets.moved(prompts, 4)
+    with pytest.raises(TwoTowersError, match="no other text of the class sentiment"):
+        datasets.moved(prompts[:1])

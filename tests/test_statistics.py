@@ -14,6 +14,7 @@ from twotowers.statistics import (
     bootstrap,
     bootstrap_correlation,
     bootstrap_difference,
+    bootstrap_of_means,
     overlap,
     spearman,
 )
@@ -171,6 +172,36 @@ def test_pairs_of_one_prompt_are_resampled_together():
     )
     grid = rng.normal(size=(30, 3)), rng.normal(size=(30, 3))
     assert bootstrap_correlation(*grid).estimate == pytest.approx(spearman(grid[0].ravel(), grid[1].ravel()))
+
+
+def test_a_function_of_means_against_a_slow_reference():
+    rng = np.random.default_rng(3)
+    table = rng.normal(loc=[1, 2, 5], size=(30, 3))
+    found = bootstrap_of_means(table, lambda m: m[..., 0] / m[..., 1] - m[..., 2], draws=200, seed=4)
+    ratios = []
+    for at in np.random.default_rng(4).integers(0, 30, size=(200, 30)):
+        a, b, c = table[at].mean(0)
+        ratios.append(a / b - c)
+    assert found.low == pytest.approx(np.quantile(ratios, 0.025))
+    assert found.high == pytest.approx(np.quantile(ratios, 0.975))
+    a, b, c = table.mean(0)
+    assert found.estimate == pytest.approx(a / b - c) and found.n == 30
+
+
+def test_the_mean_of_one_column_is_the_plain_bootstrap():
+    values = [1, 0, 1, 1, 0, 1]
+    plain, of_means = bootstrap(values), bootstrap_of_means(np.array(values)[:, None], lambda m: m[..., 0])
+    assert (of_means.estimate, of_means.low, of_means.high, of_means.n) == pytest.approx(
+        (plain.estimate, plain.low, plain.high, plain.n)
+    )
+
+
+def test_a_function_of_means_that_is_not_finite_has_no_interval():
+    found = bootstrap_of_means(np.zeros((4, 2)), lambda m: m[..., 0] / m[..., 1])
+    assert math.isnan(found.estimate) and math.isnan(found.low) and math.isnan(found.high) and found.n == 4
+    for bad in (np.zeros(3), np.zeros((0, 2)), np.array([[1.0, math.nan]])):
+        with pytest.raises(TwoTowersError):
+            bootstrap_of_means(bad, lambda m: m[..., 0])
 
 
 def test_an_interval_never_says_minus_zero():

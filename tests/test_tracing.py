@@ -1,8 +1,10 @@
 """Restarting from a head's layer gives what whole runs give, on every architecture."""
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from conftest import random_prompts
+from conftest import random_prompts, tiny
 from twotowers import intervene, tracing
 from twotowers.capture import captures, predict
 from twotowers.errors import TwoTowersError
@@ -54,3 +56,84 @@ def test_the_table_counts_what_the_prompts_say(any_model):
 def test_a_head_outside_the_model_is_refused(any_model):
     with pytest.raises(TwoTowersError, match="is not in"):
         tracing.zero_each(any_model, random_prompts(1), [(99, 0)])
+
+
+def test_sets_taken_away_together_equal_whole_runs(any_model):
+    encoded, last = random_prompts(4), any_model.n_layers - 1
+    sets = [[(last, 0), (0, 1), (0, 0)], [(1, 0), (1, 1), (1, 0)], [(last, 1)]]
+    traced = tracing.zero_sets(any_model, encoded, sets, max_tokens=60)
+    for i, one in enumerate(sets):
+        with edited(any_model, [Edit(tuple(one))]):
+            top, labels = predict(any_model, encoded)
+        assert torch.equal(traced.top[i], top)
+        torch.testing.assert_close(traced.log_prob[i], labels, atol=1e-10, rtol=0)
+    with pytest.raises(TwoTowersError, match="sets of several heads"):
+        traced.table()
+    assert tracing.zero_sets(any_model, encoded, sets[2:]).table().name.tolist() == [f"{last}-1"]
+
+
+def test_what_cannot_be_taken_away_is_refused():
+    model, encoded = tiny("gpt2"), random_prompts(1)
+    with pytest.raises(TwoTowersError, match="choose 'all' or 'last'"):
+        tracing.zero_sets(model, encoded, [[(0, 0)]], positions="first")
+    for prompts, sets in (([], [[(0, 0)]]), (encoded, [])):
+        with pytest.raises(TwoTowersError, match="nothing to take away"):
+            tracing.zero_sets(model, prompts, sets)
+    with pytest.raises(TwoTowersError, match="no heads given"):
+        tracing.zero_sets(model, encoded, [[]])
+
+
+def test_two_rankings_join_in_the_order_of_the_growing_union():
+    heads = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    increase = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "increase": [3.0, 2.0, 1.0, 0.0]})
+    drop = increase[["layer", "head"]].assign(accuracy_drop=[0.0, 0.0, 0.1, 0.0], log_prob_drop=[0.1, 0.2, 0.0, 0.3])
+    table = tracing.ranked(increase, drop).set_index(["layer", "head"])
+    assert [table.by_increase[h] for h in heads] == [1, 2, 3, 4]
+    assert [table.by_drop[h] for h in heads] == [4, 3, 1, 2]  # accuracy first, then the log-probability
+    assert list(table.index) == [(1, 0), (0, 0), (0, 1), (1, 1)]
+    assert tracing.in_context_heads(table.reset_index(), 1) == [(1, 0), (0, 0)]
+    assert tracing.in_context_heads(table.reset_index(), 2) == [(1, 0), (0, 0), (0, 1), (1, 1)]
+    with pytest.raises(TwoTowersError, match="the model has 4 heads"):
+        tracing.in_context_heads(table.reset_index(), 5)
+    with pytest.raises(TwoTowersError, match="different heads"):
+        tracing.ranked(increase[1:], drop)
+
+
+def test_a_head_serves_the_label_it_raises_more():
+    rng = np.random.default_rng(0)
+    foo, bar = rng.normal(0, 0.1, (2, 30, 1, 3))
+    foo[:, 0, 0] += 1
+    bar[:, 0, 1] += 1
+    table = tracing.label_heads({"foo": foo, "bar": bar}, [(0, 1), (0, 0), (0, 2)])
+    assert list(table["head"]) == ["0-1", "0-0", "0-2"] and list(table["serves"])[:2] == ["bar", "foo"]
+    assert table["lean"][1] == pytest.approx(float((foo - bar)[:, 0, 0].mean()))
+    assert list(table["clear"])[:2] == [True] * 2
+    same = tracing.label_heads({"foo": foo, "bar": foo}, [(0, 2)])
+    assert not same["clear"][0]
+
+
+def test_a_mean_is_put_in_place_of_a_head(any_model):
+    encoded = random_prompts(5)
+    last, every = (intervene.mean_fed(any_model, encoded, where, max_tokens=30) for where in ("last", "all"))
+    seen = torch.cat([s.attention_out_input for s in captures(any_model, encoded)], 1)
+    torch.testing.assert_close(last, seen.mean(1))
+    assert not torch.allclose(last, every)
+    one = encoded[:1]
+    traced = tracing.zero_each(any_model, one, [(1, 1)], instead=every)
+    with edited(any_model, [Edit(((1, 1),), replacement=every[1, [1]])]):
+        torch.testing.assert_close(traced.log_prob[0], predict(any_model, one)[1], atol=1e-10, rtol=0)
+    with pytest.raises(TwoTowersError, match="choose 'all' or 'last'"):
+        intervene.mean_fed(any_model, encoded, "first")
+    with pytest.raises(TwoTowersError, match="draw at least one"):
+        intervene.mean_fed(any_model, [])
+
+
+def test_the_mean_over_all_positions_is_that_of_one_head_by_hand():
+    model, encoded = tiny("llama"), random_prompts(3)
+    rows = []
+    handle = model.part(2, "attention_out").register_forward_pre_hook(lambda _, args: rows.append(args[0]))
+    for one in encoded:
+        predict(model, [one])
+    handle.remove()
+    by_hand = torch.cat([r[0] for r in rows]).reshape(-1, model.n_heads, model.d_head).mean(0)
+    torch.testing.assert_close(intervene.mean_fed(model, encoded, "all")[2], by_hand)

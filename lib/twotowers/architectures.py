@@ -277,6 +277,10 @@ class Model:
         """W_K of every key head and its bias (kv_head, d_head), before any head norm and any rotation: see `towers`."""
         return self._projection(layer, 1, self.n_key_value_heads)
 
+    def value_weight(self, layer: int) -> tuple[Float[Tensor, "kv_head d_head d_model"], Tensor | None]:
+        """W_V of every value head and its bias (kv_head, d_head)."""
+        return self._projection(layer, 2, self.n_key_value_heads)
+
     def score_scaling(self, layer: int) -> float:
         """By what query-key products are multiplied, usually `d_head ** -0.5`."""
         attention = self.part(layer, "attention")

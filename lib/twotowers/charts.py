@@ -20,6 +20,7 @@ COLOURS = {
     "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "random heads": GREY,
     "measured": BLUE, "paper": GREY,
+    "before": GREY, "after": BLUE,
     "own label": BLUE, "other label": ORANGE, "own text": GREEN, "other text": PINK,
     "own class": "#56b4c9", "other class": "#b8a100", "no relation": GREY,
     "random direction": "#b9b9b9",
@@ -155,6 +156,27 @@ def _side_by_side(panel: Callable, table: pd.DataFrame, facet: str, height: int)
         heading = alt.TitleParams(str(name), anchor="middle", fontSize=13, fontWeight="normal")
         panels.append(panel(table[table[facet] == name]).properties(title=heading, width=width, height=height))
     return alt.concat(*panels, columns=columns)
+
+
+def lines(
+    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
+    zero: bool = False, log: bool = False, height: int = 280,
+) -> alt.Chart:  # fmt: skip
+    """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog)."""
+    smallest = float(table.loc[table[x] > 0, x].min()) if log else 1.0
+    scale = alt.Scale(type="symlog", constant=smallest) if log else alt.Scale(zero=False)
+    axis = alt.Axis(values=sorted(table[x].unique()), format=".2~r", labelOverlap=True) if log else alt.Axis()
+    shades = colour(group, table, group.replace("_", " "))
+    shades.legend = alt.Legend(symbolOpacity=1, labelLimit=300, columns=2)
+    base = alt.Chart(table).encode(x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=axis), color=shades)
+    tooltip = [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in table.columns]
+    y_scale = alt.Scale(zero=zero)
+    chart = base.mark_line(point=True).encode(y=alt.Y(f"{y}:Q", title=y_title, scale=y_scale), tooltip=tooltip)
+    if {"low", "high"} <= set(table.columns):
+        chart = base.mark_area(opacity=0.15, line=False, point=False).encode(
+            y=alt.Y("low:Q", title=y_title, scale=y_scale), y2="high:Q"
+        ) + chart
+    return finished(chart, title, description, height=height)
 
 
 def scatter(

@@ -240,6 +240,39 @@ def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
     return out
 
 
+def moved(prompts: Sequence[Prompt], place: int | None = None) -> list[Prompt]:
+    """Every prompt with one text taken from its other class: the query's (None), or that of demonstration `place`.
+
+    Labels stay where they are. A moved query gets the label of its new class for its true one; a moved demonstration
+    shows its label beside a text of the wrong class. Texts come from the other prompts of the set, in turn, and none
+    stands twice in a prompt. Raises TwoTowersError for prompts without two named classes, and when no text is left.
+    """
+    pools: dict[str, dict[str, None]] = {}
+    for prompt in prompts:
+        for text, cls in ((prompt.query, prompt.cls), *((d.text, d.cls) for d in prompt.demonstrations)):
+            pools.setdefault(cls, {})[text] = None
+    texts = {cls: list(pool) for cls, pool in pools.items()}
+    return [_moved(prompt, place, texts, i) for i, prompt in enumerate(prompts)]
+
+
+def _moved(prompt: Prompt, place: int | None, texts: dict[str, list[str]], turn: int) -> Prompt:
+    label_of = {d.cls: d.label for d in prompt.demonstrations}
+    if len(label_of) != 2 or "" in label_of or prompt.cls not in label_of:
+        raise TwoTowersError("a text cannot change its class: give prompts of two named classes, each with a label")
+    if place is not None and not 0 <= place < len(prompt.demonstrations):
+        raise TwoTowersError(f"place={place}: the prompt has demonstrations 0 to {len(prompt.demonstrations) - 1}")
+    old = prompt.cls if place is None else prompt.demonstrations[place].cls
+    cls = next(one for one in label_of if one != old)
+    held, pool = {prompt.query, *(d.text for d in prompt.demonstrations)}, texts[cls]
+    fresh = [text for text in pool[turn % len(pool) :] + pool[: turn % len(pool)] if text not in held]
+    if not fresh:
+        raise TwoTowersError(f"no other text of the class {cls} is left: draw more prompts")
+    if place is None:
+        return replace(prompt, query=fresh[0], cls=cls, true_label=label_of[cls])
+    moved = replace(prompt.demonstrations[place], text=fresh[0], cls=cls)
+    return replace(prompt, demonstrations=(*prompt.demonstrations[:place], moved, *prompt.demonstrations[place + 1 :]))
+
+
 def _has_both(prompt: Prompt) -> None:
     if len(set(prompt.is_true)) != 2:
         raise TwoTowersError("the variant needs a true and a false demonstration: draw with k of at least 1")

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from twotowers.architectures import Model
+from twotowers.capture import predict
 from twotowers.errors import TwoTowersError
 from twotowers.locate import Head, check_heads
+from twotowers.prompts import Encoded
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,29 @@ def all_heads(model: Model) -> list[Head]:
     return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
 
 
+@torch.inference_mode()
+def mean_fed(
+    model: Model, encoded: Sequence[Encoded], positions: str = "last", max_tokens: int = 4096
+) -> Float[Tensor, "layer head d_head"]:
+    """What every head feeds to W_O, averaged over prompts at the last position, or over "all" positions of all prompts.
+
+    What a mean ablation puts in a head's place: `tracing.zero_each(instead=...)`, or the rows of `Edit.replacement`.
+    """
+    if positions not in ("all", "last"):
+        raise TwoTowersError(f"positions='{positions}': choose 'all' or 'last'")
+    if not encoded:
+        raise TwoTowersError("no prompts to average over: draw at least one")
+    total = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=torch.float64)
+
+    def adding(layer: int):
+        def hook(_, args):
+            rows = args[0] if positions == "all" else args[0][:, -1:]
+            total[layer] += rows.double().sum((0, 1)).reshape(model.n_heads, model.d_head).cpu()
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(adding(layer)).remove)
+        predict(model, encoded, max_tokens)
+    return total / sum(len(e.ids) if positions == "all" else 1 for e in encoded)

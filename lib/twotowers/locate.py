@@ -250,6 +250,25 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
     return out
 
 
+def control_heads(
+    heads: Sequence[Head], n_layers: int, n_heads: int, seed: int = 0, same_layers: bool = True
+) -> list[Head]:
+    """As many random heads, all different, none of them in `heads`: of the same layers, or of the whole model.
+
+    Where a layer has too few others left for `same_layers`, those that are missing come from the other layers. Raises
+    TwoTowersError when the model has not as many heads beside the given ones.
+    """
+    rng, given = np.random.default_rng([seed, 44]), list(dict.fromkeys(heads))
+    left = [divmod(int(i), n_heads) for i in rng.permutation(n_layers * n_heads)]
+    left = [head for head in left if head not in set(given)]
+    if len(left) < len(given):
+        raise TwoTowersError(f"{len(given)} heads leave {len(left)} others for a control: name fewer")
+    out: list[Head] = []
+    for layer, _ in given if same_layers else ():
+        out += [head for head in left if head[0] == layer and head not in out][:1]
+    return out + [head for head in left if head not in out][: len(given) - len(out)]
+
+
 def increases(
     model: Model,
     encoded: Sequence[Encoded],

@@ -74,6 +74,15 @@ def _heads(name: str, value: Any) -> list[Head]:
     return list(dict.fromkeys(tuple(int(part) for part in word.split("-")) for word in words))
 
 
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False, or these words: `papermill -p` passes them as text."""
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    found = value if isinstance(value, bool) else words.get(str(value).strip().lower())
+    if found is None:
+        raise TwoTowersError(f"{name}={value!r}: give True or False")
+    return found
+
+
 CHECKS = {
     "model": _text,
     "datasets": _words,

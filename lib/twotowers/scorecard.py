@@ -131,6 +131,9 @@ def judge(rule: pd.Series, row: pd.Series, model: Measured) -> dict[str, str]:
             return base | {"verdict": NOT_COMPARABLE, "why": f"the paper's is {row['model']}"}
         why = f"no table {rule['table']}" if table is None else f"{rule['table']} has no such rows"
         return base | {"verdict": NOT_RUN, "why": why}
+    rows = rows[rows["estimate"].notna()]
+    if rows.empty:
+        return base | {"verdict": UNDECIDED, "why": f"{rule['measures']}: not defined here, nothing is there to compare"}
     direction, toward = _direction(rows, rule)
     said = _shown(rows, rule, table)
     if direction and len(rows) > 1:
@@ -183,7 +186,6 @@ def measured_rows(rule: pd.Series, row: pd.Series, table: pd.DataFrame) -> pd.Da
             {"estimate": both["estimate"] - both["estimate_less"], "low": both["low"] - both["high_less"],
              "high": both["high"] - both["low_less"]}
         )  # fmt: skip
-    found = found[found["estimate"].notna()]
     return found.nsmallest(1, "estimate") if rule["take"] == "least" else found
 
 

@@ -112,6 +112,38 @@ def bootstrap_difference(
     return _interval(float(of(a) - of(b)), [ours - theirs], level, min(len(a), len(b)))
 
 
+def bootstrap_of_means(
+    table: ArrayLike,
+    of: Callable[[np.ndarray], np.ndarray],
+    level: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """A function of column means with its bootstrap interval over rows (prompts): ratios, differences, spreads.
+
+    `table` (n, m); `of` maps means (..., m) to (...), for example `lambda m: 1 - m[..., 1] / m[..., 0]`. Resamples on
+    which it is NaN or infinite are left out; an estimate that is not finite has no interval. Raises TwoTowersError on
+    NaN or infinite values and on another number of axes.
+    """
+    table = np.asarray(table, dtype=float)
+    if table.ndim != 2 or not table.size:
+        raise TwoTowersError(f"a table of shape {table.shape}: give rows of prompts and at least one column")
+    _sample(table.ravel())
+    n = len(table)
+
+    def statistic(means: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.asarray(of(means), dtype=float)
+        return np.where(np.isfinite(found), found, np.nan)
+
+    estimate = float(statistic(table.mean(0)))
+    if math.isnan(estimate):
+        return Interval(math.nan, math.nan, math.nan, n)
+    # How often each row was drawn, times the table: no copy of the table for each resample.
+    counts = (np.stack([np.bincount(row, minlength=n) for row in at]) for at in _resamples(n, draws, seed))
+    return _interval(estimate, (statistic(rows @ table / n) for rows in counts), level, n)
+
+
 def bootstrap_correlation(
     x: ArrayLike, y: ArrayLike, kind: str = "spearman", level: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> Interval:

@@ -44,6 +44,11 @@ def keys(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Fl
     return _head_normed(model, layer, 1, _through(*model.key_weight(layer), normed))
 
 
+def values(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows kv_head d_head"]:
+    """Value vectors, biases included, as the model makes them (not divided by the scale of a norm after W_O)."""
+    return _through(*model.value_weight(layer), normed)
+
+
 def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
     out = torch.einsum("...d,hkd->...hk", x, weight.to(x.device))
     return out if bias is None else out + bias.to(x.device)
