@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import nbformat
+import pandas as pd
 import pytest
 from conftest import ROOT
-from twotowers import cli, runs
+from twotowers import cli, models, runs, verify
 from twotowers.errors import TwoTowersError
 
 TABLE = """
@@ -155,6 +157,21 @@ def test_two_models_of_one_folder_name_are_refused(home):
         runs.plan(["m", "other/m"], None, {})
     assert [job.model for job in runs.plan(["m", "m"], ["01-locate"], {})] == ["m"]
     assert runs.folder_of("openai-community/gpt2-large") == "openai-community--gpt2-large"
+
+
+def test_verify_saves_what_it_measured_and_says_when_it_differs(home, monkeypatch, capsys):
+    table = pd.DataFrame({"quantity": ["a", "b"], "published": [1.0, 2.0], "measured": [1.0, 2.0], "agrees": True})
+    loaded = SimpleNamespace(fingerprint="huggyllama/llama-7b@0")
+    monkeypatch.setattr(models, "load", lambda name, **options: loaded)
+    monkeypatch.setattr(verify, "authors_numbers", lambda model: table)
+    assert cli.main(["verify", "--model", "llama-7b"]) == 0
+    assert "all 2 numbers agree" in capsys.readouterr().out
+    assert (home / "data/results/huggyllama--llama-7b/authors-numbers.csv").exists()
+    table.loc[1, "agrees"] = False
+    assert cli.main(["verify", "--model", "llama-7b"]) == 1
+    assert "1 of 2 numbers differ" in capsys.readouterr().err
+    assert cli.main(["verify", "--model", "m"]) == 1
+    assert "print no numbers for 'm': choose gpt2-large or llama-7b" in capsys.readouterr().err
 
 
 def test_only_small_tables_are_kept(tmp_path):

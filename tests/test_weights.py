@@ -11,14 +11,14 @@ from twotowers import models, tables, verify
 from twotowers.errors import TwoTowersError
 
 ASKED = os.environ.get("TWOTOWERS_VERIFY", "")
-HUB = {"gpt2-large": ("openai-community/gpt2-large", 6), "llama-7b": ("huggyllama/llama-7b", 34)}  # GB of memory
+MEMORY = {"gpt2-large": 6, "llama-7b": 34}  # GB
 PRINTED = tables.published(verify.SOURCE)
 pytestmark = pytest.mark.weights
 
 
-@pytest.fixture(scope="module", params=HUB)
+@pytest.fixture(scope="module", params=verify.HUB)
 def numbers(request):
-    source, gigabytes = HUB[request.param]
+    source, gigabytes = verify.HUB[request.param], MEMORY[request.param]
     if ASKED and tables.paper_model(ASKED) != request.param:
         pytest.skip(f"asked for {ASKED}")
     source = ASKED if "/" in ASKED else source

@@ -1,7 +1,8 @@
 """Run chapters on a model through papermill: runs/MODEL/CHAPTER.ipynb, its tables, and a small copy of them.
 
     todo = plan(["openai-community/gpt2-large"], chapters=None, parameters={"n_prompts": 200})
-    for one in todo: run(one, out=Path("runs"), results=Path("data/results"))
+    for one in todo: run(one, out=Path("runs"))
+    keep(Path("runs/MODEL/tables"), Path("data/results/MODEL"))
 
 A chapter runs in a folder of its own beside the results and is moved in place when its last cell is done, so an
 interrupted or failed chapter leaves the last good one as it was. A chapter whose inputs did not change is skipped.
@@ -112,8 +113,8 @@ def parameters_of(notebook: Path) -> set[str]:
     return set(re.findall(r"^(\w+)\s*=", source, flags=re.MULTILINE))
 
 
-def run(job: Job, out: Path, results: Path, force: bool = False, bar: bool | None = None) -> bool:
-    """Execute a chapter into out/MODEL and copy its small tables to results/MODEL; False when nothing had changed.
+def run(job: Job, out: Path, force: bool = False, bar: bool | None = None) -> bool:
+    """Execute a chapter into out/MODEL; False when nothing had changed.
 
     Raises TwoTowersError, in one line, naming the chapter, the cell and what it said, when a cell fails. `bar`: show
     the progress over cells; by default when someone watches.

@@ -133,7 +133,7 @@ def judge(rule: pd.Series, row: pd.Series, model: Measured) -> dict[str, str]:
         return base | {"verdict": NOT_RUN, "why": why}
     rows = rows[rows["estimate"].notna()]
     if rows.empty:
-        return base | {"verdict": UNDECIDED, "why": f"{rule['measures']}: not defined here, nothing is there to compare"}
+        return base | {"verdict": UNDECIDED, "why": f"{rule['measures']}: not defined on this model"}
     direction, toward = _direction(rows, rule)
     said = _shown(rows, rule, table)
     if direction and len(rows) > 1:
@@ -224,8 +224,8 @@ def _direction(rows: pd.DataFrame, rule: pd.Series) -> tuple[str, int]:
     sign, null = rule["test"].split()
     up, down = rows["low"] > float(null), rows["high"] < float(null)
     toward, against = (up, down) if sign == ">" else (down, up)
-    allowed = int(rule["exceptions"])
-    if len(rows) - int(toward.sum()) <= min(allowed, len(rows) - 1):
+    allowed = min(int(rule["exceptions"]), len(rows) - 1)
+    if len(rows) - int(toward.sum()) <= allowed:
         return REPRODUCED, int(toward.sum())
     return DIFFERS if int(against.sum()) > allowed else UNDECIDED, int(toward.sum())
 

@@ -23,6 +23,8 @@ from twotowers.prompts import Encoded, Prompt
 
 SOURCE = "authors' notebook"
 TABLE = "authors-numbers"
+HUB = {"gpt2-large": "openai-community/gpt2-large", "llama-7b": "huggyllama/llama-7b"}
+"""Where the hub has the models whose numbers are printed"""
 TOLERANCE = 0.002
 """What rounding to three digits and float32 on another machine may change, in nats"""
 
