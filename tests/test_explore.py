@@ -9,7 +9,7 @@ import torch
 from conftest import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from twotowers import mitigate, playground
+from twotowers import charts, mitigate, playground
 from twotowers.capture import capture, predict
 from twotowers.datasets import imbalanced, paper_example
 from twotowers.errors import TwoTowersError
@@ -145,18 +145,30 @@ def test_the_widgets_start_with_the_prompt_and_show_its_results(play, model):
 
 def test_a_head_on_the_map_acts_and_shows(play):
     before = play.found
-    play.buttons[1, 2].value = True
+    play.buttons[1, 2].click()
     assert play.heads.value == "1-2" and play.state().heads == ((1, 2),)
     assert play.found is not before and "1-2 zeroed" in play.sentence.value
     assert "heads 1-2" in play.panels[1].value and play.buttons[1, 2].description == "●"
-    play.buttons[0, 0].value = True
+    play.buttons[0, 0].click()
     assert play.heads.value == "1-2, 0-0"
-    play.buttons[1, 2].value = False
+    play.buttons[1, 2].click()
     assert play.heads.value == "0-0" and "with 0-0 zeroed" in play.sentence.value
     play.heads.value = "2-3"
-    assert play.buttons[2, 3].value and not play.buttons[0, 0].value
+    assert [head for head, button in play.buttons.items() if button.description] == [(2, 3)]
     play.action.value = "mend recency"
     assert "2-3 used to mend recency" in play.sentence.value
+
+
+def test_the_map_is_blue_where_the_true_label_rises_and_orange_where_it_falls(play):
+    limit = play.found.heads.after.abs().max()
+    for row in play.found.heads.itertuples():
+        button = play.buttons[row.layer, row.head]
+        assert "button_color" in button.style.trait_names()  # a style without it would take the colour and not show it
+        red, _, blue = (int(button.style.button_color[i : i + 2], 16) for i in (1, 3, 5))
+        assert (blue >= red) == (row.after >= 0) or red == blue
+        assert button.tooltip == f"head {row.layer}-{row.head}: {row.after:+.3f} nats"
+        if abs(row.after) == limit:
+            assert button.style.button_color == (charts.BLUE if row.after > 0 else charts.ORANGE)
 
 
 def test_demonstrations_can_be_changed_moved_taken_away_and_added(play):

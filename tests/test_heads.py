@@ -94,6 +94,7 @@ def test_control_heads_are_others_of_the_same_layers_while_there_are_any():
         assert same == locate.control_heads(heads, 3, 4, seed)
     layers = {layer for seed in range(20) for layer, _ in locate.control_heads(heads, 3, 4, seed, same_layers=False)}
     assert layers == {0, 1, 2}
+    assert not {(1, 0), (1, 2)} & set(locate.control_heads(heads, 3, 4, beside=[(1, 0), (1, 2)]))
     full = [(2, h) for h in range(3)]
     drawn = locate.control_heads(full, 3, 4)
     assert (2, 3) in drawn and len(set(drawn)) == 3 and sum(layer < 2 for layer, _ in drawn) == 2

@@ -250,17 +250,33 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
     return out
 
 
+def named_after(
+    table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head"
+) -> pd.DataFrame:
+    """Rows of the random peers, once for every located head they stand for, which `of` names.
+
+    A layer with few heads left lends one peer to several located heads.
+    """
+    pairs = [(f"{a}-{b}", f"{c}-{d}") for (a, b), (c, d) in zip(heads, peers, strict=True)]
+    return pd.concat([table[table[column] == peer].assign(of=head) for head, peer in pairs], ignore_index=True)
+
+
 def control_heads(
-    heads: Sequence[Head], n_layers: int, n_heads: int, seed: int = 0, same_layers: bool = True
+    heads: Sequence[Head],
+    n_layers: int,
+    n_heads: int,
+    seed: int = 0,
+    same_layers: bool = True,
+    beside: Sequence[Head] = (),
 ) -> list[Head]:
-    """As many random heads, all different, none of them in `heads`: of the same layers, or of the whole model.
+    """As many random heads, all different, none in `heads` or `beside`: of the same layers, or of the whole model.
 
     Where a layer has too few others left for `same_layers`, those that are missing come from the other layers. Raises
-    TwoTowersError when the model has not as many heads beside the given ones.
+    TwoTowersError when the model has not as many heads left.
     """
     rng, given = np.random.default_rng([seed, 44]), list(dict.fromkeys(heads))
     left = [divmod(int(i), n_heads) for i in rng.permutation(n_layers * n_heads)]
-    left = [head for head in left if head not in set(given)]
+    left = [head for head in left if head not in {*given, *beside}]
     if len(left) < len(given):
         raise TwoTowersError(f"{len(given)} heads leave {len(left)} others for a control: name fewer")
     out: list[Head] = []

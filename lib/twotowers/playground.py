@@ -54,7 +54,7 @@ class Playground(widgets.VBox):
         prompt = paper_example() if prompt is None else prompt
         name = model if isinstance(model, str) else model.name
         self._loaded = {} if isinstance(model, str) else {name: model}
-        self._how, self._quiet, self.found = {"dtype": dtype, "device": device}, False, None
+        self._how, self.found = {"dtype": dtype, "device": device}, None
         late = {"continuous_update": False}
         self.model = widgets.Combobox(value=name, options=sorted(shipped_models()), description="model", **late)
         self.query = widgets.Text(value=prompt.query, description="query", **late)
@@ -64,7 +64,7 @@ class Playground(widgets.VBox):
         )
         self.amount = widgets.FloatText(value=0.5, description="factor", step=0.1, **late)
         self.heads = widgets.Text(placeholder="3-1, 2-5", description="heads", **late)
-        self.add = widgets.Button(description="add a demonstration", icon="plus")
+        self.add = widgets.Button(description="add a demonstration", icon="plus", layout={"width": "200px"})
         self.rows = widgets.VBox()
         self.map, self.buttons = widgets.VBox(), {}
         self.error, self.sentence = widgets.HTML(), widgets.HTML()
@@ -136,32 +136,27 @@ class Playground(widgets.VBox):
             layers = sorted(strongest[: max(1, MOST_BUTTONS // model.n_heads)], reverse=True)
             self.buttons = {(layer, h): self._button(layer, h) for layer in layers for h in range(model.n_heads)}
             self.map.children = [
-                widgets.HBox([widgets.Label(f"{layer}", layout={"width": "2em"}),
+                widgets.HBox([widgets.Label(f"layer {layer}", layout={"width": "4.5em"}),
                               *(self.buttons[layer, h] for h in range(model.n_heads))])
                 for layer in layers
             ]  # fmt: skip
             self._mapped = model
         limit, picked = float(table["after"].abs().max()), set(heads_from_text(self.heads.value))
-        self._quiet = True
         for row in table.itertuples():
             button = self.buttons.get((row.layer, row.head))
             if button is not None:
                 button.style.button_color = _shade(row.after, limit)
                 button.tooltip = f"head {row.layer}-{row.head}: {row.after:+.3f} nats"
-                button.value = (row.layer, row.head) in picked
-                button.description = "●" if button.value else ""
-        self._quiet = False
+                button.description = "●" if (row.layer, row.head) in picked else ""
 
-    def _button(self, layer: int, head: int) -> widgets.ToggleButton:
-        button = widgets.ToggleButton(layout={"width": "26px", "height": "24px", "padding": "0", "margin": "1px"})
-
-        def toggled(change):
-            if not self._quiet:
-                rest = [name for name in re.split(r"[,\s]+", self.heads.value) if name and name != f"{layer}-{head}"]
-                self.heads.value = ", ".join([*rest, f"{layer}-{head}"] if change["new"] else rest)
-
-        button.observe(toggled, "value")
+    def _button(self, layer: int, head: int) -> widgets.Button:
+        button = widgets.Button(layout={"width": "26px", "height": "24px", "padding": "0", "margin": "1px"})
+        button.on_click(lambda _: self._toggle(f"{layer}-{head}"))
         return button
+
+    def _toggle(self, name: str) -> None:
+        names = [word for word in re.split(r"[,\s]+", self.heads.value) if word]
+        self.heads.value = ", ".join([n for n in names if n != name] if name in names else [*names, name])
 
     @staticmethod
     def _fields(row: widgets.HBox) -> tuple[widgets.Text, widgets.Text]:
@@ -193,5 +188,4 @@ class Playground(widgets.VBox):
         self.refresh()
 
     def _changed(self, _) -> None:
-        if not self._quiet:
-            self.refresh()
+        self.refresh()
