@@ -169,7 +169,7 @@ def test_verify_saves_what_it_measured_and_says_when_it_differs(home, monkeypatc
     assert (home / "data/results/huggyllama--llama-7b/authors-numbers.csv").exists()
     table.loc[1, "agrees"] = False
     assert cli.main(["verify", "--model", "llama-7b"]) == 1
-    assert "1 of 2 numbers differ" in capsys.readouterr().err
+    assert "1 of 2 differ" in capsys.readouterr().err
     assert cli.main(["verify", "--model", "m"]) == 1
     assert "print no numbers for 'm': choose gpt2-large or llama-7b" in capsys.readouterr().err
 

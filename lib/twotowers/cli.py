@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         check.add_argument(f"--{name}", help=PARAMETERS[name])
     for one in (run, check):
         one.add_argument("--out", default="runs", help="folder of what is made (default: runs)")
-        one.add_argument("--results", help="folder of the small tables that are kept (default: the book's data/results)")
+        one.add_argument("--results", help="folder of the small tables that are kept (default: data/results)")
     return top
 
 
@@ -97,7 +97,7 @@ def _verify(given: argparse.Namespace) -> None:
     print(table.to_string(index=False))
     _kept(given, folder)
     if off := int((~table["agrees"]).sum()):
-        raise TwoTowersError(f"{off} of {len(table)} numbers differ by more than {verify.TOLERANCE}: see the table above")
+        raise TwoTowersError(f"{off} of {len(table)} differ by more than {verify.TOLERANCE}: see the table")
     print(f"all {len(table)} numbers agree within {verify.TOLERANCE}")
 
 
