@@ -20,7 +20,7 @@ INDEX := _build/html/index.html
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test pages miniatures lab lock clean
+.PHONY: help book test pages verify miniatures lab lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,9 @@ test: $(STAMP)  ## run the tests
 
 pages: book  ## look at every page of the built book in a headless browser
 	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest tests/test_pages.py
+
+verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
+	@TWOTOWERS_VERIFY="$(MODEL)" $(BIN)/python -m pytest tests/test_weights.py -m weights -rs
 
 miniatures: $(STAMP)  ## train the two shipped models again
 	$(BIN)/python data/models/train.py mini-gpt2

@@ -3,7 +3,7 @@
 #   book/NAME.ipynb --papermill--> _build/executed/MODEL/NAME.ipynb, tables in _build/tables/MODEL/
 #   all of them, with the Markdown pages --assemble, jupyter-book--> _build/html/index.html
 #
-# A chapter is added by one line in _toc.yml.
+# A chapter is added by one line in _toc.yml. What `twotowers run` left in runs/MODEL/ becomes pages too.
 
 import json
 import re
@@ -57,7 +57,9 @@ def model_files(model):
 def run_before(wildcards):
     reads = READS.get(wildcards.chapter, ["01-locate"])
     reads = [c for c in CHAPTERS if c != wildcards.chapter] if reads is None else reads
-    return [EXECUTED[c] for c in reads if c in EXECUTED and c != wildcards.chapter]
+    own = files("data/scorecard_rules.csv", "runs/*/tables/*.csv", "data/results/*/*.csv")
+    before = [EXECUTED[c] for c in reads if c in EXECUTED and c != wildcards.chapter]
+    return before + own if wildcards.chapter == "scorecard" else before
 
 
 def parameters(wildcards):
@@ -105,6 +107,7 @@ rule chapter:
 rule pages:
     input:
         executed=list(EXECUTED.values()),
+        runs=files("runs/*/*.ipynb"),
         sources=files(
             *(f"book/**/*.{kind}" for kind in ("md", "bib", "py", "js", "css", "png", "svg")),
             *(f"data/**/*.{kind}" for kind in ("md", "csv", "json", "png", "svg")),
@@ -117,7 +120,7 @@ rule pages:
     shell:
         """
         echo "  pages  building ..."
-        if ! {{ python book/_ext/assemble.py _build/stage {input.executed} &&
+        if ! {{ python book/_ext/assemble.py _build/stage {input.executed} --runs {input.runs} &&
                 jupyter-book build _build/stage --path-output _build/sphinx -W --keep-going; }} > {log} 2>&1
         then
             echo; grep -E "WARNING|ERROR|Error|warning:" {log} || tail -n 40 {log}

@@ -191,7 +191,7 @@ def real():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", datasets.DATASETS)
+@pytest.mark.parametrize("name", datasets.WORD_SETS)
 @pytest.mark.parametrize("words", datasets.WORDS)
 def test_the_papers_sets_give_a_thousand_prompts(name, words, real):
     prompts = draw(name, 1000, words=words)

@@ -67,6 +67,7 @@ def test_a_comparison_reads_both_prompts_of_a_pair(any_model):
                 before, after = (s.value_output(layer, head, at) for s in slow)
                 assert row.norm_before == pytest.approx(float(before.norm()), abs=1e-9)
                 assert row.norm_after == pytest.approx(float(after.norm()), abs=1e-9)
+                assert row.distance == pytest.approx(float((after - before).norm()), abs=1e-9)
                 assert row.cosine == pytest.approx(float(torch.cosine_similarity(before, after, 0)), abs=1e-9)
                 assert row.weight_after == pytest.approx(float(slow[1].attentions[layer][head, at]), abs=1e-12)
 
@@ -95,6 +96,21 @@ def test_a_relative_change_counts_prompts():
     )
     found = flips.relative_change(pairs, "weight")
     assert (found.estimate, found.n) == (pytest.approx(0.3 / 0.6 - 1), 2)
+    opposed = pairs.assign(weight_after=[0.3, 0.1, 0.2, 0.0], distance=[1.0, 0, 0, 2.0], norm_before=[2.0, 2, 1, 1])
+    assert flips.relative_change(opposed, "weight").estimate == pytest.approx(0)
+    assert flips.how_far(opposed, "weight").estimate == pytest.approx(0.4 / 0.6)
+    assert flips.how_far(opposed, "norm").estimate == pytest.approx(3 / 6)
+
+
+def test_values_before_the_exchanged_text_cannot_change(any_model):
+    first = random_prompts(2, lengths=(14,))
+    second = [replace(e, ids=(*e.ids[:6], 2 + (e.ids[6] + 3) % 50, *e.ids[7:])) for e in first]  # the third text
+    table = flips.compare(any_model, first, second, [(1, 0)])
+    earlier, later = table[table["place"] < 2], table[table["place"] >= 2]
+    np.testing.assert_allclose(earlier["cosine"], 1, atol=1e-12)
+    assert (later["cosine"] < 1 - 1e-9).all() and (later["distance"] > 1e-6).all()
+    if any_model.norm_after(1, "attention") is None:
+        assert (earlier["distance"] < 1e-12).all()
 
 
 def test_pairs_that_do_not_fit_are_refused():

@@ -1,6 +1,6 @@
 """Put together what jupyter-book builds: the book's sources, executed chapters, their tables and small data.
 
-    python book/_ext/assemble.py STAGE EXECUTED.ipynb ...
+    python book/_ext/assemble.py STAGE EXECUTED.ipynb ... --runs runs/MODEL/CHAPTER.ipynb ...
 
 Files are written only where they differ, so that Sphinx reads again only what changed.
 """
@@ -10,6 +10,9 @@ import re
 import shutil
 import sys
 from pathlib import Path
+
+import yaml
+from run_pages import index, run_pages, with_runs
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 INJECTED = "injected-parameters"  # papermill's tag for the cell it adds
@@ -41,7 +44,11 @@ def shown(output: dict) -> dict:
     return {"output_type": "display_data", "data": {"text/markdown": RUN_LIVE}, "metadata": {}}
 
 
-def staged(root: Path, executed: list[Path]) -> dict[str, bytes]:
+def as_bytes(notebook: dict) -> bytes:
+    return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
+
+
+def staged(root: Path, executed: list[Path], runs: list[Path]) -> dict[str, bytes]:
     """Every file of the stage: its path there and its content."""
     contents = {name: (root / name).read_bytes() for name in ("_config.yml", "_toc.yml")}
     for source in (root / "book").rglob("*"):
@@ -53,14 +60,31 @@ def staged(root: Path, executed: list[Path]) -> dict[str, bytes]:
             contents[source.relative_to(root).as_posix()] = source.read_bytes()
     for chapter in executed:
         notebook = for_the_page(json.loads(chapter.read_text("utf8")))
-        contents[f"book/{chapter.name}"] = json.dumps(notebook, indent=1, ensure_ascii=False).encode()
+        contents[f"book/{chapter.name}"] = as_bytes(notebook)
         for table in (root / "_build/tables" / chapter.parent.name).glob("*.csv"):
             contents[f"tables/{chapter.parent.name}/{table.name}"] = table.read_bytes()
+    if runs:
+        contents |= staged_runs(root, runs, {Path(name).stem for name in contents if name.startswith("book/")})
     return contents
 
 
-def assemble(root: Path, stage: Path, executed: list[Path]) -> None:
-    contents = staged(root, executed)
+def staged_runs(root: Path, runs: list[Path], pages: set[str]) -> dict[str, bytes]:
+    """The pages of other models' runs, and the table of contents with them."""
+    by_model: dict[str, dict[str, dict]] = {}
+    for chapter in sorted(runs):
+        notebook = for_the_page(json.loads(chapter.read_text("utf8")))
+        by_model.setdefault(chapter.parent.name, {})[chapter.stem] = notebook
+    contents = {}
+    for model, notebooks in by_model.items():
+        contents[f"book/runs/{model}/index.md"] = index(model).encode()
+        for name, notebook in run_pages(notebooks, model, pages).items():
+            contents[f"book/runs/{model}/{name}.ipynb"] = as_bytes(notebook)
+    toc = with_runs(yaml.safe_load((root / "_toc.yml").read_text()), {m: list(n) for m, n in by_model.items()})
+    return contents | {"_toc.yml": yaml.safe_dump(toc, sort_keys=False).encode()}
+
+
+def assemble(root: Path, stage: Path, executed: list[Path], runs: list[Path]) -> None:
+    contents = staged(root, executed, runs)
     for old in stage.rglob("*"):
         if old.is_file() and old.relative_to(stage).as_posix() not in contents:
             old.unlink()
@@ -73,4 +97,6 @@ def assemble(root: Path, stage: Path, executed: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    assemble(Path(), Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
+    split = sys.argv.index("--runs") if "--runs" in sys.argv else len(sys.argv)
+    named = [Path(name) for name in sys.argv]
+    assemble(Path(), named[1], named[2:split], named[split + 1 :])

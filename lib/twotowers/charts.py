@@ -19,6 +19,8 @@ COLOURS = {
     "foo": BLUE, "bar": ORANGE,
     "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "random heads": GREY,
+    "random heads, same layers": GREY, "random heads, all layers": PINK, "nothing zeroed": GREEN,
+    "fooheads": BLUE, "barheads": ORANGE,
     "measured": BLUE, "paper": GREY,
     "before": GREY, "after": BLUE,
     "own label": BLUE, "other label": ORANGE, "own text": GREEN, "other text": PINK,

@@ -5,12 +5,12 @@
     imbalanced(prompts[0]), reordered(prompts[0]), swapped_labels(prompts[0]), orders(prompts[0])
 
 In a word set the query and the true demonstrations come from the second class of the name, false demonstrations stand
-first, and true ones are nearest the query. Any two classes of data/words/words.csv make a set.
+first, and true ones are nearest the query. Any two classes of data/words/words.csv make a set. Sets of sentences are
+"trec:location/human" (false class / true class) or "trec" (inputs of all classes, each against one other class).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -20,9 +20,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from twotowers import sentences
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.prompts import Demonstration, Prompt, check_labels
+from twotowers.sampling import distinct_codes, picked
 
 COLUMNS = ("word", "class", "heldout", "ambiguous")
 WORDS = ("all", "seen", "heldout")
@@ -41,8 +43,9 @@ def draw(
 ) -> list[Prompt]:
     """n different prompts of a named dataset, `k` demonstrations of each class; `true_label` defaults to the first.
 
-    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for
-    words.csv. The same name, seed and k give the same prompts, whatever the labels; two names give different ones.
+    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for words.csv,
+    or for `sentences.rows` of a set of sentences. The same name, seed and k give the same prompts, whatever the labels;
+    two names give different ones.
     Raises TwoTowersError on an unknown name, more prompts than there are, and labels that are equal or of a class.
     """
     labels = tuple(labels) if not isinstance(labels, str) else (labels,)
@@ -54,15 +57,21 @@ def draw(
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise TwoTowersError(f"{what}={value!r}: give a whole number of at least {least}")
     check_name(name, table)
-    drawer = DATASETS.get(name, draw_words)
+    drawer = DATASETS.get(str(name).partition(":")[0], draw_words)
     return drawer(
         name, int(n), seed=int(seed), labels=labels, true_label=true_label, k=int(k), words=words, table=table
     )
 
 
 def check_name(name: str, table: pd.DataFrame | None = None) -> None:
-    """Raise TwoTowersError unless `name` is in DATASETS or is "class/class" of two different classes of the table."""
+    """Raise TwoTowersError unless `name` is in DATASETS, "set:class/class" of a set of sentences, or "class/class".
+
+    The two classes are different ones of the set, or of the table of words.
+    """
     if name in DATASETS:
+        return
+    if str(name).partition(":")[0] in sentences.SETS:
+        sentences.pairs(name)
         return
     classes = sorted(set(words_table(table)["class"]))
     pair = str(name).split("/")
@@ -128,8 +137,8 @@ def draw_words(
     other = labels[1] if true_label == labels[0] else labels[0]
     sizes = [len(false_pool) - i for i in range(k)] + [len(true_pool) - i for i in range(k + 1)]
     prompts = []
-    for code in _distinct_codes(sizes, n, np.random.default_rng([seed, *name.encode()]), name):
-        false, true = _picked(false_pool, code[:k]), _picked(true_pool, code[k:])
+    for code in distinct_codes(sizes, n, np.random.default_rng([seed, *name.encode()]), name):
+        false, true = picked(false_pool, code[:k]), picked(true_pool, code[k:])
         demonstrations = [Demonstration(word, other, false_class) for word in false]
         demonstrations += [Demonstration(word, true_label, true_class) for word in true[:-1]]
         prompts.append(Prompt(tuple(demonstrations), true[-1], true_label, labels, true_class, name))
@@ -144,32 +153,12 @@ def _pool(table: pd.DataFrame, one: str, words: str) -> list[str]:
     return list(dict.fromkeys(table.loc[wanted, "word"]))
 
 
-def _picked(pool: list[str], code: Sequence[int]) -> list[str]:
-    """Words without repetition: each digit counts among the words that are left."""
-    left = list(pool)
-    return [left.pop(digit) for digit in code]
-
-
-def _distinct_codes(sizes: list[int], n: int, rng: np.random.Generator, name: str) -> list[tuple[int, ...]]:
-    """n different rows of digits, digit i below sizes[i], all rows equally likely."""
-    capacity = math.prod(sizes)
-    if n > capacity:
-        raise TwoTowersError(
-            f"{n} prompts of '{name}' cannot be drawn, there are {capacity}: ask for {capacity} or fewer"
-        )
-    if capacity <= 4 * n:
-        digits = np.unravel_index(rng.permutation(capacity)[:n], sizes)
-        return list(zip(*(d.tolist() for d in digits), strict=True))
-    found: dict[tuple[int, ...], None] = {}
-    while len(found) < n:
-        found.update(dict.fromkeys(map(tuple, rng.integers(0, sizes, size=(n, len(sizes))).tolist())))
-    return list(found)[:n]
-
-
-# Name -> a function that draws from it, with draw_words' signature. A set of sentences is added by its own function.
-DATASETS: dict[str, Callable[..., list[Prompt]]] = dict.fromkeys(
-    ("sentiment/number", "number/sentiment", "animal/country", "country/animal"), draw_words
-)
+# Name -> a function that draws from it, with draw_words' signature.
+WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
+DATASETS: dict[str, Callable[..., list[Prompt]]] = {
+    **dict.fromkeys(WORD_SETS, draw_words),
+    **dict.fromkeys(sentences.SETS, sentences.draw_sentences),
+}
 
 
 def paper_example(labels: Sequence[str] = ("foo", "bar")) -> Prompt:

@@ -85,8 +85,10 @@ def compare(
     """Label positions of pairs of prompts that hold the same labels at the same places, in some heads.
 
     One row per (prompt, head, demonstration): prompt, head, place, label, weight_before, weight_after, norm_before,
-    norm_after (of vo, in units of the residual stream), cosine (of the two vo), and before, after: the label word that
-    the model predicts, "" when its top word is no label. Raises TwoTowersError when pairs do not fit.
+    norm_after (of vo, in units of the residual stream), distance (between the two vo, same units), cosine (of the two),
+    and before, after: the label word that the model predicts, "" when its top word is no label. Positions before the
+    exchanged text cannot change their vo: attention is causal (their direction only where a norm follows W_O, Gemma 2:
+    its scale is that of the last position). Raises TwoTowersError when pairs do not fit.
     """
     heads = check_heads(heads, model)
     for a, b in zip(first, second, strict=True) if len(first) == len(second) else [(None, None)]:
@@ -101,7 +103,8 @@ def compare(
                 alpha, vo = alpha[at], vo[at]
                 rows = _rows(
                     other, head, weight_before=alpha, weight_after=alpha_2, norm_before=vo.norm(dim=-1),
-                    norm_after=vo_2.norm(dim=-1), cosine=torch.cosine_similarity(vo, vo_2, -1),
+                    norm_after=vo_2.norm(dim=-1), distance=(vo_2 - vo).norm(dim=-1),
+                    cosine=torch.cosine_similarity(vo, vo_2, -1),
                 )  # fmt: skip
                 places = len(other.prompts[0].label_positions)
                 parts.append(
@@ -154,3 +157,14 @@ def relative_change(pairs: pd.DataFrame, column: str, seed: int = 0) -> Interval
     """
     sums = pairs.groupby("prompt")[[f"{column}_before", f"{column}_after"]].sum()
     return bootstrap_of_means(sums.to_numpy(), lambda m: m[..., 1] / m[..., 0] - 1, seed=seed)
+
+
+def how_far(pairs: pd.DataFrame, column: str, seed: int = 0) -> Interval:
+    """How far "weight" or "norm" of a table from `compare` moved, up or down: mean size of the change / mean before.
+
+    For "norm" the size of the change is the distance between the two value-output vectors, so a turn counts as well as
+    a change of length. Both are of the same kind, so that attention and values can be held against each other.
+    """
+    size = pairs["distance"] if column == "norm" else (pairs[f"{column}_after"] - pairs[f"{column}_before"]).abs()
+    sums = pairs.assign(size=size).groupby("prompt")[["size", f"{column}_before"]].sum()
+    return bootstrap_of_means(sums.to_numpy(), lambda m: m[..., 0] / m[..., 1], seed=seed)

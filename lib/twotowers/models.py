@@ -100,6 +100,13 @@ def load(
     return model
 
 
+def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu") -> None:
+    """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
+    _dtype(dtype)
+    _device(device)
+    _source(str(name))
+
+
 def prove(model: Model) -> dict[str, float]:
     """Show on one short input that the row of the table is right; return the relative error of each identity.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +98,13 @@ CHECKS = {
 }
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not among the known ones."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+
+
 def check_parameters(given: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
     """Names and values of a chapter's parameters, cleaned. `own` adds a chapter's own checks (name -> function).
 
@@ -105,9 +113,7 @@ def check_parameters(given: dict[str, Any], own: dict[str, Any] | None = None) -
     checks = CHECKS | (own or {})
     for name in given:
         if name not in checks:
-            near = difflib.get_close_matches(name, checks, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(checks)}"
-            raise TwoTowersError(f"unknown parameter '{name}': {hint}")
+            raise TwoTowersError(f"unknown parameter '{name}': {nearest(name, checks)}")
     return {name: checks[name](name, value) for name, value in given.items()}
 
 

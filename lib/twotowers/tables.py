@@ -8,6 +8,7 @@ published_value("v1 table 2", "accuracy", where="animal/country true=foo")["valu
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -141,6 +142,17 @@ def published_value(source: str, quantity: str = "", *, where: str = "", model: 
         several = "; ".join(" | ".join(row) for row in found[list(asked)].head(3).to_numpy())
         raise TwoTowersError(f"{len(found)} published rows match {given}: say more to choose among {several}")
     return found.iloc[0]
+
+
+def paper_model(name: str) -> str | None:
+    """The paper's name of a model ("gpt2-large") from a hub id, a folder or a fingerprint; None for any other model.
+
+    It goes by the last part of the name alone; "-hf" and the like do not count.
+    """
+    last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
+    known = {one for row in published()["model"] for one in re.split(r" and | ", row)} - {"toy"}
+    last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
+    return last if last in known else None
 
 
 def _contains(column: pd.Series, text: str) -> pd.Series:

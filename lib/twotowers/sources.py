@@ -1,0 +1,78 @@
+"""Data files of others, pinned to a commit and proved by their SHA-256: a folder of the user's, a cache, a download.
+
+    raw = fetch("trec/train_5500.label.txt")
+
+The first that applies: the folder named by TWOTOWERS_DATA, which then must hold the file; the cache (TWOTOWERS_CACHE,
+by default the system's cache folder); a download into that cache. data/sentences/files.csv holds the pins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import quote
+
+import pandas as pd
+import pooch
+
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
+
+DATA = "TWOTOWERS_DATA"
+CACHE = "TWOTOWERS_CACHE"
+SERVER = "https://raw.githubusercontent.com"
+
+
+@lru_cache(maxsize=1)
+def pins() -> pd.DataFrame:
+    """One row per file: set, file, repository, path, commit, sha256, bytes. TwoTowersError without the table."""
+    path = data_folder() / "sentences" / "files.csv"
+    if not path.is_file():
+        raise TwoTowersError(f"there is no '{path}': restore data/sentences from the repository")
+    return pd.read_csv(path, dtype=str)
+
+
+def fetch(file: str) -> bytes:
+    """The bytes of a pinned file, named as in the column `file` of `pins()`.
+
+    Raises TwoTowersError when the user's folder or file is missing, when a file is not the pinned one, and when it
+    must be downloaded and cannot be.
+    """
+    row = pins().set_index("file").loc[file]
+    if given := os.environ.get(DATA):
+        return _from_folder(Path(given).expanduser(), file, row["sha256"])
+    cache = Path(os.environ.get(CACHE) or pooch.os_cache("twotowers")).expanduser()
+    url = f"{SERVER}/{row['repository']}/{row['commit']}/{quote(row['path'])}"
+    pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book
+    try:
+        shelf = pooch.create(cache, base_url="", registry={file: f"sha256:{row['sha256']}"}, urls={file: url})
+        return Path(shelf.fetch(file)).read_bytes()
+    except ValueError as error:
+        if "hash" not in str(error):
+            raise
+        raise TwoTowersError(
+            f"{url} does not have the SHA-256 {row['sha256'][:12]}... of data/sentences/files.csv and was thrown away: "
+            f"set {DATA} to a folder that holds the right {file}"
+        ) from None
+    except OSError as error:
+        raise TwoTowersError(
+            f"{url} cannot be fetched into '{cache}' ({type(error).__name__}): set {DATA} to a folder that holds "
+            f"{file}, or connect and try again"
+        ) from None
+
+
+def _from_folder(folder: Path, file: str, sha256: str) -> bytes:
+    if not folder.is_dir():
+        raise TwoTowersError(f"{DATA}='{folder}' is no folder: set it to the one that holds {file}, or unset it")
+    path = folder / file
+    if not path.is_file():
+        raise TwoTowersError(f"{DATA}='{folder}' lacks {file}: put it there, or unset {DATA} to download it")
+    raw = path.read_bytes()
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise TwoTowersError(
+            f"'{path}' is not the pinned file, its SHA-256 is not {sha256[:12]}...: put the right one there, or unset "
+            f"{DATA} to download it"
+        )
+    return raw

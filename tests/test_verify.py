@@ -1,0 +1,80 @@
+"""The authors' printed numbers: the way they are measured, on random models against the slow reference."""
+
+import pytest
+import torch
+from conftest import tiny
+from reference import Reference
+from twotowers import tables, verify
+from twotowers.errors import TwoTowersError
+
+IDS = (3, 17, 40, 8, 25)
+
+
+def test_every_printed_quantity_is_what_the_reference_computes(any_model):
+    slow = Reference(any_model, IDS)
+    word = int(any_model.hf(torch.tensor([IDS])).logits[0, -1].argmax())
+    layers = range(any_model.n_layers)
+    attention = [slow.increase(slow.layer_input[i], slow.attention[i], word, "frozen") for i in layers]
+    between = [slow.layer_input[i] + slow.attention[i] for i in layers]
+    ffn = [slow.increase(between[i], slow.ffn[i], word, "frozen") for i in layers]
+    expected = {
+        "sum of attention block increases": sum(attention),
+        "sum of FFN block increases": sum(ffn),
+        "increase of attention block 1": attention[1],
+        "increase of FFN block 0": ffn[0],
+        "increase of head 1-1": slow.increase(slow.layer_input[1], slow.head(1, 1), word, "frozen"),
+        "increase of head 1-1 position 2": slow.increase(slow.layer_input[1], slow.position(1, 1, 2), word, "frozen"),
+        "attention of head 1-1 position 2": float(slow.attentions[1][1, 2]),
+        "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word, "frozen"),
+    }
+    predicted, found = verify.measure(any_model, IDS, list(expected))
+    assert predicted == word
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_every_published_quantity_can_be_read():
+    published = tables.published(verify.SOURCE)["quantity"]
+    assert len(published) == 28
+    patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
+    assert all(any(p.fullmatch(q) for p in patterns) for q in published)
+
+
+class Words:
+    """Stands in for a tokenizer: the prompt's six words."""
+
+    def __call__(self, text):
+        return {"input_ids": [len(word) for word in text.split()]}
+
+    def decode(self, ids):
+        return f" w{ids[0]}"
+
+
+def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypatch):
+    model = tiny("gpt2")
+    model.tokenizer = Words()
+    with pytest.raises(TwoTowersError, match="print no numbers for 'gpt2': choose gpt2-large or llama-7b"):
+        verify.authors_numbers(model)
+    model.name = "openai-community/gpt2-large"
+    with pytest.raises(TwoTowersError, match="has no such part"):
+        verify.authors_numbers(model)
+    rows = tables.published(verify.SOURCE)
+    monkeypatch.setattr(tables, "published", lambda where=None: rows[rows["quantity"].str.startswith("sum")])
+    found = verify.authors_numbers(model)
+    _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
+    assert found["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
+    assert found["measured"][1] == own["sum of FFN block increases"] and not found["agrees"].any()
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [("openai-community/gpt2-large", "gpt2-large"), ("gpt2-large@0123abcdef01", "gpt2-large"), ("gpt2", None),
+     ("huggyllama/llama-7b", "llama-7b"), ("EleutherAI/gpt-j-6b", "gpt-j"), ("mini-llama", None),
+     ("huggyllama--llama-13b", "llama-13b"), ("toy", None)],
+)  # fmt: skip
+def test_the_paper_s_models_are_known_by_name(name, expected):
+    assert tables.paper_model(name) == expected
+
+
+def test_a_quantity_that_cannot_be_read_is_refused():
+    with pytest.raises(TwoTowersError, match="not among the quantities"):
+        verify.measure(tiny("gpt2"), IDS, ["attention of head 1-1"])
