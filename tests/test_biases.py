@@ -74,18 +74,6 @@ def test_the_margin_is_over_the_likeliest_other_label():
     assert found.margin.tolist() == [1.0, -0.5]
 
 
-def test_control_heads_are_others_of_the_same_layers_as_far_as_there_are_any():
-    model = tiny("gpt2")  # 3 layers of 4 heads
-    for seed in range(20):
-        heads = [(2, 0), (2, 1), (2, 2), (1, 3)]
-        found = biases.control_heads(heads, model, seed)
-        assert len(set(found)) == 4 and not set(found) & set(heads)
-        assert (2, 3) in found and sum(layer == 1 for layer, _ in found) >= 1
-    assert len({tuple(biases.control_heads([(2, 0)], model, seed)) for seed in range(20)}) == 3
-    with pytest.raises(TwoTowersError, match="name fewer"):
-        biases.control_heads(all_heads(model)[:7], model)
-
-
 def all_orders(n):
     """Every order of n drawn prompts, each word one token of the tiny models: positions as in the paper's example."""
     words = {}

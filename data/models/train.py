@@ -121,7 +121,7 @@ class Choice:
     often over the three orders. In words: the best learner to which balance and order still matter.
     """
 
-    EVERY, FLOOR, FALL = 50, 92.0, 7.0
+    EVERY, FLOOR, FALL = 50, 94.0, 7.0
     log: list[dict] = field(default_factory=list)
     best: dict | None = None
     weights: dict | None = None

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Shaped
 from twotowers.architectures import Model
 from twotowers.capture import captures, predict
 from twotowers.errors import TwoTowersError
-from twotowers.intervene import Head, all_heads, check_heads
+from twotowers.intervene import Head, check_heads
 from twotowers.mitigate import check_a_c, finished, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.prompts import Encoded, Prompt, encode_all
 from twotowers.statistics import Interval, bootstrap_of_means
@@ -48,19 +48,6 @@ def check_apart(chosen: Sequence[Prompt], judged: Sequence[Prompt], same_prompts
             f"heads would be judged on {len(shared)} of the prompts they were chosen on, which flatters them: "
             "halve the prompts (biases.halves), or ask for it with same_prompts=True"
         )
-
-
-def control_heads(heads: Sequence[Head], model: Model, seed: int = 0) -> list[Head]:
-    """As many random other heads: from the same layers as far as these have any left, the rest from all layers."""
-    rng, chosen = np.random.default_rng([seed, 7]), set(heads)
-    rest = [all_heads(model)[i] for i in rng.permutation(model.n_layers * model.n_heads)]
-    rest = [head for head in rest if head not in chosen]
-    if len(rest) < len(chosen):
-        raise TwoTowersError(f"{len(chosen)} heads leave {len(rest)} of {model.name} for a control: name fewer")
-    out: list[Head] = []
-    for layer, _ in heads:
-        out += [head for head in rest if head[0] == layer and head not in out][:1]
-    return out + [head for head in rest if head not in out][: len(chosen) - len(out)]
 
 
 @dataclass

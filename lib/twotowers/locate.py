@@ -27,12 +27,12 @@ from twotowers import vocabulary
 from twotowers.architectures import Model
 from twotowers.capture import Capture, captures
 from twotowers.errors import TwoTowersError
+from twotowers.peers import Head
 from twotowers.prompts import ROLES, Encoded, roles
 from twotowers.walk import increases_along, increases_of_vectors
 
 GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
 
-Head = tuple[int, int]
 """(layer, head), both from 0"""
 
 
@@ -225,64 +225,6 @@ def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
         raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
     best = table.sort_values("increase", ascending=False, kind="stable").head(k)
     return list(zip(best["layer"].astype(int), best["head"].astype(int), strict=True))
-
-
-def heads_beside(heads: Sequence[tuple[int, int]], n_heads: int) -> list[tuple[int, int]]:
-    """All heads of the same layers that are not among `heads`: the stronger control of every claim about `heads`."""
-    layers = sorted({layer for layer, _ in heads})
-    return [(layer, head) for layer in layers for head in range(n_heads) if (layer, head) not in set(heads)]
-
-
-def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) -> list[tuple[int, int]]:
-    """For every head one random other of its layer, none of them in `heads`, no head twice while there are enough.
-
-    v1 section 4.3. Aligned with `heads`. Raises TwoTowersError when a layer has no head left to draw.
-    """
-    rng = np.random.default_rng([seed, 43])
-    left: dict[int, list[int]] = {}
-    out = []
-    for layer, _ in heads:
-        if not left.get(layer):
-            left[layer] = rng.permutation([h for at, h in heads_beside(heads, n_heads) if at == layer]).tolist()
-        if not left[layer]:
-            raise TwoTowersError(f"every head of layer {layer} is chosen: choose fewer, or there is no control")
-        out.append((layer, left[layer].pop()))
-    return out
-
-
-def named_after(
-    table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head"
-) -> pd.DataFrame:
-    """Rows of the random peers, once for every located head they stand for, which `of` names.
-
-    A layer with few heads left lends one peer to several located heads.
-    """
-    pairs = [(f"{a}-{b}", f"{c}-{d}") for (a, b), (c, d) in zip(heads, peers, strict=True)]
-    return pd.concat([table[table[column] == peer].assign(of=head) for head, peer in pairs], ignore_index=True)
-
-
-def control_heads(
-    heads: Sequence[Head],
-    n_layers: int,
-    n_heads: int,
-    seed: int = 0,
-    same_layers: bool = True,
-    beside: Sequence[Head] = (),
-) -> list[Head]:
-    """As many random heads, all different, none in `heads` or `beside`: of the same layers, or of the whole model.
-
-    Where a layer has too few others left for `same_layers`, those that are missing come from the other layers. Raises
-    TwoTowersError when the model has not as many heads left.
-    """
-    rng, given = np.random.default_rng([seed, 44]), list(dict.fromkeys(heads))
-    left = [divmod(int(i), n_heads) for i in rng.permutation(n_layers * n_heads)]
-    left = [head for head in left if head not in {*given, *beside}]
-    if len(left) < len(given):
-        raise TwoTowersError(f"{len(given)} heads leave {len(left)} others for a control: name fewer")
-    out: list[Head] = []
-    for layer, _ in given if same_layers else ():
-        out += [head for head in left if head[0] == layer and head not in out][:1]
-    return out + [head for head in left if head not in out][: len(given) - len(out)]
 
 
 def increases(
