@@ -157,7 +157,7 @@ def _execute(job: Job, aside: Path, made: Path, failed: Path, bar: bool) -> None
         papermill.execute_notebook(
             chapters()[job.chapter], aside / "out.ipynb", given,
             kernel_name="python3", language="python", progress_bar=bar,
-            extra_arguments=["--IPKernelApp.log_level=40"],  # its remarks about sockets are not the reader's business
+            extra_arguments=["--IPKernelApp.log_level=50"],  # its remarks about sockets are not the reader's business
         )  # fmt: skip
         return
     except PapermillExecutionError as error:
