@@ -29,6 +29,10 @@ DRAWN = """() => {
   return all('[id^="altair-viz"]', 'svg.marks, canvas.marks') && all('.math', 'mjx-container');
 }"""
 
+# A chart that fills its box is drawn again when the box changes; one of several panels scrolls in it.
+FITS = """() => [...document.querySelectorAll('[data-fills]')].every(
+  chart => chart.querySelector('svg.marks').clientWidth <= chart.parentElement.clientWidth)"""
+
 LOOK = """() => {
   const found = [];
   const rgb = (colour) => (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
@@ -140,6 +144,14 @@ def look_at(context, home: str, name: str) -> list[str]:
     with contextlib.suppress(TimeoutError):  # what is not drawn by then is named below
         page.wait_for_function(DRAWN, timeout=10_000)
     wrong += page.evaluate(LOOK)
+    size = page.viewport_size
+    if size["width"] > 1000:
+        for width in (390, size["width"]):
+            page.set_viewport_size({**size, "width": width})
+        try:
+            page.wait_for_function(FITS, timeout=5_000)
+        except TimeoutError:
+            wrong.append("a chart stays wider than its box when the window changes")
     page.close()
     return wrong
 

@@ -41,6 +41,18 @@
     return whole;
   }
 
+  // Vega measures a chart's box when the window changes, which can be before the page has settled into its new shape.
+  // When a box has found its width, every chart measures again, once.
+  let settled;
+  const widths = new WeakMap();
+  const boxes = new ResizeObserver((entries) => {
+    const changed = entries.filter(({ target }) => widths.get(target) !== target.clientWidth);
+    changed.forEach(({ target }) => widths.set(target, target.clientWidth));
+    if (!changed.length) return;
+    clearTimeout(settled);
+    settled = setTimeout(() => window.dispatchEvent(new Event("resize")), 100);
+  });
+
   const embed = window.vegaEmbed;
   window.vegaEmbed = (element, spec, options) => {
     const box = element.parentElement;
@@ -53,6 +65,8 @@
       renderer: "svg",
       actions: !phone && { export: true, source: false, compiled: false, editor: false },
     }).then((chart) => {
+      boxes.observe(box);
+      if (spec.width === "container") element.dataset.fills = "";
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
       return chart;
     });
