@@ -125,7 +125,7 @@ def bars(
 
     def panel(part: pd.DataFrame) -> alt.Chart:
         base = alt.Chart(part).encode(
-            x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=160)), **offset
+            x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=240)), **offset
         )
         chart = base.mark_bar().encode(
             y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero)), color=tint, tooltip=_tooltip(part, shown)
