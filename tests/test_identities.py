@@ -7,6 +7,7 @@ from reference import Reference
 from twotowers import locate, models, vocabulary
 from twotowers.capture import capture, captures
 from twotowers.errors import TwoTowersError
+from twotowers.walk import increases_along
 
 WANT = {"weights", "values", "neurons"}
 
@@ -128,3 +129,21 @@ def test_a_trained_model_with_grouped_queries_passes_the_proof():
     model = models.load(shared("models/stories260K"))
     assert model.n_key_value_heads < model.n_heads
     assert max(models.prove(model).values()) < 1e-4
+
+
+@pytest.mark.parametrize("norm", vocabulary.NORMS)
+def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm):
+    model = tiny("gpt2", torch.float32)
+    seen = capture(model, random_prompts(3, lengths=(11,)))
+    scale = vocabulary.norm_scale(seen.final, model.unembedding)
+    # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
+    parts = [t[1:2] * 400 for t in (seen.layer_input, seen.mixed[:, :, :, None], seen.ffn_output)]
+    words = vocabulary.bs_values(parts[0][0], model.unembedding, norm, scale).argmin(-1)
+    _, _, heads = increases_along(model, *parts, scale, words, norm, layers=[1])
+    for head in range(model.n_heads):
+        x = parts[0][0]
+        v = parts[1][0, :, head, 0] @ model.output_weight(1)[head]
+        p = [vocabulary.log_prob(u, words, model.unembedding, norm, scale) for u in (x, x + v)]
+        if norm != "recomputed":
+            assert p[0].max() < -89
+        torch.testing.assert_close(heads[:, 0, head, 0], p[1] - p[0], rtol=2e-3, atol=5e-3)

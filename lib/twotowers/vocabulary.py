@@ -103,10 +103,7 @@ def log_prob(
     p = prepared(v, unembedding, norm, scale)
     words = words.expand(p.shape[:-1])
     rows = p.reshape(-1, p.shape[-1])
-    total = torch.full(rows.shape[:1], float("-inf"), dtype=rows.dtype, device=rows.device)
-    for _, slab in slabs(unembedding):
-        total = torch.logaddexp(total, (rows @ slab.T).logsumexp(-1))
-    return _of_words(p, words, unembedding) - total.reshape(words.shape)
+    return _of_words(p, words, unembedding) - log_sum_exp(rows, unembedding).reshape(words.shape)
 
 
 def folded(e: Unembedding, rows: Float[Tensor, "word d_model"], norm: str, dtype: torch.dtype) -> Tensor:
@@ -117,11 +114,11 @@ def folded(e: Unembedding, rows: Float[Tensor, "word d_model"], norm: str, dtype
     return centre(rows * e.gamma.to(dtype), e)
 
 
-def log_sum_exp(v: Float[Tensor, "row d_model"], unembedding: Unembedding, norm: str) -> Float[Tensor, "row"]:
-    """Log-sum-exp over the vocabulary of `folded @ v`, its maximum taken out first. v comes already divided by s."""
-    total = torch.full(v.shape[:1], float("-inf"), dtype=v.dtype, device=v.device)
+def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
+    """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as `prepared` gives it."""
+    total = torch.full(p.shape[:1], float("-inf"), dtype=p.dtype, device=p.device)
     for _, slab in slabs(unembedding):
-        total = torch.logaddexp(total, (v @ folded(unembedding, slab, norm, v.dtype).T).logsumexp(-1))
+        total = torch.logaddexp(total, (p @ slab.T).logsumexp(-1))
     return total
 
 

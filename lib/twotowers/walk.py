@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twotowers.architectures import Model, Unembedding
-from twotowers.vocabulary import check_norm, folded, log_sum_exp, norm_scale
+from twotowers.vocabulary import check_norm, direction, folded, log_sum_exp, norm_scale
 
 SLAB = 1024  # words at a time
 ROWS = 1024  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's outer cache
@@ -216,4 +216,4 @@ class _Layer:
         bad = total.isinf()
         if bad.any():
             rows = rows[bad] if scales is None else rows[bad] * scales[bad][:, None]
-            total[bad] = log_sum_exp(rows, self.unembedding, self.norm)
+            total[bad] = log_sum_exp(direction(rows, self.unembedding, self.norm), self.unembedding)
