@@ -29,7 +29,7 @@ from twotowers.products import times_rows
 from twotowers.vocabulary import check_norm, direction, folded, log_sum_exp, norm_scale
 
 SLAB = 1024  # words at a time
-ROWS = 1024  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's outer cache
+ROWS = 512  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's second cache
 
 
 def increases_along(
@@ -114,10 +114,17 @@ class _Layer:
         self.x, self.mixed, self.ffn = x / divide[:, None], mixed / divide[:, None, None, None], ffn / divide[:, None]
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self._weight, self._bias, self.divide = weight, bias, divide
-        n, self.heads, self.vectors, d_head = mixed.shape
+        n, self.heads, self.vectors, self.d_head = mixed.shape
         d = x.shape[-1]
-        self.full_width = n * self.vectors * (d - d_head) < d * d_head  # fewer operations than the factored way
-        self.chunk = max(1, ROWS // (self.heads * self.vectors))  # prompts at a time
+        # Which of the two ways takes fewer operations.
+        self.full_width = n * self.vectors * (d - self.d_head) < d * self.d_head
+        at_once = max(1, ROWS // (n * self.vectors)) if self.full_width else 1
+        prompts = max(1, ROWS // self.vectors)
+        self.chunks = [
+            (slice(h, h + at_once), slice(at, at + prompts))
+            for h in range(0, self.heads, at_once)
+            for at in range(0, n, prompts)
+        ]
         self.scales = None
         if norm == "recomputed":
             by_head = torch.stack([norm_scale(self._head(h), e) for h in range(self.heads)], 1)
@@ -172,26 +179,22 @@ class _Layer:
         # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
         level = self.own[0][:, None]
         base = before - level if self.scales is None else before
-        if self.full_width:
-            by_head = products.view(self.heads, n, self.vectors, -1)
-        else:
-            factors = times_rows(slab, self.weight.flatten(0, 1)).unflatten(1, (self.heads, -1))  # (word, head, d_head)
-        written = []
-        for at in range(0, n, self.chunk):
-            rows = slice(at, at + self.chunk)
+        by_head = products.view(self.heads, n, self.vectors, -1) if self.full_width else None
+        factors = None if self.full_width else times_rows(slab, self.weight.flatten(0, 1)).split(self.d_head, 1)
+        written = torch.zeros_like(base)
+        for heads, rows in self.chunks:
             if self.full_width:
-                values = by_head[:, rows] + base[rows, None]
+                values = by_head[heads, rows] + base[rows, None]
             else:
-                z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
-                values = torch.stack([times_rows(z[h], factors[:, h]) for h in range(self.heads)])
-                values = values.view(self.heads, -1, self.vectors, len(slab)).add_(base[rows, None])
+                values = times_rows(self.mixed[rows, heads].flatten(0, 2), factors[heads.start])
+                values = values.unflatten(0, (1, -1, self.vectors)).add_(base[rows, None])
             # Every row holds the base once, so their sum holds it `copies` times.
-            written.append(values.sum((0, 2)))
-            values = values.transpose(0, 1)
+            written[rows] += values.sum((0, 2))
             if self.scales is not None:
-                values = values.mul_(self.scales[3][rows, ..., None]).sub_(level[rows, ..., None, None])
-            self.sums[3][rows] += values.exp_().sum(-1)
-        between = torch.cat(written) - copies * base + before + bias / self.divide[:, None]
+                scales = self.scales[3][rows, heads].transpose(0, 1)[..., None]
+                values = values.mul_(scales).sub_(level[rows, :, None])
+            self.sums[3][rows, heads] += values.exp_().sum(-1).transpose(0, 1)
+        between = written - copies * base + before + bias / self.divide[:, None]
         after = between + ffn
         for i, values in enumerate((before, between, after)):
             values = values if self.scales is None else values * self.scales[i][:, None]
