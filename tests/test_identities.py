@@ -7,11 +7,10 @@ import pytest
 import torch
 from conftest import random_prompts, shared, tiny
 from reference import Reference
-from twotowers import datasets, locate, models, vocabulary
+from twotowers import datasets, locate, models, vocabulary, walk
 from twotowers.capture import capture, captures
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import encode_all
-from twotowers.walk import increases_along
 
 WANT = {"weights", "values", "neurons"}
 
@@ -100,6 +99,16 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(name,
             assert positions[i, layer, 1, ::4].tolist() == pytest.approx(expected, abs=1e-4)
 
 
+def test_prompts_split_for_memory_give_the_same(any_model, monkeypatch):
+    seen = capture(any_model, random_prompts(3, lengths=(11,)))
+    whole = locate.head_increases(seen, any_model)
+    monkeypatch.setattr(walk, "LIMIT", 1)
+    parts = []
+    monkeypatch.setattr(walk, "_walked", lambda *a, real=walk._walked: parts.append(1) or real(*a))
+    torch.testing.assert_close(locate.head_increases(seen, any_model), whole, atol=1e-12, rtol=0)
+    assert len(parts) == 3
+
+
 def test_batches_lengths_and_order_change_nothing():
     model = tiny("llama", torch.float32)
     encoded = random_prompts(12, lengths=(14, 11, 8))
@@ -167,7 +176,7 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
     # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
     parts = [t[1:2] * 400 for t in (seen.layer_input, seen.mixed[:, :, :, None], seen.ffn_output)]
     words = vocabulary.bs_values(parts[0][0], model.unembedding, norm, scale).argmin(-1)
-    _, _, heads = increases_along(model, *parts, scale, words, norm, layers=[1])
+    _, _, heads = walk.increases_along(model, *parts, scale, words, norm, layers=[1])
     for head in range(model.n_heads):
         x = parts[0][0]
         v = parts[1][0, :, head, 0] @ model.output_weight(1)[head]
