@@ -102,9 +102,7 @@ def load(
     return model
 
 
-def check(
-    name: str | os.PathLike, dtype: str = "float32", device: str = "cpu", device_map: str | None = None
-) -> None:
+def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu", device_map: str | None = None) -> None:
     """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
     _dtype(dtype)
     _device(device)

@@ -93,18 +93,17 @@ class Chapter:
         or cut (`long`) here, before variants are made of them: so variants of a prompt stay paired. What was left out
         or cut is said, once a dataset. Raises TwoTowersError when fewer than the chapter needs are left.
         """
-        p = self.parameters
+        p, lm = self.parameters, self.loaded
         labels, asked = tuple(p["labels"]), n or p["n_prompts"]
         drawn = datasets.draw(dataset, asked, seed=p["seed"], labels=labels, true_label=true_label, k=p.get("k", 2))
-        kept, counts = sentences.fit(
-            drawn, self.loaded.tokenizer, self.loaded.context, p.get("long", "drop"), forms_of
-        )
+        kept, counts = sentences.fit(drawn, lm.tokenizer, lm.context, p.get("long", "drop"), forms_of)
         count = counts.set_index("what")["prompts"]
         said = [f"{count[what]} {text}" for what, text in self._fates.items() if count[what]]
         if len(kept) < min(self.least, asked):
+            cut = "" if p.get("long") == "truncate" else "long=truncate, "
             raise TwoTowersError(
-                f"{dataset}: of {asked} prompts {len(kept)} are left and {self.least} are needed ({'; '.join(said)}): "
-                "take long=truncate, a smaller k, more n_prompts or a model that reads more tokens"
+                f"{dataset}: of {asked} prompts {len(kept)} are left and {self.least} needed, {'; '.join(said)}: "
+                f"take {cut}a smaller k, more n_prompts or a model that reads more tokens"
             )
         if said and dataset not in self._told:
             self._told.add(dataset)
