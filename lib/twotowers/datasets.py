@@ -70,7 +70,7 @@ def check_name(name: str, table: pd.DataFrame | None = None) -> None:
     """
     if name in DATASETS:
         return
-    if str(name).partition(":")[0] in sentences.SETS:
+    if not is_word_set(name):
         sentences.pairs(name)
         return
     classes = sorted(set(words_table(table)["class"]))
@@ -80,6 +80,11 @@ def check_name(name: str, table: pd.DataFrame | None = None) -> None:
             f"unknown dataset '{name}': choose one of {', '.join(DATASETS)}, "
             f"or a false/true pair of {', '.join(classes)}"
         )
+
+
+def is_word_set(name: str) -> bool:
+    """Whether a named dataset has words for texts, and classes with lists of words; sets of sentences do not."""
+    return str(name).partition(":")[0] not in sentences.SETS
 
 
 def words_table(table: pd.DataFrame | None = None) -> pd.DataFrame:

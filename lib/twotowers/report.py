@@ -57,11 +57,11 @@ def counted(values: Iterable[int]) -> str:
 
 @dataclass
 class Chapter:
-    """One run of one chapter: its parameters, its model, and where its tables go."""
+    """One run of one chapter: its parameters, its model, where its tables go, how many prompts a set it needs."""
 
     name: str
     parameters: dict[str, Any]
-    least: int = 1
+    least: int = 2
     _told: set[str] = field(default_factory=set, repr=False)
 
     def __getattr__(self, name: str) -> Any:
@@ -107,7 +107,7 @@ class Chapter:
             )
         if said and dataset not in self._told:
             self._told.add(dataset)
-            self.here(f"{dataset}: {asked:,} prompts were asked for and {len(kept):,} are used: {'; '.join(said)}.")
+            self.here(f"{dataset}: {asked:,} prompts asked for, {len(kept):,} used: {'; '.join(said)}.")
         return kept
 
     @property
@@ -228,11 +228,11 @@ class Chapter:
         display(chart)
 
 
-def open_chapter(name: str, scope: dict[str, Any], own: dict[str, Any] | None = None, least: int = 1) -> Chapter:
+def open_chapter(name: str, scope: dict[str, Any], own: dict[str, Any] | None = None, least: int = 2) -> Chapter:
     """Check the parameters that a notebook's first cells set, and make its `out` folder.
 
-    Call it with `globals()` before the notebook defines anything else. `least`: prompts a set that the chapter needs.
-    Raises TwoTowersError, in one line, on an unknown name, a value out of range, an unknown dataset, or a folder that
+    Call it with `globals()` before the notebook defines anything else. `least`: prompts a set that the chapter needs,
+    two for an interval. Raises TwoTowersError, in one line, on an unknown name, a value out of range, an unknown dataset, or a folder that
     cannot be written.
     """
     chapter = Chapter(name, check_parameters(_parameters_in(scope), own), least)

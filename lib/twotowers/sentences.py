@@ -243,7 +243,7 @@ def fit(
         if any(token in prompt.text for token in special):
             counts["special token, left out"] += 1
             continue
-        if length > max_tokens // 2:
+        if length > max_tokens // 2 and (length <= max_tokens or long == "truncate"):
             length = _longest(prompt, tokenizer, forms)
         if length > max_tokens:
             prompt = _truncated(prompt, length, tokenizer, max_tokens, forms) if long == "truncate" else None
