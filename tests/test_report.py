@@ -198,6 +198,19 @@ def test_forms_with_texts_of_other_prompts_lose_the_same_prompts(reader):
         make(10).together(*forms)
 
 
+def test_a_text_that_fits_is_moved_where_there_is_one(reader):
+    make, _ = reader
+    context = sorted(sizes(make(9999).prompts("some"), make(9999)))[20]
+    chapter = make(context)
+    prompts = chapter.prompts("some")
+    for place in (None, 0, 3):
+        plain, fitted = moved(prompts, place), moved(prompts, place, chapter.fits)
+        assert max(sizes(plain, make(9999))) > context >= max(sizes(fitted, make(9999)))
+        for a, b in zip(plain, fitted, strict=True):
+            assert (a == b) == chapter.fits(a)
+        assert moved(prompts, place, lambda prompt: False) == plain
+
+
 def test_too_few_prompts_left_name_what_to_do(reader):
     make, _ = reader
     with pytest.raises(TwoTowersError, match="40 prompts 0 are left and 2 needed, 40 left out, longer than") as bad:

@@ -123,6 +123,10 @@ class Chapter:
         """Token ids and label positions of prompts under this chapter's model; all of them, or TwoTowersError."""
         return encode_all(prompts, self.loaded.tokenizer, self.loaded.context)
 
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether the model can read a prompt as it is."""
+        return sentences.lengths([prompt.text], self.loaded.tokenizer)[0] <= self.loaded.context
+
     def together(self, *forms: list[Prompt]) -> list[list[Encoded]]:
         """`encode` for lists of the same prompts in several forms: one too long in any form is left out of all.
 
@@ -232,8 +236,8 @@ def open_chapter(name: str, scope: dict[str, Any], own: dict[str, Any] | None = 
     """Check the parameters that a notebook's first cells set, and make its `out` folder.
 
     Call it with `globals()` before the notebook defines anything else. `least`: prompts a set that the chapter needs,
-    two for an interval. Raises TwoTowersError, in one line, on an unknown name, a value out of range, an unknown dataset, or a folder that
-    cannot be written.
+    two for an interval. Raises TwoTowersError, in one line, on an unknown name, a value out of range, an unknown
+    dataset, or a folder that cannot be written.
     """
     chapter = Chapter(name, check_parameters(_parameters_in(scope), own), least)
     if (n := chapter.parameters.get("n_prompts", least)) < least:
