@@ -140,8 +140,9 @@ sentences, one to four words of a class of the book's word lists.
 - The stages before *episodes* are those of the other miniatures: arbitrary tokens repeated, then looked up.
 - *Episodes*: rows of `text : label` of two to six classes, of the word lists, of one set or of several. Labels (of
   {len(LABELS)}) are drawn anew for each row, so that nothing but the demonstrations says which label is right; the
-  loss is on labels that were seen before in the row. Texts grow from 4 to 64 tokens, rows from 160 to 512. Class frequencies differ from
-  row to row (Dirichlet), and classes come in runs. A token of a text is left out with chance {DROPPED:g}.
+  loss is on labels that were seen before in the row. Texts grow from 4 to 64 tokens, rows from 160 to 512. Class
+  frequencies differ from row to row (Dirichlet), and classes come in runs. A token of a text is left out with chance
+  {DROPPED:g}.
 - **A probe beside the loss.** After the third of six layers a linear map has to tell the class of each text at its
   colon; its loss is added (weight 1, at the end 0.3) and the map thrown away afterwards. Without it a model of this
   size did not learn the task in the time tried. So *that* the class is known at the colon in the middle layers is our
