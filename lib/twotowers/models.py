@@ -10,6 +10,7 @@ import hashlib
 import os
 import socket
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from twotowers.prompts import Demonstration, Encoded, Prompt
 from twotowers.reading import implementation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
 # float64 model, so float64 is not held to more than that).
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -100,11 +102,22 @@ def load(
     return model
 
 
-def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu") -> None:
+def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu", device_map: str | None = None) -> None:
     """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
     _dtype(dtype)
     _device(device)
+    if device_map is not None:
+        check_device_map(device_map)
     _source(str(name))
+
+
+def check_device_map(word: str) -> str:
+    """Raise TwoTowersError unless transformers knows the word and accelerate is installed."""
+    if word not in DEVICE_MAPS:
+        raise TwoTowersError(f"unknown device_map '{word}': choose one of {', '.join(DEVICE_MAPS)}")
+    if find_spec("accelerate") is None:
+        raise TwoTowersError("device_map needs accelerate: pip install accelerate")
+    return word
 
 
 def prove(model: Model) -> dict[str, float]:
