@@ -9,7 +9,7 @@ import torch
 from conftest import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from twotowers import charts, mitigate, playground
+from twotowers import charts, mitigate, models, playground
 from twotowers.capture import capture, predict
 from twotowers.datasets import imbalanced, paper_example
 from twotowers.errors import TwoTowersError
@@ -74,7 +74,7 @@ def test_every_action_shows_what_its_edit_does(model, action):
     else:
         seen = capture(model, [one], {"weights", "values"})
         a_c = 0.25 if action == "mend majority" else 0.0
-        logits = mitigate.finished(model, seen.final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
+        logits = models.finished(model, seen.final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
     after = found.labels.set_index("label").after
     assert after["foo"] == pytest.approx(float(logits[0].softmax(-1)[2]))
     changed = not np.allclose(found.labels.before, found.labels.after)
