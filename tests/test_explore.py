@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import torch
 from conftest import tiny
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 from twotowers import charts, mitigate, models, playground
 from twotowers.capture import capture, predict
@@ -26,7 +27,7 @@ def with_words(model):
     """The tiny model with a tokenizer of words: those of the paper's example, and numbers for the rest."""
     words = ["?", ":", "foo", "bar", "love", "like", "eight", "two", "one", "qux"]
     words += [str(i) for i in range(model.unembedding.vocabulary - len(words))]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    backend = Tokenizer(tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
     return model
