@@ -10,7 +10,10 @@ import hashlib
 import os
 import socket
 import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import torch
@@ -26,6 +29,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import shipped_models
 from twotowers.prompts import Demonstration, Encoded, Prompt
 from twotowers.reading import implementation
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
@@ -51,15 +57,9 @@ def load(
     pickle-only or quantised weights, an architecture outside the table, a missing device, or a failed proof.
     """
     name = str(name)
-    torch_dtype, torch_device = _dtype(dtype), _device(device)
-    source = _source(name)
-    # Without a network transformers retries for half a minute; whatever is in the local cache is found at once.
-    local = not os.path.isdir(source) and not _hub_answers()
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
-    try:
-        config = AutoConfig.from_pretrained(source, **common)
-    except (OSError, ValueError, KeyError) as error:
-        raise TwoTowersError(_unreachable(name, error, local)) from None
+    torch_dtype, torch_device = dtype_of(dtype), device_of(device)
+    files = Files.of(name, revision=revision, trust_remote_code=trust_remote_code)
+    config = files.config()
     row = ARCHITECTURES.get(config.model_type)
     if row is None:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -69,23 +69,9 @@ def load(
         raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")
     if getattr(config, "quantization_config", None) is not None:
         raise TwoTowersError(f"'{name}' is quantised, so its weights cannot be read as they are: take the full weights")
-    previous = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its load report is not the reader's business; faults are raised
-    try:
-        hf, report = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=torch_dtype, use_safetensors=True, attn_implementation=implementation(row),
-            device_map=device_map, output_loading_info=True, **common,
-        )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if device_map is not None and "accelerate" in str(error):
-            raise TwoTowersError("device_map needs accelerate: pip install accelerate") from None
-        raise TwoTowersError(_unreachable(name, error, local)) from None
-    finally:
-        transformers_logging.set_verbosity(previous)
-    if report["missing_keys"]:  # transformers fills them with random numbers
-        some = ", ".join(sorted(report["missing_keys"])[:3])
-        raise TwoTowersError(f"'{name}' lacks {len(report['missing_keys'])} weights ({some}): take a whole checkpoint")
+    hf, tokenizer = files.weights(
+        config=config, dtype=torch_dtype, attn_implementation=implementation(row), device_map=device_map
+    ), files.tokenizer()
     if device_map is None:
         hf = hf.to(torch_device)
     elif any(parameter.is_meta for parameter in hf.parameters()):
@@ -100,10 +86,60 @@ def load(
     return model
 
 
+@dataclass(frozen=True)
+class Files:
+    """Where the files of a model are, and how transformers is asked for them. Made with `of`."""
+
+    name: str
+    source: str
+    asked: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Files:
+        """Of a shipped name, a folder or a hub id. Raises TwoTowersError for a folder that holds no model."""
+        source = _source(name)
+        # Without a network transformers retries for half a minute; whatever is in the local cache is found at once.
+        local = not os.path.isdir(source) and not _hub_answers()
+        asked = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
+        return cls(name, source, asked)
+
+    def config(self) -> PretrainedConfig:
+        return self._had(lambda: AutoConfig.from_pretrained(self.source, **self.asked))
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._had(lambda: AutoTokenizer.from_pretrained(self.source, **self.asked))
+
+    def weights(self, **how: Any) -> PreTrainedModel:
+        """The model, from safetensors only; `how` goes to transformers. Raises TwoTowersError on missing weights."""
+        hf, report = self._had(
+            lambda: AutoModelForCausalLM.from_pretrained(
+                self.source, use_safetensors=True, output_loading_info=True, **how, **self.asked
+            )
+        )
+        if report["missing_keys"]:  # transformers fills them with random numbers
+            some = ", ".join(sorted(report["missing_keys"])[:3])
+            lacking = f"'{self.name}' lacks {len(report['missing_keys'])} weights ({some})"
+            raise TwoTowersError(f"{lacking}: take a whole checkpoint")
+        return hf
+
+    def _had(self, get: Callable[[], Any]) -> Any:
+        """What `get` gives, without transformers' load report; whatever it says in many lines, in one."""
+        previous = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()  # the report is not the reader's business; faults are raised
+        try:
+            return get()
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, ImportError | ValueError) and "accelerate" in str(error):
+                raise TwoTowersError("device_map needs accelerate: pip install accelerate") from None
+            raise TwoTowersError(_unreachable(self.name, error, self.asked["local_files_only"])) from None
+        finally:
+            transformers_logging.set_verbosity(previous)
+
+
 def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu") -> None:
     """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
-    _dtype(dtype)
-    _device(device)
+    dtype_of(dtype)
+    device_of(device)
     _source(str(name))
 
 
@@ -188,13 +224,13 @@ def weights_hash(hf: torch.nn.Module, sample: int = 65_536) -> str:
     return digest.hexdigest()[:12]
 
 
-def _dtype(dtype: str) -> torch.dtype:
+def dtype_of(dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 
-def _device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found).tolist()  # "meta" makes tensors without numbers

@@ -52,6 +52,11 @@ def _words(name: str, value: Any) -> list[str]:
     return items
 
 
+def words_or_none(name: str, value: Any) -> list[str]:
+    """A list as `_words`, empty when nothing is named."""
+    return [] if value is None or value in ("", [], "[]") else _words(name, value)
+
+
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise TwoTowersError(f"{name}={value!r}: give a word")
@@ -67,7 +72,7 @@ def _labels(name: str, value: Any) -> list[str]:
 
 def _heads(name: str, value: Any) -> list[Head]:
     """[(22, 0), (19, 11)] from "22-0,19-11" or a list of such words; empty when the heads are to be found."""
-    words = [] if value is None or value in ("", [], "[]") else _words(name, value)
+    words = words_or_none(name, value)
     for word in words:
         if not re.fullmatch(r"\d+-\d+", word):
             raise TwoTowersError(f"{name}: '{word}' is no head: write layer-head, such as 2-5, separated by commas")
@@ -143,6 +148,10 @@ class Chapter:
         """The model, loaded and proved once."""
         p = self.parameters
         return models.load(p["model"], dtype=p.get("dtype", "float32"), device=p.get("device", "cpu"))
+
+    def on(self, model: str) -> Chapter:
+        """This chapter on another model, loaded when it is first used; let go of it to have its memory back."""
+        return Chapter(self.name, self.parameters | {"model": model})
 
     @property
     def out_folder(self) -> Path:
@@ -227,7 +236,7 @@ class Chapter:
 
     def here(self, text: str) -> None:
         """A finding of this run. Write it with its n, its interval and its control."""
-        display(Markdown(f"**Here** (`{self.loaded.name}`): {text}"))
+        display(Markdown(f"**Here** (`{self.parameters['model']}`): {text}"))
 
     def caution(self, accuracy: float) -> None:
         """Say so when the model does worse than guessing one of the two labels; silent otherwise."""
