@@ -19,6 +19,7 @@ import torch
 
 from twotowers import models
 from twotowers.errors import TwoTowersError
+from twotowers.prompts import Encoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +43,20 @@ def verdict(answer: str) -> str:
     """ "yes" or "no" from the last such line of an answer; "unclear" when it has none."""
     found = re.findall(r"\brelated\W{1,6}(yes|no)\b", answer, flags=re.IGNORECASE)
     return found[-1].lower() if found else "unclear"
+
+
+def stranger(case: Encoded, place: int, others: Sequence[Encoded]) -> tuple[Encoded, int]:
+    """A prompt of `others` and a place in it, whose demonstration has another class and the same label: a control.
+
+    None of the case's texts stands there. The first one found; raises TwoTowersError when there is none.
+    """
+    own = case.prompt.demonstrations[place]
+    texts = {case.prompt.query, *(d.text for d in case.prompt.demonstrations)}
+    for other in others:
+        for at, d in enumerate(other.prompt.demonstrations):
+            if d.cls != own.cls and d.label == own.label and d.text not in texts:
+                return other, at
+    raise TwoTowersError(f"no other prompt has '{own.label}' beside a text of another class: draw more prompts")
 
 
 def check(name: str) -> None:
