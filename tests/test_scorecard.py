@@ -165,6 +165,9 @@ def test_tables_of_models_are_found_and_cards_are_dealt(tmp_path):
     found = scorecard.model_tables([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
     assert [one.name for one in found] == ["gpt2-large", "other"]
     cards = scorecard.score(found)
+    tables.save(table, tmp_path / "c/main", "authors-numbers@org--gpt2-large", fingerprint="org/gpt2-large@3")
+    (beside,) = scorecard.model_tables([tmp_path / "c"])  # one more model in the folder of another
+    assert beside.fingerprint == "org/gpt2-large@3" and list(beside.tables) == ["authors-numbers"]
     assert len(cards) == 2 * len(tables.published())
     of = cards[cards["quantity"] == "increase of head 21-19"].set_index("here")["verdict"]
     assert of.to_dict() == {"gpt2-large@1": REPRODUCED, "other@2": NOT_COMPARABLE}
