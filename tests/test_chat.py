@@ -29,8 +29,8 @@ def saved(folder, template, **config):
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = dict(initializer_range=1.0, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    config = {"max_position_embeddings": 256} | sizes | config
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = {"max_position_embeddings": 256, "initializer_range": 1.0} | sizes | config
     hf = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(vocabulary), eos_token_id=1, **config))
     hf.generation_config.update(do_sample=True, temperature=2.0, top_p=0.5)
     hf.save_pretrained(folder)
