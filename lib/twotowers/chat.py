@@ -85,9 +85,8 @@ class Chat:
         """A folder or hub id. Raises TwoTowersError, in one line, as `models.load` and `check` do."""
         files = models.Files.of(str(name))
         tokenizer = _templated(name, files.tokenizer())
-        how = {"dtype": models.dtype_of(dtype)}
-        hf = files.weights(**how).to(models.device_of(device))
-        return cls(str(name), hf.eval().requires_grad_(False), tokenizer)
+        hf = files.weights(dtype, device).eval().requires_grad_(False)
+        return cls(str(name), hf, tokenizer)
 
     def prompt(self, asked: str) -> str:
         """The question as the model sees it, in its own chat template."""

@@ -57,7 +57,6 @@ def load(
     pickle-only or quantised weights, an architecture outside the table, a missing device, or a failed proof.
     """
     name = str(name)
-    torch_dtype, torch_device = dtype_of(dtype), device_of(device)
     files = Files.of(name, revision=revision, trust_remote_code=trust_remote_code)
     config = files.config()
     row = ARCHITECTURES.get(config.model_type)
@@ -69,12 +68,9 @@ def load(
         raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")
     if getattr(config, "quantization_config", None) is not None:
         raise TwoTowersError(f"'{name}' is quantised, so its weights cannot be read as they are: take the full weights")
-    hf, tokenizer = files.weights(
-        config=config, dtype=torch_dtype, attn_implementation=implementation(row), device_map=device_map
-    ), files.tokenizer()
-    if device_map is None:
-        hf = hf.to(torch_device)
-    elif any(parameter.is_meta for parameter in hf.parameters()):
+    tokenizer = files.tokenizer()
+    hf = files.weights(dtype, device, device_map, config=config, attn_implementation=implementation(row))
+    if any(parameter.is_meta for parameter in hf.parameters()):
         raise TwoTowersError(
             f"device_map offloads part of '{name}', whose weights must all be at hand: give it more or larger devices, "
             "or a narrower dtype"
@@ -109,18 +105,20 @@ class Files:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self._had(lambda: AutoTokenizer.from_pretrained(self.source, **self.asked))
 
-    def weights(self, **how: Any) -> PreTrainedModel:
+    def weights(self, dtype: str, device: str, device_map: str | dict | None = None, **how: Any) -> PreTrainedModel:
         """The model, from safetensors only; `how` goes to transformers. Raises TwoTowersError on missing weights."""
+        torch_dtype, torch_device = _dtype(dtype), _device(device)
         hf, report = self._had(
             lambda: AutoModelForCausalLM.from_pretrained(
-                self.source, use_safetensors=True, output_loading_info=True, **how, **self.asked
-            )
+                self.source, dtype=torch_dtype, device_map=device_map, use_safetensors=True, output_loading_info=True,
+                **how, **self.asked,
+            )  # fmt: skip
         )
         if report["missing_keys"]:  # transformers fills them with random numbers
             some = ", ".join(sorted(report["missing_keys"])[:3])
             lacking = f"'{self.name}' lacks {len(report['missing_keys'])} weights ({some})"
             raise TwoTowersError(f"{lacking}: take a whole checkpoint")
-        return hf
+        return hf.to(torch_device) if device_map is None else hf
 
     def _had(self, get: Callable[[], Any]) -> Any:
         """What `get` gives, without transformers' load report; whatever it says in many lines, in one."""
@@ -138,8 +136,8 @@ class Files:
 
 def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu") -> None:
     """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
-    dtype_of(dtype)
-    device_of(device)
+    _dtype(dtype)
+    _device(device)
     _source(str(name))
 
 
@@ -224,13 +222,13 @@ def weights_hash(hf: torch.nn.Module, sample: int = 65_536) -> str:
     return digest.hexdigest()[:12]
 
 
-def dtype_of(dtype: str) -> torch.dtype:
+def _dtype(dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 
-def device_of(device: str) -> torch.device:
+def _device(device: str) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found).tolist()  # "meta" makes tensors without numbers

@@ -52,11 +52,6 @@ def _words(name: str, value: Any) -> list[str]:
     return items
 
 
-def words_or_none(name: str, value: Any) -> list[str]:
-    """A list as `_words`, empty when nothing is named."""
-    return [] if value is None or value in ("", [], "[]") else _words(name, value)
-
-
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise TwoTowersError(f"{name}={value!r}: give a word")
@@ -72,7 +67,7 @@ def _labels(name: str, value: Any) -> list[str]:
 
 def _heads(name: str, value: Any) -> list[Head]:
     """[(22, 0), (19, 11)] from "22-0,19-11" or a list of such words; empty when the heads are to be found."""
-    words = words_or_none(name, value)
+    words = [] if value is None or value in ("", [], "[]") else _words(name, value)
     for word in words:
         if not re.fullmatch(r"\d+-\d+", word):
             raise TwoTowersError(f"{name}: '{word}' is no head: write layer-head, such as 2-5, separated by commas")
