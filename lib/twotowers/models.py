@@ -1,7 +1,7 @@
 """Load a causal language model by shipped name, folder or hub id, and prove that its row of the table is right.
 
-    model = load("mini-gpt2")                       # shipped with the book
-    model = load("openai-community/gpt2-large")     # from the hub, or a folder of your own
+model = load("mini-gpt2")                       # shipped with the book
+model = load("openai-community/gpt2-large")     # from the hub, or a folder of your own
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def load(
     pickle-only or quantised weights, an architecture outside the table, a missing device, or a failed proof.
     """
     name = str(name)
+    check(name, dtype, device)
     files = Files.of(name, revision=revision, trust_remote_code=trust_remote_code)
     config = files.config()
     row = ARCHITECTURES.get(config.model_type)
@@ -110,9 +111,14 @@ class Files:
         torch_dtype, torch_device = _dtype(dtype), _device(device)
         hf, report = self._had(
             lambda: AutoModelForCausalLM.from_pretrained(
-                self.source, dtype=torch_dtype, device_map=device_map, use_safetensors=True, output_loading_info=True,
-                **how, **self.asked,
-            )  # fmt: skip
+                self.source,
+                dtype=torch_dtype,
+                device_map=device_map,
+                use_safetensors=True,
+                output_loading_info=True,
+                **how,
+                **self.asked,
+            )
         )
         if report["missing_keys"]:  # transformers fills them with random numbers
             some = ", ".join(sorted(report["missing_keys"])[:3])
