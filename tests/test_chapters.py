@@ -13,6 +13,11 @@ from conftest import ROOT
 CHAPTERS = sorted(p.stem for p in (ROOT / "book").glob("[0-9]*.ipynb"))
 
 
+def said_in(notebook):
+    outputs = [o["data"] for c in nbformat.read(notebook, 4).cells for o in c.get("outputs", []) if "data" in o]
+    return "\n".join(o.get("text/markdown", "") for o in outputs)
+
+
 def papermill(notebook, output, **parameters):
     command = [sys.executable, "-m", "papermill", str(notebook), str(output), "--no-progress-bar"]
     for name, value in parameters.items():
@@ -35,8 +40,7 @@ def test_a_chapter_runs_with_few_prompts_and_leaves_stamped_tables(chapter, tmp_
     assert tables
     for path in tables:
         assert pd.read_csv(path)["model_fingerprint"].str.startswith(f"{model}@").all(), path.name
-    cells = nbformat.read(tmp_path / "out.ipynb", 4).cells
-    said = "\n".join(o["data"].get("text/markdown", "") for c in cells for o in c.get("outputs", []) if "data" in o)
+    said = said_in(tmp_path / "out.ipynb")
     assert f"**Here** (`{model}`)" in said and "**The paper**" in said
     assert "nan" not in said.lower().split(), "a sentence says nan"
 
@@ -46,3 +50,29 @@ def test_an_unknown_parameter_fails_in_one_line_and_leaves_no_table(tmp_path):
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("TwoTowersError: unknown parameter 'n_promts': did you mean")
     assert not list((tmp_path / "tables").glob("*.csv"))
+
+
+def test_chapter_8_puts_models_side_by_side_and_says_that_sentences_are_missing(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "empty"))
+    given = {"model": "mini-llama", "more_models": "mini-gpt2", "n_prompts": 20, "out": tmp_path / "tables"}
+    done = papermill("book/08-llama.ipynb", tmp_path / "out.ipynb", **given)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = said_in(tmp_path / "out.ipynb")
+    assert said.count("**The sentence figures were not run.**") == 2 and said.count("lacks sst2-sentences/train.tsv") == 2
+    assert "**Here** (`mini-llama`): the best head is" in said and "**Here** (`mini-gpt2`): the best head is" in said
+    for name in ("mrr", "attention"):
+        for file, model in ((name, "mini-llama"), (f"{name}@mini-gpt2", "mini-gpt2")):
+            table = pd.read_csv(tmp_path / f"tables/08-llama-{file}.csv")
+            assert table["model_fingerprint"].str.startswith(f"{model}@").all() and len(table) >= 8
+            assert set(table["source"]) == {"best head", "random heads"}
+
+
+def test_chapter_9_asks_a_chat_model_and_keeps_no_text(tmp_path, chat_folder):
+    given = {"chat_model": chat_folder, "max_new_tokens": 5, "n_prompts": 20, "out": tmp_path / "tables"}
+    done = papermill("book/09-sentence-case.ipynb", tmp_path / "out.ipynb", datasets="animal/country", **given)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = said_in(tmp_path / "out.ipynb")
+    assert f"`{chat_folder}` finds a relation in" in said and "not run" not in said
+    table = pd.read_csv(tmp_path / "tables/09-sentence-case-chat.csv")
+    assert list(table)[1:] == ["demonstration", "class", "words of", "verdict", "chat_model"] and len(table) == 8

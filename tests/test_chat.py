@@ -3,53 +3,25 @@
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from conftest import CHAT_TEMPLATE, chat_model
 from twotowers import chat
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import Demonstration, Encoded, Prompt
-
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-WORDS = ["<unk>", "<end>", "<user>", "<assistant>", *chat.QUESTION.split(), "yes", "no", "Related", "goal"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with a chat template, and settings of its own that ask for sampling."""
-    return saved(tmp_path_factory.mktemp("chat"), TEMPLATE)
-
-
-def saved(folder, template, **config):
-    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(WORDS))}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<end>")
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    config = {"max_position_embeddings": 256, "initializer_range": 1.0} | sizes | config
-    hf = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(vocabulary), eos_token_id=1, **config))
-    hf.generation_config.update(do_sample=True, temperature=2.0, top_p=0.5)
-    hf.save_pretrained(folder)
-    return folder
 
 
 def refused(match):
     return pytest.raises(TwoTowersError, match=match)
 
 
-def test_the_question_goes_through_the_models_own_template(folder):
-    helper = chat.Chat.load(folder)
+def test_the_question_goes_through_the_models_own_template(chat_folder):
+    helper = chat.Chat.load(chat_folder)
     asked = chat.question("the team won", ["goal", "cup"])
     assert "Text: the team won\n" in asked and "Words: goal, cup\n" in asked
     assert helper.prompt(asked) == f"<user> {asked} <assistant>"
 
 
-def test_answers_are_greedy_bounded_and_without_the_question(folder):
-    helper = chat.Chat.load(folder)
+def test_answers_are_greedy_bounded_and_without_the_question(chat_folder):
+    helper = chat.Chat.load(chat_folder)
     ids = helper.tokenizer(helper.prompt("goal yes no"), return_tensors="pt")["input_ids"]
     length, expected = ids.shape[1], []
     for _ in range(7):  # the naive way: one word at a time, the best each time
@@ -63,13 +35,13 @@ def test_answers_are_greedy_bounded_and_without_the_question(folder):
     assert helper.ask("goal yes no", 7) == answer and ids.shape[1] - length <= 7
 
 
-def test_a_question_over_the_context_is_refused(folder):
+def test_a_question_over_the_context_is_refused(chat_folder):
     with refused("over the 256 that"):
-        chat.Chat.load(folder).ask("goal " * 100, 200)
+        chat.Chat.load(chat_folder).ask("goal " * 100, 200)
 
 
 def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_read(tmp_path):
-    saved(tmp_path, None)
+    chat_model(tmp_path, None)
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     for load in (chat.check, chat.Chat.load):
         with refused("has no chat template, so it is no chat model") as error:
@@ -78,14 +50,14 @@ def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_read(
 
 
 def test_a_template_that_refuses_is_one_line(tmp_path):
-    saved(tmp_path, "{{ raise_exception('a system message\nmust come first') }}")
+    chat_model(tmp_path, "{{ raise_exception('a system message\nmust come first') }}")
     with refused("refuses a plain question .a system message.: choose another chat model"):
         chat.Chat.load(tmp_path).ask("goal")
 
 
-def test_pickled_weights_and_missing_weights_are_refused(folder, tmp_path):
-    saved(tmp_path, TEMPLATE)
-    tensors = transformers.LlamaForCausalLM.from_pretrained(folder).state_dict()
+def test_pickled_weights_and_missing_weights_are_refused(chat_folder, tmp_path):
+    chat_model(tmp_path, CHAT_TEMPLATE)
+    tensors = transformers.LlamaForCausalLM.from_pretrained(chat_folder).state_dict()
     (tmp_path / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     with refused("pickled weights only"):
