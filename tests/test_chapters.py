@@ -59,7 +59,8 @@ def test_chapter_8_puts_models_side_by_side_and_says_that_sentences_are_missing(
     done = papermill("book/08-llama.ipynb", tmp_path / "out.ipynb", **given)
     assert done.returncode == 0, done.stderr[-3000:]
     said = said_in(tmp_path / "out.ipynb")
-    assert said.count("**The sentence figures were not run.**") == 2 and said.count("lacks sst2-sentences/train.tsv") == 2
+    assert said.count("**The sentence figures were not run.**") == 2
+    assert said.count("lacks sst2-sentences/train.tsv") == 2
     assert "**Here** (`mini-llama`): the best head is" in said and "**Here** (`mini-gpt2`): the best head is" in said
     for name in ("mrr", "attention"):
         for file, model in ((name, "mini-llama"), (f"{name}@mini-gpt2", "mini-gpt2")):
