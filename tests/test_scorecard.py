@@ -142,6 +142,24 @@ def test_every_table_is_saved_and_every_figure_is_there():
         assert not heading or heading in slugs, f"{page} has no heading {heading}"
 
 
+@pytest.mark.parametrize(
+    "learned, expected", [((True, True), DIFFERS), ((True, False), REPRODUCED), ((False, False), NOT_RUN)]
+)
+def test_appendix_d_counts_only_sentence_sets_that_the_model_learns(learned, expected):
+    sets = [("sst2", learned[0], UP), ("trec", learned[1], DOWN), ("animal/country", True, DOWN)]
+    source = {"best head": 0.0, "random heads": -0.3}
+    found = {
+        f"08-llama-{name}": pd.DataFrame(
+            {"dataset": d, "label": "foo", "source": s, "learned": yes, name: 0.0, "difference": 0.0, "low": low + less,
+             "high": high + less}
+            for d, yes, (low, high) in sets for s, less in source.items()
+        )
+        for name in ("mrr", "attention")
+    }  # fmt: skip
+    cards = scorecard.score([Measured("mini@0", found)])
+    assert cards[cards["source"] == "v1 appendix D"]["verdict"].tolist() == [expected]
+
+
 def test_a_row_without_a_rule_is_refused(tmp_path, monkeypatch):
     text = (ROOT / "data/scorecard_rules.csv").read_text().splitlines()
     (tmp_path / "published.csv").write_text((ROOT / "data/published.csv").read_text())
