@@ -8,7 +8,7 @@ import sys
 import nbformat
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, shared
 
 CHAPTERS = sorted(p.stem for p in (ROOT / "book").glob("[0-9]*.ipynb"))
 
@@ -77,3 +77,17 @@ def test_chapter_9_asks_a_chat_model_and_keeps_no_text(tmp_path, chat_folder):
     assert f"`{chat_folder}` finds a relation in" in said and "not run" not in said
     table = pd.read_csv(tmp_path / "tables/09-sentence-case-chat.csv")
     assert list(table)[1:] == ["demonstration", "class", "words of", "verdict", "chat_model"] and len(table) == 8
+
+
+def test_words_and_sentences_run_side_by_side_and_what_was_cut_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOTOWERS_DATA", str(shared("datasets")))
+    given = {"datasets": "sst2,trec:location/human,animal/country", "n_prompts": 8, "long": "truncate"}
+    done = papermill(
+        "book/04-attention-weights.ipynb", tmp_path / "out.ipynb", model="mini-llama", out=tmp_path / "tables", **given
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = said_in(tmp_path / "out.ipynb")
+    assert said.count("sst2: 8 prompts asked for, 8 used: ") == 1 and "their longest texts cut at the end" in said
+    assert "animal/country: 8 prompts asked" not in said
+    table = pd.read_csv(tmp_path / "tables/04-attention-weights-differences.csv")
+    assert set(table["dataset"]) == set(given["datasets"].split(",")) and set(table["n"]) == {8}

@@ -39,22 +39,13 @@ def readable(names: Sequence[str], draw: Callable[[str], Drawn]) -> tuple[dict[s
         except TwoTowersError as error:
             if not is_sentences(name):
                 raise
-            missing[name] = str(error)
+            missing[name] = str(error).removeprefix(f"{name}: ")
     return had, missing
 
 
 def is_sentences(name: str) -> bool:
     """Whether a data set is one of sentences; the others are of words."""
     return name.partition(":")[0] in sentences.SETS
-
-
-def enough(encoded: Sequence[Encoded], drawn: int, least: int = 20) -> Sequence[Encoded]:
-    """The prompts as they are. Raises TwoTowersError when the model can read fewer than `least` and half of `drawn`."""
-    if len(encoded) < min(least, (drawn + 1) // 2):
-        raise TwoTowersError(
-            f"the model can read {len(encoded)} of {drawn} prompts: take a model with a longer context, or truncate"
-        )
-    return encoded
 
 
 def split(prompts: Sequence[Prompt], every: int = EVERY) -> tuple[list[Prompt], list[Prompt]]:

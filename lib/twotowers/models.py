@@ -12,6 +12,7 @@ import socket
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
 # float64 model, so float64 is not held to more than that).
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -140,11 +142,22 @@ class Files:
             transformers_logging.set_verbosity(previous)
 
 
-def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu") -> None:
+def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu", device_map: str | None = None) -> None:
     """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
     _dtype(dtype)
     _device(device)
+    if device_map is not None:
+        check_device_map(device_map)
     _source(str(name))
+
+
+def check_device_map(word: str) -> str:
+    """Raise TwoTowersError unless transformers knows the word and accelerate is installed."""
+    if word not in DEVICE_MAPS:
+        raise TwoTowersError(f"unknown device_map '{word}': choose one of {', '.join(DEVICE_MAPS)}")
+    if find_spec("accelerate") is None:
+        raise TwoTowersError("device_map needs accelerate: pip install accelerate")
+    return word
 
 
 def prove(model: Model) -> dict[str, float]:
