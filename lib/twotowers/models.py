@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import constants
+from jaxtyping import Float
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -215,6 +216,13 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
 def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits / softcap)`."""
     return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
+def finished(model: Model, final: Float[torch.Tensor, "batch d_model"]) -> Float[torch.Tensor, "batch vocabulary"]:
+    """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
+    final = final.to(next(model.final_norm.parameters()).device)
+    logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[:, 0]
+    return capped(logits, model.unembedding.softcap)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

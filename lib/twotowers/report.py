@@ -203,7 +203,7 @@ class Chapter:
         m, p = self.loaded, self.parameters
         shipped = p["model"] in models.shipped_models()
         kind = (
-            "a miniature trained for this book on synthetic episodes; it is not one of the paper's models"
+            "a miniature trained for this book, on what its card says; it is not one of the paper's models"
             if shipped
             else "the model named when this page was made"
         )
