@@ -22,7 +22,8 @@ def where(table: pd.DataFrame) -> str:
     one = table.iloc[-1]
     days = " to ".join(sorted(set(table["date"].astype(str))))
     threads = "1 thread" if one["threads"] == 1 else f"{one['threads']} threads"
-    return f"{one['machine']}, {one['cores']} cores, {threads}; torch {one['torch']}, transformers {one['transformers']}; {days}"
+    made_with = f"torch {one['torch']}, transformers {one['transformers']}"
+    return f"{one['machine']}, {one['cores']} cores, {threads}; {made_with}; {days}"
 
 
 def number(x: float) -> str:
@@ -45,13 +46,14 @@ def markdown(table: pd.DataFrame, command: str) -> str:
             [
                 line["work"], line["by"], f"{SHAPE_NAMES.get(line['shape'], line['shape'])}, {line['dtype']}",
                 f"{line['prompts']:,}", f"{line['tokens']:,}", f"{line['vocabulary']:,}",
-                over_forward(line) or f"not run: {line['skipped']}", number(line["extra_mb"]), number(line["forward_mb"]),
+                over_forward(line) or f"not run: {line['skipped']}",
+                number(line["extra_mb"]), number(line["forward_mb"]),
                 "" if pd.isna(line["difference_nats"]) else f"{line['difference_nats']:.0e}",
             ]
         )  # fmt: skip
     heads = [
-        "work", "by", "shape", "prompts", "tokens", "words", "time over a forward pass (least to most)", "peak extra MB",
-        "of a forward pass, MB", "largest difference, nats",
+        "work", "by", "shape", "prompts", "tokens", "words", "time over a forward pass (least to most)",
+        "peak extra MB", "of a forward pass, MB", "largest difference, nats",
     ]  # fmt: skip
     return (
         f"{where(table)}. Random weights; `{command}`.\n\n{rows_of(cells, heads)}\n"

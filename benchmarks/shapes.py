@@ -1,7 +1,7 @@
 """Models in the shapes of published ones, with random weights, and prompts of random tokens.
 
-The same seed makes the same weights in every process, so nothing is written to disk. Weights are drawn in the dtype they
-keep, one tensor at a time: a 7B model in bfloat16 never holds a float32 copy.
+The same seed makes the same weights in every process, so nothing is written to disk. Weights are made in the dtype
+they keep: a 7B model in bfloat16 never holds a float32 copy.
 """
 
 from __future__ import annotations
