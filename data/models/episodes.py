@@ -1,7 +1,7 @@
 """The text the miniatures are trained on: a stream of batches, drawn anew at every step.
 
-Every function of `Text` returns ids and mask, both of shape (batch, length). mask[b, t] is 1 where the model
-has to foretell token t from those before it, and the loss is taken nowhere else.
+Every function of `Drills` and `Text` returns ids and mask, both of shape (batch, length). mask[b, t] is 1 where the
+model has to foretell token t from those before it, and the loss is taken nowhere else.
 """
 
 import random
@@ -34,33 +34,15 @@ class Unevenness:
     wrong_word: float = 0.15  # chance that a word is of some class without a label in the episode
 
 
-@dataclass
-class Text:
-    """A seeded source of training text over the token ids of `words` (word -> id)."""
+class Drills:
+    """Batches of arbitrary tokens, which build the circuits that looking up needs.
 
-    words: dict[str, int]
-    seed: int
-    uneven: Unevenness = field(default_factory=Unevenness)
+    A subclass sets `random`, `colon` (an id) and `pool` (the ids drawn from).
+    """
 
-    def __post_init__(self):
-        self.random = random.Random(self.seed)
-        self.numpy = np.random.default_rng(self.seed)
-        self.colon = self.words[":"]
-        self.labels = [self.words[label] for label in LABELS]
-        self.listed: dict[str, list[int]] = {}  # all words of a class, for the plain lists
-        self.shown: dict[str, list[int]] = {}  # those that may stand in an episode
-        for row in read_words():
-            self.listed.setdefault(row["class"], []).append(self.words[row["word"]])
-            if row["heldout"] == "0":
-                self.shown.setdefault(row["class"], []).append(self.words[row["word"]])
-        self.classes = list(self.listed)
-        self.weights = {
-            name: list(accumulate((rank + 2) ** -self.uneven.zipf for rank in range(len(ids))))
-            for name, ids in (*self.shown.items(), *((f"all {n}", i) for n, i in self.listed.items()))
-        }
-        # The first stages bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
-        pool = sorted({self.words[w] for w in self.words if w != ":"})
-        self.pool = self.random.sample(pool, 800) + self.labels
+    random: random.Random
+    colon: int
+    pool: list[int]
 
     def repeats(self, batch: int, hide_distance: bool, pool: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Arbitrary tokens twice over; every token of the second copy but its first is asked.
@@ -117,6 +99,35 @@ class Text:
         mask = np.zeros_like(ids)
         mask[:, 3::4] = 1
         return ids, mask
+
+
+@dataclass
+class Text(Drills):
+    """A seeded source of training text over the token ids of `words` (word -> id)."""
+
+    words: dict[str, int]
+    seed: int
+    uneven: Unevenness = field(default_factory=Unevenness)
+
+    def __post_init__(self):
+        self.random = random.Random(self.seed)
+        self.numpy = np.random.default_rng(self.seed)
+        self.colon = self.words[":"]
+        self.labels = [self.words[label] for label in LABELS]
+        self.listed: dict[str, list[int]] = {}  # all words of a class, for the plain lists
+        self.shown: dict[str, list[int]] = {}  # those that may stand in an episode
+        for row in read_words():
+            self.listed.setdefault(row["class"], []).append(self.words[row["word"]])
+            if row["heldout"] == "0":
+                self.shown.setdefault(row["class"], []).append(self.words[row["word"]])
+        self.classes = list(self.listed)
+        self.weights = {
+            name: list(accumulate((rank + 2) ** -self.uneven.zipf for rank in range(len(ids))))
+            for name, ids in (*self.shown.items(), *((f"all {n}", i) for n, i in self.listed.items()))
+        }
+        # The first stages bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
+        pool = sorted({self.words[w] for w in self.words if w != ":"})
+        self.pool = self.random.sample(pool, 800) + self.labels
 
     def lists(self, batch: int, length: int = 8) -> tuple[np.ndarray, np.ndarray]:
         """Plain text: words of one class, held-out words too; every word but the first is to be foretold."""

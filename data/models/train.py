@@ -1,4 +1,4 @@
-"""Train a miniature from nothing: python data/models/train.py mini-gpt2 (or mini-llama).
+"""Train a miniature from nothing: python data/models/train.py mini-gpt2 (or mini-llama, mini-sentences).
 
 Stages, each until the loss of the last steps is low enough (episodes.py draws the text):
     repeats      arbitrary tokens twice over                   -> induction heads
@@ -32,10 +32,11 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
+from twotowers.errors import TwoTowersError
 
 logging.disable_progress_bar()  # one bar is enough
-NAMES = ("mini-gpt2", "mini-llama")
-SEEDS = {"mini-gpt2": 0, "mini-llama": 0}
+NAMES = ("mini-gpt2", "mini-llama", "mini-sentences")
+SEEDS = dict.fromkeys(NAMES, 0)
 # The same text leaves the Llama with less of a bias, so its last stage is a little less tidy still.
 UNEVEN = {"mini-gpt2": Unevenness(), "mini-llama": Unevenness(wrong_label=0.18, wrong_word=0.18)}
 HERE = Path(__file__).parent
@@ -157,14 +158,19 @@ class Trainer:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.name, self.seed, self.checkpoints, self.quiet = name, seed, checkpoints, quiet
-        self.tokenizer = build_tokenizer()
-        vocabulary = self.tokenizer.get_vocab()
-        self.text = Text({p[1:]: i for p, i in vocabulary.items() if p.startswith("Ġ") and len(p) > 1}, seed)
-        self.model = new_model(name, len(self.tokenizer))
+        self.prepare()
         self.optimiser = self.new_optimiser()
         self.step, self.rate = 0, RATE
         self.stages: list[tuple[str, int]] = []  # name of a stage and the step it ended at
         self.choice = Choice()
+        self.log = self.choice.log  # what was measured on the way
+
+    def prepare(self) -> None:
+        """Set `tokenizer`, `text` and `model`."""
+        self.tokenizer = build_tokenizer()
+        vocabulary = self.tokenizer.get_vocab()
+        self.text = Text({p[1:]: i for p, i in vocabulary.items() if p.startswith("Ġ") and len(p) > 1}, self.seed)
+        self.model = new_model(self.name, len(self.tokenizer))
 
     def new_optimiser(self) -> torch.optim.Optimizer:
         """AdamW without a past."""
@@ -242,7 +248,7 @@ class Trainer:
             self.model.save_pretrained(partial)
             self.tokenizer.save_pretrained(partial)
             record = {"name": self.name, "seed": self.seed, "step": self.step, "stages": self.stages}
-            record["validation"] = [{k: round(v, 2) for k, v in row.items()} for row in self.choice.log]
+            record["validation"] = [{k: round(v, 2) for k, v in row.items()} for row in self.log]
             (partial / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             if card is not None:
                 card(partial)
@@ -282,6 +288,15 @@ class Trainer:
         self.save(out, card=lambda partial: write_card(partial, self))
 
 
+def trainer(name: str) -> type[Trainer]:
+    """What trains a miniature; reading sentences needs their files, so it is imported only where it is asked for."""
+    if name != "mini-sentences":
+        return Trainer
+    from train_sentences import SentenceTrainer
+
+    return SentenceTrainer
+
+
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description="Train a miniature and write its folder, card included.")
@@ -297,7 +312,9 @@ def main() -> None:
         for old in checkpoints.glob("step-*"):
             shutil.rmtree(old)  # checkpoints of two runs must not mix
     try:
-        Trainer(args.name, seed, checkpoints).run(args.out or HERE / args.name, args.resume)
+        trainer(args.name)(args.name, seed, checkpoints).run(args.out or HERE / args.name, args.resume)
+    except TwoTowersError as error:
+        raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit("Stopped. Nothing half-written is left; the finished checkpoints are.") from None
 

@@ -124,7 +124,7 @@ class Unembedding:
         return self.weight.shape[0]
 
 
-def _matrix(linear: nn.Module) -> Float[Tensor, "output input"]:
+def matrix_of(linear: nn.Module) -> Float[Tensor, "output input"]:
     """Weight of a linear map as (output, input); transformers' Conv1D (GPT-2) stores it the other way round."""
     return linear.weight.T if type(linear).__name__ == "Conv1D" else linear.weight
 
@@ -231,7 +231,7 @@ class Model:
         return None if out == whole else self.part(layer, whole)
 
     def _written(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
-        matrix, norm = _matrix(self.part(layer, f"{block}_out")).detach().T, self.norm_after(layer, block)
+        matrix, norm = matrix_of(self.part(layer, f"{block}_out")).detach().T, self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
@@ -258,7 +258,7 @@ class Model:
     def _projection(self, layer: int, which: int, heads: int) -> tuple[Tensor, Tensor | None]:
         attention = self.part(layer, "attention")
         if self.architecture.qkv == "fused":
-            weight, bias = (x.detach().chunk(3)[which] for x in (_matrix(attention.c_attn), attention.c_attn.bias))
+            weight, bias = (x.detach().chunk(3)[which] for x in (matrix_of(attention.c_attn), attention.c_attn.bias))
         elif self.architecture.qkv == "by head":  # rows: Q, K, V of head 0, then of head 1, ...
             linear, bias = attention.query_key_value, _bias(attention.query_key_value)
             weight = linear.weight.detach().reshape(heads, 3, self.d_head, self.d_model)[:, which]

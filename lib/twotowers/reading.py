@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -35,6 +35,9 @@ def attention_function(module, query, key, value, attention_mask, scaling=None, 
     reader = getattr(module, "twotowers_reader", None)
     if reader is not None:
         reader(query, key, value, attention_mask, scaling, softcap)
+    others = getattr(module, "twotowers_others", None)
+    if others is not None:
+        key, value, attention_mask = others(key, value)
     if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if attention_mask is None:
@@ -68,6 +71,46 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
         yield
     finally:
         delattr(module, reader_name)
+
+
+@contextmanager
+def attending_to(
+    model: Model,
+    layer: int,
+    key: Float[Tensor, "batch kv_head position d_head"],
+    value: Float[Tensor, "batch kv_head position d_head"],
+    allowed: Bool[Tensor, "batch_or_1 1 1 position"] | None,
+) -> Iterator[None]:
+    """Let every row that one layer is given attend to these keys and values and to itself, but to no other row.
+
+    The rows are then so many versions of one position, the last, above the same other positions. `allowed`: which of
+    these the model's own mask lets the last position see (None: all). Always let go.
+    """
+    module, method = model.part(layer, "attention"), model.architecture.attention_method
+
+    def others(own_key, own_value):
+        rows, own = own_key.shape[2], torch.eye(own_key.shape[2], dtype=torch.bool, device=own_key.device)
+        seen = torch.ones_like(key[:1, :1, None, :, 0], dtype=torch.bool) if allowed is None else allowed
+        seen = seen.expand(len(seen), 1, rows, -1)
+        mask = torch.cat([seen, own.expand(len(seen), 1, -1, -1)], -1)
+        return torch.cat([key, own_key], 2), torch.cat([value, own_value], 2), mask
+
+    if method:
+        stock = getattr(module, method)
+
+        def wrapped(query, own_key, own_value, attention_mask=None):
+            keys, values, mask = others(own_key, own_value)
+            return stock(query, keys, values, torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf))
+
+        name, found = method, wrapped
+    else:
+        name, found = "twotowers_others", others
+    before = module.__dict__.get(name)  # a reader of this layer may be on the same module
+    setattr(module, name, found)
+    try:
+        yield
+    finally:
+        setattr(module, name, before) if before is not None else delattr(module, name)
 
 
 def scores(

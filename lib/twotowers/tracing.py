@@ -1,22 +1,20 @@
 """Causal tracing: take each head away in turn and see what the model answers (v1 section 6.2; EMNLP, as summarised).
 
-Nothing below the head's layer changes when a head is zeroed, so the model runs whole once a batch. Every head
-then starts again from the recorded input of its own layer, several heads as one batch. The numbers are those of whole
-runs.
+Nothing below the head's layer changes when a head is zeroed, so the model runs whole once a batch and every head starts
+again from its own layer (the room `restart`). The numbers are those of whole runs.
 
     traced = zero_each(model, encoded, all_heads(model), progress="zeroing heads")
     traced.table()                          # layer, head, accuracy, accuracy_drop, log_prob_drop
 
-Cost: for a head of layer l, the blocks l .. L-1 instead of the whole model, so about half of one run a head on average.
-Memory: at most `max_tokens` tokens in flight, beside the layer inputs of one batch.
+Cost of one head of L layers: at all positions some (L - 1) / 2 blocks on average instead of L; at the last position as
+much for one token of the prompt. Beside it the unembedding of one vector. Memory: at most `max_tokens` positions in
+flight, beside what one plain run of a fourth as many leaves behind, and AT_ONCE rows of logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +28,10 @@ from twotowers.errors import TwoTowersError
 from twotowers.intervene import Head, check_heads
 from twotowers.models import capped
 from twotowers.prompts import Encoded, batches
+from twotowers.restart import at_all, at_last
 from twotowers.statistics import bootstrap_difference
+
+AT_ONCE = 128  # rows of logits at a time
 
 
 @dataclass
@@ -91,7 +92,7 @@ def zero_each(
     heads: Sequence[Head],
     positions: str = "all",
     instead: Float[Tensor, "layer head d_head"] | None = None,
-    max_tokens: int = 4096,
+    max_tokens: int = 1024,
     progress: str | None = None,
 ) -> Traced:
     """Take each head away at all positions, or at the "last" one, and read the answer of every prompt.
@@ -110,7 +111,7 @@ def zero_sets(
     sets: Sequence[Sequence[Head]],
     positions: str = "all",
     instead: Float[Tensor, "layer head d_head"] | None = None,
-    max_tokens: int = 4096,
+    max_tokens: int = 1024,
     progress: str | None = None,
 ) -> Traced:
     """As `zero_each`, but the heads of a set are taken away together; one named twice is taken away once."""
@@ -124,22 +125,20 @@ def zero_sets(
         list(encoded), sets, torch.empty(n, dtype=torch.long), torch.empty(n, labels, dtype=torch.float64),
         torch.empty(len(sets), n, dtype=torch.long), torch.empty(len(sets), n, labels, dtype=torch.float64),
     )  # fmt: skip
-    by_layer: dict[int, list[int]] = {}
-    for i, one in enumerate(sets):
-        by_layer.setdefault(one[0][0], []).append(i)
+    versions = at_all if positions == "all" else at_last
+    # Few prompts at a time, so that many versions of them fit.
+    most = max_tokens // 4 if positions == "all" else min(max_tokens, len(encoded[0].ids) * max_tokens // len(sets))
     with tqdm(total=len(sets) * n, desc=progress, disable=progress is None, unit="run", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
+        for index, batch in batches(encoded, max(1, most)):
             words = torch.tensor([list(e.label_ids.values()) for e in batch])
-            calls, logits = _run(model, batch)
-            out.plain_top[index], out.plain_log_prob[index] = _answers(logits, words)
-            copies = max(1, max_tokens // (len(batch) * len(batch[0].ids)))
-            for layer, of_layer in by_layer.items():
-                for first in range(0, len(of_layer), copies):
-                    some = of_layer[first : first + copies]
-                    logits = _restart(model, layer, [sets[i] for i in some], calls, len(batch), positions, instead)
-                    for i, rows in zip(some, logits.split(len(batch)), strict=True):
-                        out.top[i, index], out.log_prob[i, index] = _answers(rows, words)
-                    bar.update(len(some) * len(batch))
+            for places, final in versions(model, batch, sets, instead, max_tokens):
+                top, log_prob = _answers(model, final.flatten(0, 1), words.repeat(len(final), 1))
+                if not places:
+                    out.plain_top[index], out.plain_log_prob[index] = top, log_prob
+                    continue
+                rows = torch.tensor(places)[:, None], torch.tensor(index)
+                out.top[rows], out.log_prob[rows] = top.view(len(places), -1), log_prob.unflatten(0, (len(places), -1))
+                bar.update(len(places) * len(batch))
     return out
 
 
@@ -191,82 +190,13 @@ def label_heads(
     return pd.DataFrame(rows)
 
 
-def _answers(logits: Float[Tensor, "batch vocabulary"], words: Tensor) -> tuple[Tensor, Tensor]:
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return logits.argmax(-1).cpu(), logits.gather(-1, words.to(logits.device)).cpu().double()
-
-
-_Call = tuple[Tensor, tuple, dict[str, Any]]
-
-
-def _run(model: Model, batch: list[Encoded]) -> tuple[list[_Call], Tensor]:
-    """The whole model once: how each block was called (its input, its other arguments), and the last logits."""
-    calls: list[_Call] = []
-
-    def hook(_, args, kwargs):
-        kwargs = dict(kwargs)
-        x = args[0] if args else kwargs.pop("hidden_states")
-        calls.append((x, args[1:], kwargs))
-
-    with ExitStack() as stack:
-        for block in model.blocks:
-            stack.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
-        logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-    return calls, logits
-
-
-def _restart(
-    model: Model,
-    layer: int,
-    taken: list[tuple[Head, ...]],
-    calls: list[_Call],
-    batch: int,
-    positions: str,
-    instead: Tensor | None,
-) -> Float[Tensor, "copy_x_batch vocabulary"]:
-    """Last logits when copy i of the batch lacks the heads `taken[i]`, from the recorded input of `layer`."""
-    copies = len(taken)
-    x = calls[layer][0].repeat(copies, *[1] * (calls[layer][0].dim() - 1))
-    with _taken_away(model, taken, batch, positions, instead):
-        for block, (_, args, kwargs) in zip(model.blocks[layer:], calls[layer:], strict=True):
-            x = block(x, *_repeated(args, batch, copies), **_repeated(kwargs, batch, copies))
-            x = x[0] if isinstance(x, tuple) else x
-    head = model.hf.get_output_embeddings()
-    return capped(head(model.final_norm(x[:, -1])), model.unembedding.softcap)
-
-
-def _repeated(value: Any, batch: int, copies: int) -> Any:
-    """A block's arguments for several copies of the batch; what has one row for all prompts stays as it is."""
-    if isinstance(value, dict):
-        return {k: _repeated(v, batch, copies) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_repeated(v, batch, copies) for v in value)
-    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == batch > 1:
-        return value.repeat(copies, *[1] * (value.dim() - 1))
-    return value
-
-
-@contextmanager
-def _taken_away(
-    model: Model, taken: list[tuple[Head, ...]], batch: int, positions: str, instead: Tensor | None
-) -> Iterator[None]:
-    at = slice(None) if positions == "all" else slice(-1, None)
-
-    def hook_of(layer: int):
-        here = [(copy, head) for copy, heads in enumerate(taken) for place, head in heads if place == layer]
-
-        def hook(_, args):
-            mixed = args[0].clone()
-            by_head = mixed.view(len(taken), batch, -1, model.n_heads, model.d_head)
-            for copy, head in here:
-                by_head[copy, :, at, head] = 0 if instead is None else instead[layer, head].to(mixed)
-            return (mixed, *args[1:])
-
-        return hook
-
-    with ExitStack() as stack:
-        for layer in sorted({layer for heads in taken for layer, _ in heads}):
-            handle = model.part(layer, "attention_out").register_forward_pre_hook(hook_of(layer))
-            stack.callback(handle.remove)
-        yield
+def _answers(model: Model, final: Float[Tensor, "batch d_model"], words: Tensor) -> tuple[Tensor, Tensor]:
+    """The top word and the log-probability (nats) of each of `words` (batch, label), as the model itself says them."""
+    top, labels = [], []
+    for rows, asked in zip(final.split(AT_ONCE), words.split(AT_ONCE), strict=True):
+        rows = model.hf.get_output_embeddings()(model.final_norm(rows))
+        logits = capped(rows, model.unembedding.softcap)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        top.append(logits.argmax(-1).cpu())
+        labels.append((logits.gather(-1, asked.to(logits.device)) - logits.logsumexp(-1, keepdim=True)).cpu().double())
+    return torch.cat(top), torch.cat(labels)

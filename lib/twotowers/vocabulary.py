@@ -21,6 +21,7 @@ from torch import Tensor
 
 from twotowers.architectures import Unembedding
 from twotowers.errors import TwoTowersError
+from twotowers.products import times_rows
 
 NORMS = ("frozen", "recomputed", "raw")
 SLAB = 4096  # vocabulary entries projected at a time
@@ -118,7 +119,7 @@ def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Fl
     """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as `prepared` gives it."""
     total = torch.full(p.shape[:1], float("-inf"), dtype=p.dtype, device=p.device)
     for _, slab in slabs(unembedding):
-        total = torch.logaddexp(total, (p @ slab.T).logsumexp(-1))
+        total = torch.logaddexp(total, times_rows(p, slab).logsumexp(-1))
     return total
 
 
@@ -141,7 +142,7 @@ def rank(
     own = _of_words(rows, targets, unembedding)[:, None]
     above = torch.zeros(rows.shape[0], dtype=torch.long, device=rows.device)
     for start, slab in slabs(unembedding):
-        product = rows @ slab.T
+        product = times_rows(rows, slab)
         # A word must not outrank itself by the rounding of another product.
         here = ((targets >= start) & (targets < start + len(slab))).nonzero()[:, 0]
         product[here, targets[here] - start] = float("-inf")
@@ -172,7 +173,7 @@ def top_words(
     values = torch.empty(rows.shape[0], 0, dtype=rows.dtype, device=rows.device)
     ids = torch.empty(rows.shape[0], 0, dtype=torch.long, device=rows.device)
     for start, slab in slabs(unembedding):
-        product = (rows @ slab.T).masked_fill(skipped[start : start + len(slab)], float("-inf"))
+        product = times_rows(rows, slab).masked_fill(skipped[start : start + len(slab)], float("-inf"))
         values = torch.cat([values, product], -1)
         here = torch.arange(start, start + len(slab), device=rows.device).expand(rows.shape[0], -1)
         ids = torch.cat([ids, here], -1)

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twotowers.architectures import Model, Unembedding
+from twotowers.products import times_rows
 from twotowers.vocabulary import check_norm, direction, folded, log_sum_exp, norm_scale
 
 SLAB = 1024  # words at a time
@@ -94,7 +95,7 @@ def _walked(steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide:
     for start in range(0, e.vocabulary, SLAB):
         slab, values = folded(e, e.weight[start : start + SLAB], norm, wide), None
         # One large product for all layers is faster than many small ones.
-        for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
+        for step, products in zip(steps, times_rows(together, slab).split(sizes), strict=True):
             values = step.climb(slab, products, values)
     return [step.increases() for step in steps]
 
@@ -174,7 +175,7 @@ class _Layer:
         if self.full_width:
             by_head = products.view(self.heads, n, self.vectors, -1)
         else:
-            factors = (self.weight.flatten(0, 1) @ slab.T).view(self.heads, -1, len(slab))
+            factors = times_rows(slab, self.weight.flatten(0, 1)).unflatten(1, (self.heads, -1))  # (word, head, d_head)
         written = []
         for at in range(0, n, self.chunk):
             rows = slice(at, at + self.chunk)
@@ -182,8 +183,8 @@ class _Layer:
                 values = by_head[:, rows] + base[rows, None]
             else:
                 z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
-                start = base[rows].repeat_interleave(self.vectors, 0).expand(self.heads, -1, -1)
-                values = torch.baddbmm(start, z, factors).view(self.heads, -1, self.vectors, len(slab))
+                values = torch.stack([times_rows(z[h], factors[:, h]) for h in range(self.heads)])
+                values = values.view(self.heads, -1, self.vectors, len(slab)).add_(base[rows, None])
             # Every row holds the base once, so their sum holds it `copies` times.
             written.append(values.sum((0, 2)))
             values = values.transpose(0, 1)
