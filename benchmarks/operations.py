@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from twotowers.architectures import Model
+from twotowers.products import times_rows
 
 ROWS, WORDS = 1024, 1024  # of the block that the rates are measured on; it stays in a processor's outer cache
 
@@ -49,9 +50,9 @@ def increases(model: Model, n: int, vectors: int = 1) -> Operations:
 
 def rates(width: int, seconds: float = 0.3) -> tuple[float, float]:
     """Products and exponentials a second on this machine, in float32 and with the threads now set."""
-    a, b, out = torch.rand(ROWS, width), torch.rand(width, WORDS), torch.empty(ROWS, WORDS)
+    a, b, out = torch.rand(ROWS, width), torch.rand(WORDS, width), torch.empty(ROWS, WORDS)
     return (
-        2.0 * ROWS * width * WORDS / _each(lambda: torch.mm(a, b, out=out), seconds),
+        2.0 * ROWS * width * WORDS / _each(lambda: times_rows(a, b), seconds),
         ROWS * WORDS / _each(lambda: out.zero_().exp_().sum(-1), seconds),
     )
 
