@@ -18,7 +18,7 @@ shell.prefix(f"set -euo pipefail; export NO_COLOR=1 PATH={Path(sys.executable).p
 MODEL = str(config.get("model", "mini-gpt2"))
 OWN_MODEL = {"08-llama": str(config.get("llama", "mini-llama"))}  # a chapter about a model of its own
 # Chapters whose tables a chapter reads; they run first. One that is not named here reads the first chapter's.
-READS = {"01-locate": [], "08-llama": [], "scorecard": None, "playground": [], "the-miniatures": []}  # None: all others
+READS = {"01-locate": [], "08-llama": [], "scorecard": None, "playground": [], "the-miniatures": [], "cost": []}  # None: all others
 PARAMETERS = ("datasets", "n_prompts", "labels", "norm", "top_k", "seed", "device", "dtype")
 THREADS = int(config.get("threads", 1))  # torch threads of one chapter
 
@@ -59,7 +59,8 @@ def run_before(wildcards):
     reads = [c for c in CHAPTERS if c != wildcards.chapter] if reads is None else reads
     own = files("data/scorecard_rules.csv", "runs/*/tables/*.csv", "data/results/*/*.csv")
     before = [EXECUTED[c] for c in reads if c in EXECUTED and c != wildcards.chapter]
-    return before + own if wildcards.chapter == "scorecard" else before
+    own = {"scorecard": own, "cost": files("benchmarks/results/*")}
+    return before + own.get(wildcards.chapter, [])
 
 
 def parameters(wildcards):
