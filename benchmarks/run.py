@@ -86,7 +86,7 @@ def write(lines: list[dict], out: Path, name: str, note: str) -> pd.DataFrame:
     rounded = table.copy()
     numbers = rounded.select_dtypes("float").columns
     rounded[numbers] = rounded[numbers].map(lambda x: float(f"{x:.4g}"))
-    for ending, text in ((".csv", rounded.to_csv(index=False)), (".md", markdown(table, note))):
+    for ending, text in ((".csv", rounded.to_csv(index=False)), (".md", markdown(rounded, note))):
         part = out / f"{name}{ending}.part"
         part.write_text(text)
         part.replace(out / f"{name}{ending}")
@@ -120,14 +120,14 @@ def _key(line: dict) -> tuple:
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
     if arguments.preset:
-        cells = PRESETS[arguments.preset]()
+        cells = [replace(c, shape=arguments.shape or c.shape) for c in PRESETS[arguments.preset]()]
     else:
         numbers = [[int(n) for n in str(given).split(",")] for given in (arguments.prompts, arguments.tokens)]
         methods = arguments.methods.split(",")
         if unknown := [m for m in methods if m not in METHODS]:
             raise SystemExit(f"unknown method '{unknown[0]}': known are {', '.join(METHODS)}")
         cells = [
-            Cell(m, arguments.shape, n, t, dtype=arguments.dtype, vocabulary=arguments.vocabulary)
+            Cell(m, arguments.shape or "gpt2", n, t, dtype=arguments.dtype, vocabulary=arguments.vocabulary)
             for m in methods for n in numbers[0] for t in numbers[1]
         ]  # fmt: skip
     cells = [
@@ -141,7 +141,7 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS)
     parser.add_argument("--methods", default="ours,hooks,authors,transformer_lens,nnsight", help="without a preset")
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
+    parser.add_argument("--shape", choices=SHAPES, help="of every cell; by itself gpt2")
     parser.add_argument("--prompts", default="8", help="one or more, with commas")
     parser.add_argument("--tokens", default="16,128", help="one or more, with commas")
     parser.add_argument("--vocabulary", type=int)
@@ -155,6 +155,7 @@ def main(given: list[str] | None = None) -> int:
     name = arguments.preset or "own"
     rest = [f"--at-most {arguments.at_most}"] if arguments.at_most else []
     rest += [f"--repeats {arguments.repeats}"] if arguments.repeats else []
+    rest += [f"--shape {arguments.shape}"] if arguments.shape else []
     note = " ".join(["python benchmarks/run.py", f"--preset {name}" if arguments.preset else "...", *rest])
     try:
         table = run(chosen(arguments), arguments.out, name, note, arguments.resume)
