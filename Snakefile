@@ -19,7 +19,9 @@ MODEL = str(config.get("model", "mini-gpt2"))
 OWN_MODEL = {"08-llama": str(config.get("llama", "mini-llama"))}  # a chapter about a model of its own
 # Chapters whose tables a chapter reads; they run first. One that is not named here reads the first chapter's.
 READS = {"01-locate": [], "08-llama": [], "scorecard": None, "playground": [], "the-miniatures": [], "cost": []}  # None: all others
-PARAMETERS = ("datasets", "n_prompts", "labels", "norm", "top_k", "seed", "device", "dtype")
+PARAMETERS = (
+    "datasets", "n_prompts", "labels", "k", "long", "norm", "top_k", "seed", "device", "dtype", "device_map",
+)  # fmt: skip
 THREADS = int(config.get("threads", 1))  # torch threads of one chapter
 
 

@@ -7,9 +7,14 @@ import sys
 import nbformat
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, shared
 
 CHAPTERS = sorted(p.stem for p in (ROOT / "book").glob("[0-9]*.ipynb"))
+
+
+def said_in(notebook):
+    cells = nbformat.read(notebook, 4).cells
+    return "\n".join(o["data"].get("text/markdown", "") for c in cells for o in c.get("outputs", []) if "data" in o)
 
 
 def papermill(notebook, output, **parameters):
@@ -28,8 +33,7 @@ def test_a_chapter_runs_with_few_prompts_and_leaves_stamped_tables(chapter, tmp_
     assert tables
     for path in tables:
         assert pd.read_csv(path)["model_fingerprint"].str.startswith("mini-gpt2@").all(), path.name
-    cells = nbformat.read(tmp_path / "out.ipynb", 4).cells
-    said = "\n".join(o["data"].get("text/markdown", "") for c in cells for o in c.get("outputs", []) if "data" in o)
+    said = said_in(tmp_path / "out.ipynb")
     assert "**Here** (`mini-gpt2`)" in said and "**The paper**" in said
     assert "nan" not in said.lower().split(), "a sentence says nan"
 
@@ -39,3 +43,17 @@ def test_an_unknown_parameter_fails_in_one_line_and_leaves_no_table(tmp_path):
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("TwoTowersError: unknown parameter 'n_promts': did you mean")
     assert not list((tmp_path / "tables").glob("*.csv"))
+
+
+def test_words_and_sentences_run_side_by_side_and_what_was_cut_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOTOWERS_DATA", str(shared("datasets")))
+    given = {"datasets": "sst2,trec:location/human,animal/country", "n_prompts": 8, "long": "truncate"}
+    done = papermill(
+        "book/04-attention-weights.ipynb", tmp_path / "out.ipynb", model="mini-llama", out=tmp_path / "tables", **given
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = said_in(tmp_path / "out.ipynb")
+    assert said.count("sst2: 8 prompts asked for, 8 used: ") == 1 and "their longest texts cut at the end" in said
+    assert "animal/country: 8 prompts asked" not in said
+    table = pd.read_csv(tmp_path / "tables/04-attention-weights-differences.csv")
+    assert set(table["dataset"]) == set(given["datasets"].split(",")) and set(table["n"]) == {8}

@@ -1,5 +1,7 @@
 """Charts: titled, described, axes named, drawn from the table they were given, and valid Vega-Lite."""
 
+import json
+
 import altair as alt
 import pandas as pd
 import pytest
@@ -109,3 +111,15 @@ def test_the_explorer_holds_one_row_a_vector_and_starts_where_it_is_told():
     assert [p["bind"]["input"] for p in spec["params"]] == ["select", "select", "radio"]
     # A combination that nothing fits must show nothing, not everything.
     assert all(t["filter"]["empty"] is False for t in spec["transform"] if "filter" in t)
+
+
+def test_a_matrix_of_many_columns_has_no_numbers_that_overlap():
+    def marks(n):
+        table = pd.DataFrame([{"q": f"q{i}", "k": f"k{j}", "v": i - j} for i in range(n) for j in range(n)])
+        chart = charts.matrix(
+            table, x="k", y="q", value="v", title="t", description="d", x_title="x", y_title="y", value_title="v"
+        )
+        spec = json.dumps(chart.to_dict())
+        return '"text", "fontSize"' in spec or '"type": "text"' in spec
+
+    assert marks(charts.MOST_NUMBERS) and not marks(charts.MOST_NUMBERS + 1)

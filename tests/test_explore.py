@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 import torch
 from conftest import tiny
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
-from twotowers import charts, mitigate, playground
+from twotowers import charts, mitigate, models, playground
 from twotowers.capture import capture, predict
 from twotowers.datasets import imbalanced, paper_example
 from twotowers.errors import TwoTowersError
@@ -26,7 +27,7 @@ def with_words(model):
     """The tiny model with a tokenizer of words: those of the paper's example, and numbers for the rest."""
     words = ["?", ":", "foo", "bar", "love", "like", "eight", "two", "one", "qux"]
     words += [str(i) for i in range(model.unembedding.vocabulary - len(words))]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    backend = Tokenizer(tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
     return model
@@ -74,7 +75,7 @@ def test_every_action_shows_what_its_edit_does(model, action):
     else:
         seen = capture(model, [one], {"weights", "values"})
         a_c = 0.25 if action == "mend majority" else 0.0
-        logits = mitigate.finished(model, seen.final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
+        logits = models.finished(model, seen.final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
     after = found.labels.set_index("label").after
     assert after["foo"] == pytest.approx(float(logits[0].softmax(-1)[2]))
     changed = not np.allclose(found.labels.before, found.labels.after)

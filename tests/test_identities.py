@@ -1,13 +1,16 @@
 """The identities the method stands on, in float64 on tiny random models of every architecture."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import random_prompts, shared, tiny
 from reference import Reference
-from twotowers import locate, models, vocabulary
+from twotowers import datasets, locate, models, vocabulary, walk
 from twotowers.capture import capture, captures
 from twotowers.errors import TwoTowersError
-from twotowers.walk import increases_along
+from twotowers.prompts import encode_all
 
 WANT = {"weights", "values", "neurons"}
 
@@ -68,6 +71,44 @@ def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
             assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["mini-gpt2", "mini-llama"])
+@pytest.mark.parametrize("prompts", [2, 60])
+def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(name, prompts):
+    """Both plans, several slabs, and the quicker product of this machine, which float64 never takes."""
+    model = models.load(name)
+    encoded = encode_all(datasets.draw("animal/country", prompts), model.tokenizer, model.context)
+    assert len({len(e.ids) for e in encoded}) == 1  # every word of the lists is one token
+    seen = capture(model, encoded, {"weights", "values"})
+    found = {n: (locate.head_increases(seen, model, norm=n), *locate.block_increases(seen, model, norm=n))
+             for n in vocabulary.NORMS}  # fmt: skip
+    positions = locate.position_increases(seen, model)
+    exact = replace(model, hf=copy.deepcopy(model.hf).double())
+    for i in (0, len(encoded) - 1):
+        slow, word = Reference(exact, encoded[i].ids), encoded[i].true_id
+        for layer in range(model.n_layers):
+            x = slow.layer_input[layer]
+            for norm, (heads, attention, ffn) in found.items():
+                expected = [slow.increase(x, slow.head(layer, h), word, norm) for h in range(model.n_heads)]
+                assert heads[i, layer].tolist() == pytest.approx(expected, abs=1e-4)
+                expected = slow.increase(x, slow.attention[layer], word, norm)
+                assert attention[i, layer].item() == pytest.approx(expected, abs=1e-4)
+                expected = slow.increase(x + slow.attention[layer], slow.ffn[layer], word, norm)
+                assert ffn[i, layer].item() == pytest.approx(expected, abs=1e-4)
+            places = range(0, len(encoded[0].ids), 4)
+            expected = [slow.increase(x, slow.position(layer, 1, p), word, "frozen") for p in places]
+            assert positions[i, layer, 1, ::4].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_prompts_split_for_memory_give_the_same(any_model, monkeypatch):
+    seen = capture(any_model, random_prompts(3, lengths=(11,)))
+    whole = locate.head_increases(seen, any_model)
+    monkeypatch.setattr(walk, "LIMIT", 1)
+    parts = []
+    monkeypatch.setattr(walk, "_walked", lambda *a, real=walk._walked: parts.append(1) or real(*a))
+    torch.testing.assert_close(locate.head_increases(seen, any_model), whole, atol=1e-12, rtol=0)
+    assert len(parts) == 3
+
+
 def test_batches_lengths_and_order_change_nothing():
     model = tiny("llama", torch.float32)
     encoded = random_prompts(12, lengths=(14, 11, 8))
@@ -99,8 +140,6 @@ def _slabs(e, size):
 
 
 def test_a_wrong_row_of_the_table_is_refused(any_model):
-    from dataclasses import replace
-
     wrong = replace(any_model, architecture=replace(any_model.architecture, centred=not any_model.architecture.centred))
     with pytest.raises(TwoTowersError, match="our logits"):
         models.prove(wrong)
@@ -120,8 +159,6 @@ def test_hooks_come_off_also_after_an_error(any_model):
 
 
 def _beyond_the_vocabulary(encoded):
-    from dataclasses import replace
-
     return replace(encoded, ids=(10_000, *encoded.ids[1:]))
 
 
@@ -139,7 +176,7 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
     # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
     parts = [t[1:2] * 400 for t in (seen.layer_input, seen.mixed[:, :, :, None], seen.ffn_output)]
     words = vocabulary.bs_values(parts[0][0], model.unembedding, norm, scale).argmin(-1)
-    _, _, heads = increases_along(model, *parts, scale, words, norm, layers=[1])
+    _, _, heads = walk.increases_along(model, *parts, scale, words, norm, layers=[1])
     for head in range(model.n_heads):
         x = parts[0][0]
         v = parts[1][0, :, head, 0] @ model.output_weight(1)[head]

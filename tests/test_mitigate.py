@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_prompts, tiny
-from twotowers import mitigate, towers
+from twotowers import mitigate, models, towers
 from twotowers.capture import capture
 from twotowers.datasets import imbalanced
 from twotowers.errors import TwoTowersError
@@ -64,9 +64,9 @@ def test_the_minority_shortcut_is_the_sum_of_its_subhead_values(any_model):
 def test_nothing_of_the_shortcut_changes_nothing_bit_for_bit(any_model):
     seen = capture(any_model, one_length(3, 11), {"weights", "values"})
     nothing = 0.0 * mitigate.minority_shortcut(seen, any_model, all_heads(any_model))
-    torch.testing.assert_close(mitigate.finished(any_model, seen.final), seen.logits)
+    torch.testing.assert_close(models.finished(any_model, seen.final), seen.logits)
     assert torch.equal(
-        mitigate.finished(any_model, seen.final + nothing), mitigate.finished(any_model, seen.final)
+        models.finished(any_model, seen.final + nothing), models.finished(any_model, seen.final)
     )
 
 

@@ -206,6 +206,20 @@ def test_an_unknown_hub_id_without_a_network_is_one_line_and_asks_nothing(monkey
     assert "hub cannot be reached" in one_line(error)
 
 
+def test_a_gated_model_without_a_token_names_the_login(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(
+            "You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/gated.\n"
+            "401 Client Error. Access to model a/gated is restricted. You must be authenticated to access it."
+        )
+
+    monkeypatch.setattr(models, "_hub_answers", lambda: True)
+    monkeypatch.setattr(models.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(TwoTowersError, match=r"'a/gated' needs your permission on the hub: .* `hf auth login`") as bad:
+        models.load("a/gated")
+    one_line(bad)
+
+
 def test_a_hub_that_answers_is_asked(monkeypatch):
     listener = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setattr("urllib.request.getproxies", dict)

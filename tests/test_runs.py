@@ -13,7 +13,7 @@ import nbformat
 import pandas as pd
 import pytest
 from conftest import ROOT
-from twotowers import cli, models, runs, verify
+from twotowers import cli, models, runs, sentences, sources, verify
 from twotowers.errors import TwoTowersError
 
 TABLE = """
@@ -128,6 +128,12 @@ BAD = [
     (["--dtype", "int8"], "unknown dtype 'int8'"),
     (["--device", "cuda:99"], "device 'cuda:99' is not here"),
     (["--model", "no/such/folder"], "there is no folder"),
+    (["--k", "two"], "k='two': give a whole number"),
+    (["--k", "90", "--datasets", "animal/country"], "k=90 needs 90 words of the class animal"),
+    (["--long", "cut"], "long='cut': choose drop or truncate"),
+    (["--device-map", "everywhere"], "unknown device_map 'everywhere': choose one of auto"),
+    (["--device", "cpu", "--datasets", "trec:location/planet"], "unknown pair 'location/planet' of trec"),
+    (["--long", "drop"], "no chosen chapter has the parameter 'long'"),
     (["--top-k", "3"], "no chosen chapter has the parameter 'top_k'"),
     (["--chapters", "01-locate", "--labels", "foo,bar"], "no chosen chapter has the parameter 'labels'"),
 ]
@@ -149,6 +155,33 @@ def test_data_sets_are_drawn_before_a_model_loads(home):
             runs.plan(["m"], None, {"datasets": datasets})
     with pytest.raises(TwoTowersError, match="is a word of the class"):
         runs.plan(["m"], None, {"datasets": ["animal/country"], "labels": ["foo", "france"]})
+
+
+@pytest.mark.parametrize(
+    "content, message", [(None, "lacks trec/train_5500.label.txt"), (b"x", "is not the pinned file")]
+)
+def test_sentences_that_are_not_there_or_not_the_pinned_ones_are_one_line(home, capsys, monkeypatch, content, message):
+    shutil.copytree(ROOT / "data/sentences", home / "data/sentences")
+    (home / "mine/trec").mkdir(parents=True)
+    if content:
+        (home / "mine/trec/train_5500.label.txt").write_bytes(content)
+    monkeypatch.setenv("TWOTOWERS_DATA", str(home / "mine"))
+    sources.pins.cache_clear()
+    sentences._read.cache_clear()
+    assert cli.main(["run", "--model", "m", "--datasets", "trec"]) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("twotowers: ") and said.count("\n") == 1
+    assert not (home / "runs").exists()
+
+
+def test_a_class_with_too_few_sentences_is_one_line(home, capsys, monkeypatch):
+    parts = [("pool", "location", 1), ("pool", "human", 3), ("input", "location", 2), ("input", "human", 2)]
+    rows = [(f"{part} {cls} {i}", cls, part) for part, cls, n in parts for i in range(n)]
+    monkeypatch.setattr(sentences, "rows", lambda name: pd.DataFrame(rows, columns=["text", "class", "part"]))
+    assert cli.main(["run", "--model", "m", "--datasets", "trec:location/human"]) == 1
+    said = capsys.readouterr().err
+    assert "k=2 needs 2 demonstrations of the class location and trec:location/human has 1" in said
+    assert said.count("\n") == 1
 
 
 def test_two_models_of_one_folder_name_are_refused(home):

@@ -27,6 +27,31 @@ def test_a_restart_equals_the_whole_run(any_model, positions):
         torch.testing.assert_close(traced.log_prob[i], labels, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_everything_touched_is_let_go_also_after_an_error(any_model, positions, monkeypatch):
+    def touched():
+        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks), m.__dict__.get("forward"),
+                 {k for k in vars(m) if k.startswith("twotowers")}, "_attn" in vars(m))
+                for m in any_model.hf.modules()]  # fmt: skip
+
+    before, encoded = touched(), random_prompts(2, lengths=(11,))
+    tracing.zero_each(any_model, encoded, [(0, 0), (1, 1)], positions=positions)
+    assert touched() == before
+    last = any_model.part(any_model.n_layers - 1, "ffn_out")
+    calls = []
+
+    def fails(*args):  # not in the plain run, which comes first
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("broken")
+
+    handle = last.register_forward_pre_hook(fails)
+    with pytest.raises(RuntimeError, match="broken"):
+        tracing.zero_each(any_model, encoded, [(0, 0), (1, 1)], positions=positions)
+    handle.remove()
+    assert touched() == before
+
+
 def test_copies_of_a_layer_in_one_batch_equal_one_at_a_time(any_model):
     encoded, heads = random_prompts(3, lengths=(11,)), intervene.all_heads(any_model)
     together = tracing.zero_each(any_model, encoded, heads)

@@ -199,6 +199,11 @@ class Model:
         return self.unembedding.weight.dtype
 
     @cached_property
+    def bytes(self) -> int:
+        """What the parameters take in memory."""
+        return sum(p.numel() * p.element_size() for p in self.hf.parameters())
+
+    @cached_property
     def blocks(self) -> list[nn.Module]:
         return list(self.hf.get_submodule(self.architecture.blocks))
 

@@ -25,7 +25,8 @@ from twotowers.architectures import Model
 from twotowers.capture import captures, predict
 from twotowers.errors import TwoTowersError
 from twotowers.intervene import Head, check_heads
-from twotowers.mitigate import check_a_c, finished, free_weights, minority, minority_shortcut, position_free, shares_of
+from twotowers.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
+from twotowers.models import finished
 from twotowers.prompts import Encoded, Prompt, encode_all
 from twotowers.statistics import Interval, bootstrap_of_means
 

@@ -28,6 +28,7 @@ COLOURS = {
     "random direction": "#b9b9b9",
 }  # fmt: skip
 _SPARE = [BLUE, ORANGE, GREEN, PINK, "#b8a100", "#56b4c9", GREY]
+MOST_NUMBERS = 6  # columns of a matrix whose cells hold numbers
 
 
 @alt.theme.register("twotowers", enable=True)
@@ -219,16 +220,20 @@ def matrix(
     table: pd.DataFrame, *, x: str, y: str, value: str, title: str, description: str, x_title: str, y_title: str,
     value_title: str, facet: str = "",
 ) -> alt.Chart:  # fmt: skip
-    """A grid of numbers with their colours, zero in the middle. Columns: `x`, `y`, `value`; `facet` splits."""
+    """A grid of numbers with their colours, zero in the middle. Columns: `x`, `y`, `value`; `facet` splits.
+
+    Where numbers would not fit, of more than MOST_NUMBERS columns, colours and tooltips stand alone.
+    """
     limit = float(table[value].abs().max()) or 1.0
     order = {name: list(dict.fromkeys(table[name])) for name in (x, y)}
     scale = alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True)
     legend = alt.Legend(gradientLength=180, titleLimit=300)
+    many = len(order[x]) > MOST_NUMBERS
     dark = (alt.datum[value] > 0.6 * limit) | (alt.datum[value] < -0.6 * limit)  # white numbers on strong colours
 
-    def panel(part: pd.DataFrame) -> alt.LayerChart:
+    def panel(part: pd.DataFrame) -> alt.Chart | alt.LayerChart:
         base = alt.Chart(part).encode(
-            x=alt.X(f"{x}:N", title=x_title, sort=order[x], axis=alt.Axis(labelAngle=0)),
+            x=alt.X(f"{x}:N", title=x_title, sort=order[x], axis=alt.Axis(labelAngle=-40 if many else 0)),
             y=alt.Y(f"{y}:N", title=y_title, sort=order[y]),
             tooltip=_tooltip(part, part.columns),
         )
@@ -237,9 +242,10 @@ def matrix(
             text=alt.Text(f"{value}:Q", format=".2f"),
             color=alt.condition(dark, alt.value("white"), alt.value("#222222")),
         )
-        return base.mark_rect(stroke=GREY, strokeWidth=0.3).encode(color=tint) + numbers
+        cells = base.mark_rect(stroke=GREY, strokeWidth=0.3).encode(color=tint)
+        return cells if many else cells + numbers
 
-    height = max(90, 45 * len(order[y]))
+    height = max(90, (24 if many else 45) * len(order[y]))
     if facet:
         return finished(_side_by_side(panel, table, facet, height), title, description)
     return finished(panel(table), title, description, height=height)

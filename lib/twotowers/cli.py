@@ -21,14 +21,17 @@ PARAMETERS = {
     "datasets": "named sets, separated by commas",
     "n_prompts": "prompts a set",
     "labels": "two label words, separated by a comma; the first is the true one",
+    "k": "demonstrations of each class (default: 2)",
+    "long": "what to do with a prompt that is longer than the model reads: drop or truncate",
     "norm": "frozen, recomputed or raw",
     "top_k": "how many heads count as in-context heads",
     "heads": "heads to look at, such as 22-0,19-11, in place of the located ones",
     "seed": "of every draw",
     "device": "cpu, cuda, cuda:1 or mps",
     "dtype": "float32, bfloat16, float16 or float64",
+    "device_map": "auto: spread the model over all devices (needs accelerate)",
 }
-_NUMBERS = {"n_prompts", "top_k", "seed"}
+_NUMBERS = {"n_prompts", "k", "top_k", "seed"}
 
 
 def parser() -> argparse.ArgumentParser:

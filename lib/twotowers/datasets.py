@@ -70,7 +70,7 @@ def check_name(name: str, table: pd.DataFrame | None = None) -> None:
     """
     if name in DATASETS:
         return
-    if str(name).partition(":")[0] in sentences.SETS:
+    if not is_word_set(name):
         sentences.pairs(name)
         return
     classes = sorted(set(words_table(table)["class"]))
@@ -80,6 +80,11 @@ def check_name(name: str, table: pd.DataFrame | None = None) -> None:
             f"unknown dataset '{name}': choose one of {', '.join(DATASETS)}, "
             f"or a false/true pair of {', '.join(classes)}"
         )
+
+
+def is_word_set(name: str) -> bool:
+    """Whether a named dataset has words for texts, and classes with lists of words; sets of sentences do not."""
+    return str(name).partition(":")[0] not in sentences.SETS
 
 
 def words_table(table: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -229,22 +234,27 @@ def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
     return out
 
 
-def moved(prompts: Sequence[Prompt], place: int | None = None) -> list[Prompt]:
+def moved(
+    prompts: Sequence[Prompt], place: int | None = None, fits: Callable[[Prompt], bool] = lambda _: True
+) -> list[Prompt]:
     """Every prompt with one text taken from its other class: the query's (None), or that of demonstration `place`.
 
     Labels stay where they are. A moved query gets the label of its new class for its true one; a moved demonstration
     shows its label beside a text of the wrong class. Texts come from the other prompts of the set, in turn, and none
-    stands twice in a prompt. Raises TwoTowersError for prompts without two named classes, and when no text is left.
+    stands twice in a prompt. The first text with which the prompt `fits` is taken, the first of all when none does.
+    Raises TwoTowersError for prompts without two named classes, and when no text is left.
     """
     pools: dict[str, dict[str, None]] = {}
     for prompt in prompts:
         for text, cls in ((prompt.query, prompt.cls), *((d.text, d.cls) for d in prompt.demonstrations)):
             pools.setdefault(cls, {})[text] = None
     texts = {cls: list(pool) for cls, pool in pools.items()}
-    return [_moved(prompt, place, texts, i) for i, prompt in enumerate(prompts)]
+    return [_moved(prompt, place, texts, i, fits) for i, prompt in enumerate(prompts)]
 
 
-def _moved(prompt: Prompt, place: int | None, texts: dict[str, list[str]], turn: int) -> Prompt:
+def _moved(
+    prompt: Prompt, place: int | None, texts: dict[str, list[str]], turn: int, fits: Callable[[Prompt], bool]
+) -> Prompt:
     label_of = {d.cls: d.label for d in prompt.demonstrations}
     if len(label_of) != 2 or "" in label_of or prompt.cls not in label_of:
         raise TwoTowersError("a text cannot change its class: give prompts of two named classes, each with a label")
@@ -256,10 +266,15 @@ def _moved(prompt: Prompt, place: int | None, texts: dict[str, list[str]], turn:
     fresh = [text for text in pool[turn % len(pool) :] + pool[: turn % len(pool)] if text not in held]
     if not fresh:
         raise TwoTowersError(f"no other text of the class {cls} is left: draw more prompts")
+    made = (_with_text(prompt, place, text, cls, label_of[cls]) for text in fresh)
+    return next(filter(fits, made), None) or _with_text(prompt, place, fresh[0], cls, label_of[cls])
+
+
+def _with_text(prompt: Prompt, place: int | None, text: str, cls: str, label: str) -> Prompt:
     if place is None:
-        return replace(prompt, query=fresh[0], cls=cls, true_label=label_of[cls])
-    moved = replace(prompt.demonstrations[place], text=fresh[0], cls=cls)
-    return replace(prompt, demonstrations=(*prompt.demonstrations[:place], moved, *prompt.demonstrations[place + 1 :]))
+        return replace(prompt, query=text, cls=cls, true_label=label)
+    shown = replace(prompt.demonstrations[place], text=text, cls=cls)
+    return replace(prompt, demonstrations=(*prompt.demonstrations[:place], shown, *prompt.demonstrations[place + 1 :]))
 
 
 def _has_both(prompt: Prompt) -> None:

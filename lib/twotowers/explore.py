@@ -22,6 +22,7 @@ from twotowers.architectures import Model
 from twotowers.capture import Capture, capture
 from twotowers.errors import TwoTowersError
 from twotowers.intervene import Edit, Head, check_heads, edited
+from twotowers.models import finished
 from twotowers.prompts import Prompt, encode
 
 ACTIONS = ("nothing", "zero", "scale", "mend recency", "mend majority")
@@ -79,7 +80,7 @@ def results(model: Model, state: State, top: int = 6) -> Results:
         after = capture(model, [encoded], want)
     if heads and state.action == "mend majority":
         shortcut = mitigate.check_a_c(state.amount) * mitigate.minority_shortcut(after, model, heads)
-        logits = mitigate.finished(model, after.final + shortcut)
+        logits = finished(model, after.final + shortcut)
     p = [_probabilities(x) for x in (before.logits, after.logits if logits is None else logits)]
     gains = [locate.head_increases(seen, model)[0].cpu().numpy() for seen in (before, after)]
     table = _heads_table(*gains)

@@ -15,7 +15,7 @@ are added to the same stream, so x stays what it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -31,9 +31,7 @@ from twotowers.peers import Head
 from twotowers.prompts import ROLES, Encoded, roles
 from twotowers.walk import increases_along, increases_of_vectors
 
-GROUP_BYTES = 64 << 20  # captures held for one walk over the vocabulary
-
-"""(layer, head), both from 0"""
+GROUP_BYTES = 128 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 
 
 def block_increases(
@@ -251,26 +249,30 @@ def increases(
         "predicted": np.empty(n, dtype=int), "correct": np.empty(n, dtype=bool),
     }  # fmt: skip
     log_prob: list[dict[str, float]] = [{} for _ in encoded]
-    for group in _groups(captures(model, encoded, max_tokens=max_tokens, progress=progress), GROUP_BYTES):
+
+    def answered() -> Iterator[Capture]:
+        """The captures, once their logits have been read; these are most of what a capture holds."""
+        for seen in captures(model, encoded, max_tokens=max_tokens, progress=progress):
+            out["predicted"][seen.index] = seen.logits.argmax(-1).cpu().numpy()
+            for i, row in label_log_probs(seen).items():
+                log_prob[i] = row
+            yield replace(seen, logits=seen.logits[:, :0])
+
+    for group in _groups(answered(), max(GROUP_BYTES, model.bytes // 16)):
         at = [i for seen in group for i in seen.index]
-        predicted = torch.cat([seen.logits.argmax(-1) for seen in group])
         true = torch.cat([seen.true_ids for seen in group])
+        out["correct"][at] = out["predicted"][at] == true.cpu().numpy()
         attention, ffn, heads = increases_along(
             model,
             torch.cat([seen.layer_input for seen in group], 1),
             torch.cat([seen.mixed for seen in group], 1)[:, :, :, None],
             torch.cat([seen.ffn_output for seen in group], 1),
             vocabulary.norm_scale(torch.cat([seen.final for seen in group]), model.unembedding),
-            true if follow == "true" else predicted,
+            true if follow == "true" else torch.as_tensor(out["predicted"][at], device=true.device),
             norm,
         )
         out["attention"][at], out["ffn"][at] = attention.cpu().numpy(), ffn.cpu().numpy()
         out["heads"][at] = heads[..., 0].cpu().numpy()
-        out["predicted"][at] = predicted.cpu().numpy()
-        out["correct"][at] = (predicted == true).cpu().numpy()
-        for seen in group:
-            for i, row in label_log_probs(seen).items():
-                log_prob[i] = row
     return Increases(**out, log_prob=pd.DataFrame(log_prob))
 
 
@@ -278,7 +280,7 @@ def _groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
     """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
     group, held = [], 0
     for seen in stream:
-        size = sum(t.numel() * t.element_size() for t in (seen.layer_input, seen.mixed, seen.ffn_output, seen.logits))
+        size = sum(t.numel() * t.element_size() for t in (seen.layer_input, seen.mixed, seen.ffn_output))
         if group and held + size > limit:
             yield group
             group, held = [], 0

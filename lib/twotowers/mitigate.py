@@ -87,15 +87,6 @@ def check_a_c(a_c: float | str) -> float:
 
 
 @torch.inference_mode()
-def finished(model: Model, x: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
-    """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
-    norm = model.final_norm
-    weight = next(norm.parameters())
-    logits = model.hf.get_output_embeddings()(norm(x[:, None].to(weight.device)).to(model.device))[:, 0]
-    cap = model.unembedding.softcap
-    return logits if cap is None else cap * (logits / cap).tanh()
-
-
 # --- recency ----------------------------------------------------------------------------------------------------------
 
 

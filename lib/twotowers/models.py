@@ -10,11 +10,13 @@ import hashlib
 import os
 import socket
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import constants
+from jaxtyping import Float
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -28,6 +30,7 @@ from twotowers.prompts import Demonstration, Encoded, Prompt
 from twotowers.reading import implementation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
 # float64 model, so float64 is not held to more than that).
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -100,11 +103,22 @@ def load(
     return model
 
 
-def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu") -> None:
+def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu", device_map: str | None = None) -> None:
     """What `load` would refuse before it reads anything: unknown dtype, absent device, a folder without a model."""
     _dtype(dtype)
     _device(device)
+    if device_map is not None:
+        check_device_map(device_map)
     _source(str(name))
+
+
+def check_device_map(word: str) -> str:
+    """Raise TwoTowersError unless transformers knows the word and accelerate is installed."""
+    if word not in DEVICE_MAPS:
+        raise TwoTowersError(f"unknown device_map '{word}': choose one of {', '.join(DEVICE_MAPS)}")
+    if find_spec("accelerate") is None:
+        raise TwoTowersError("device_map needs accelerate: pip install accelerate")
+    return word
 
 
 def prove(model: Model) -> dict[str, float]:
@@ -162,6 +176,13 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
 def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits / softcap)`."""
     return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
+def finished(model: Model, final: Float[torch.Tensor, "batch d_model"]) -> Float[torch.Tensor, "batch vocabulary"]:
+    """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
+    final = final.to(next(model.final_norm.parameters()).device)
+    logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[:, 0]
+    return capped(logits, model.unembedding.softcap)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -21,100 +19,17 @@ import altair as alt
 import pandas as pd
 from IPython.display import Markdown, display
 
-from twotowers import datasets, locate, models, tables, vocabulary
+from twotowers import datasets, locate, models, sentences, tables
 from twotowers.architectures import Model
+from twotowers.biases import CONTENT_FREE
 from twotowers.errors import TwoTowersError
 from twotowers.intervene import Head, check_heads
-from twotowers.prompts import Encoded, encode_all
+from twotowers.parameters import CHECKS, at_least_two, check_parameters, yes_or_no
+from twotowers.prompts import Encoded, Prompt, encode_all
 
+__all__ = ["CHECKS", "Chapter", "at_least_two", "check_parameters", "counted", "open_chapter", "yes_or_no"]
 HEADS_TABLE = "01-locate-heads"  # what chapter 1 saves, and what later chapters take their heads from
 _IPYTHON = {"In", "Out", "exit", "quit", "get_ipython", "open"}
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise TwoTowersError(f"{name}={value!r}: give a whole number of at least 1")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TwoTowersError(f"{name}={value!r}: give a whole number of at least 0")
-    return value
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """A list, or a comma-separated string: `papermill -p` passes lists as strings."""
-    items = value.strip("[]").split(",") if isinstance(value, str) else value
-    items = [str(item).strip().strip("'\"") for item in items]
-    if not items or not all(items):
-        raise TwoTowersError(f"{name}={value!r}: give one or more words, separated by commas")
-    return items
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise TwoTowersError(f"{name}={value!r}: give a word")
-    return value.strip()
-
-
-def _labels(name: str, value: Any) -> list[str]:
-    labels = _words(name, value)
-    if len(labels) != 2 or labels[0] == labels[1]:
-        raise TwoTowersError(f"{name}={value!r}: give two different label words, such as foo,bar")
-    return labels
-
-
-def _heads(name: str, value: Any) -> list[Head]:
-    """[(22, 0), (19, 11)] from "22-0,19-11" or a list of such words; empty when the heads are to be found."""
-    words = [] if value is None or value in ("", [], "[]") else _words(name, value)
-    for word in words:
-        if not re.fullmatch(r"\d+-\d+", word):
-            raise TwoTowersError(f"{name}: '{word}' is no head: write layer-head, such as 2-5, separated by commas")
-    return list(dict.fromkeys(tuple(int(part) for part in word.split("-")) for word in words))
-
-
-def yes_or_no(name: str, value: Any) -> bool:
-    """True or False, or these words: `papermill -p` passes them as text."""
-    words = {"true": True, "yes": True, "false": False, "no": False}
-    found = value if isinstance(value, bool) else words.get(str(value).strip().lower())
-    if found is None:
-        raise TwoTowersError(f"{name}={value!r}: give True or False")
-    return found
-
-
-CHECKS = {
-    "model": _text,
-    "datasets": _words,
-    "n_prompts": _positive,
-    "labels": _labels,
-    "norm": lambda name, value: vocabulary.check_norm(_text(name, value)),
-    "top_k": _positive,
-    "heads": _heads,
-    "seed": _whole,
-    "device": _text,
-    "dtype": _text,
-    "out": _text,
-}
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not among the known ones."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-
-
-def check_parameters(given: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Names and values of a chapter's parameters, cleaned. `own` adds a chapter's own checks (name -> function).
-
-    papermill only warns of a name it does not know, so an unknown one is refused here, with the nearest known.
-    """
-    checks = CHECKS | (own or {})
-    for name in given:
-        if name not in checks:
-            raise TwoTowersError(f"unknown parameter '{name}': {nearest(name, checks)}")
-    return {name: checks[name](name, value) for name, value in given.items()}
 
 
 def _parameters_in(scope: dict[str, Any]) -> dict[str, Any]:
@@ -123,13 +38,31 @@ def _parameters_in(scope: dict[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in plain.items() if not isinstance(v, ModuleType) and not callable(v)}
 
 
+def forms_of(prompt: Prompt) -> list[Prompt]:
+    """The forms of a prompt that may differ in length: either class first, either label true, no content asked about.
+
+    Shorter ones, with a demonstration fewer, need no look. A text has other tokens where it stands first, so which
+    class stands first is all that matters of an order, but for tokenizers that join words.
+    """
+    orders = (prompt, datasets.reordered(prompt))
+    asked = [replace(one, query=query) for one in orders for query in (prompt.query, *CONTENT_FREE)]
+    return [form for one in asked for form in (one, datasets.swapped_labels(one))]
+
+
+def counted(values: Iterable[int]) -> str:
+    """One n, or the smallest and the largest where they differ: "20", "17 to 20"."""
+    low, high = min(values := [int(value) for value in values]), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 @dataclass
 class Chapter:
-    """One run of one chapter: its parameters, its model, and where its tables go."""
+    """One run of one chapter: its parameters, its model, where its tables go, how many prompts a set it needs."""
 
     name: str
     parameters: dict[str, Any]
-    _drawn: dict[tuple, list[Encoded]] = field(default_factory=dict, repr=False)
+    least: int = 2
+    _told: set[str] = field(default_factory=set, repr=False)
 
     def __getattr__(self, name: str) -> Any:
         """A parameter by its name: `chapter.n_prompts`."""
@@ -142,22 +75,76 @@ class Chapter:
     def loaded(self) -> Model:
         """The model, loaded and proved once."""
         p = self.parameters
-        return models.load(p["model"], dtype=p.get("dtype", "float32"), device=p.get("device", "cpu"))
+        return models.load(
+            p["model"],
+            dtype=p.get("dtype", "float32"),
+            device=p.get("device", "cpu"),
+            device_map=p.get("device_map"),
+        )
 
     @property
     def out_folder(self) -> Path:
         return Path(self.parameters["out"])
 
-    def prompts(self, dataset: str, true_label: str | None = None, n: int | None = None) -> list:
-        """Prompts of a named dataset under this chapter's labels and seed; the first label is true by default."""
-        p = self.parameters
-        return datasets.draw(
-            dataset, n or p["n_prompts"], seed=p["seed"], labels=tuple(p["labels"]), true_label=true_label
-        )
+    def prompts(self, dataset: str, true_label: str | None = None, n: int | None = None) -> list[Prompt]:
+        """Prompts of a named dataset under this chapter's labels and seed; the first label is true by default.
 
-    def encode(self, prompts: list) -> list[Encoded]:
-        """Token ids and label positions of prompts under this chapter's model."""
+        Those that the model cannot read, in any order of their demonstrations or with either label true, are left out
+        or cut (`long`) here, before variants are made of them: so variants of a prompt stay paired. What was left out
+        or cut is said, once a dataset. Raises TwoTowersError when fewer than the chapter needs are left.
+        """
+        p, lm = self.parameters, self.loaded
+        labels, asked = tuple(p["labels"]), n or p["n_prompts"]
+        drawn = datasets.draw(dataset, asked, seed=p["seed"], labels=labels, true_label=true_label, k=p.get("k", 2))
+        kept, counts = sentences.fit(drawn, lm.tokenizer, lm.context, p.get("long", "drop"), forms_of)
+        count = counts.set_index("what")["prompts"]
+        said = [f"{count[what]} {text}" for what, text in self._fates.items() if count[what]]
+        if len(kept) < min(self.least, asked):
+            cut = "" if p.get("long") == "truncate" else "long=truncate, "
+            raise TwoTowersError(
+                f"{dataset}: of {asked} prompts {len(kept)} are left and {self.least} needed, {'; '.join(said)}: "
+                f"take {cut}a smaller k, more n_prompts or a model that reads more tokens"
+            )
+        if said and dataset not in self._told:
+            self._told.add(dataset)
+            self.here(f"{dataset}: {asked:,} prompts asked for, {len(kept):,} used: {'; '.join(said)}.")
+        return kept
+
+    @property
+    def _fates(self) -> dict[str, str]:
+        size = f"longer than the {self.loaded.context:,} tokens that this model reads"
+        return {
+            "too long, left out": f"left out, {size}",
+            "too long, truncated": f"{size}, their longest texts cut at the end",
+            "special token, left out": "left out, a special token of the tokenizer stands in a text",
+        }
+
+    def encode(self, prompts: list[Prompt]) -> list[Encoded]:
+        """Token ids and label positions of prompts under this chapter's model; all of them, or TwoTowersError."""
         return encode_all(prompts, self.loaded.tokenizer, self.loaded.context)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether the model can read a prompt as it is."""
+        return sentences.lengths([prompt.text], self.loaded.tokenizer)[0] <= self.loaded.context
+
+    def together(self, *forms: list[Prompt]) -> list[list[Encoded]]:
+        """`encode` for lists of the same prompts in several forms: one too long in any form is left out of all.
+
+        For forms that have texts of other prompts, and may so be longer than what `prompts` gave.
+        """
+        lengths = [sentences.lengths([p.text for p in prompts], self.loaded.tokenizer) for prompts in forms]
+        keep = [max(row) <= self.loaded.context for row in zip(*lengths, strict=True)]
+        if not any(keep):
+            raise TwoTowersError(
+                f"no prompt is short enough in all {len(forms)} forms for the {self.loaded.context} tokens that this "
+                "model reads: take a smaller k, other datasets or a model that reads more tokens"
+            )
+        if not all(keep):
+            self.here(
+                f"{len(keep):,} prompts are compared in {len(forms)} forms, {sum(keep):,} of them used: the others are "
+                f"{self._fates['too long, left out'].removeprefix('left out, ')} in at least one form."
+            )
+        return [self.encode([p for p, kept in zip(prompts, keep, strict=True) if kept]) for prompts in forms]
 
     def encoded(self, dataset: str, true_label: str | None = None, n: int | None = None) -> list[Encoded]:
         return self.encode(self.prompts(dataset, true_label, n))
@@ -212,7 +199,7 @@ class Chapter:
         m, p = self.loaded, self.parameters
         shipped = p["model"] in models.shipped_models()
         kind = (
-            "a miniature trained for this book on synthetic episodes; it is not one of the paper's models"
+            "a miniature trained for this book, on what its card says; it is not one of the paper's models"
             if shipped
             else "the model named when this page was made"
         )
@@ -220,8 +207,8 @@ class Chapter:
             Markdown(
                 f"**Every figure on this page was computed from `{m.name}`**, {kind}: {m.config.model_type}, "
                 f"{m.n_layers} layers of {m.n_heads} heads, {m.unembedding.vocabulary:,} words, fingerprint "
-                f"`{m.fingerprint}`. {p['n_prompts']:,} prompts a set, seed {p['seed']}, "
-                f"norm {p.get('norm', 'frozen')}."
+                f"`{m.fingerprint}`. {p['n_prompts']:,} prompts a set, {p.get('k', 2)} demonstrations of each class, "
+                f"seed {p['seed']}, norm {p.get('norm', 'frozen')}."
             )
         )
 
@@ -245,13 +232,16 @@ class Chapter:
         display(chart)
 
 
-def open_chapter(name: str, scope: dict[str, Any], own: dict[str, Any] | None = None) -> Chapter:
+def open_chapter(name: str, scope: dict[str, Any], own: dict[str, Any] | None = None, least: int = 2) -> Chapter:
     """Check the parameters that a notebook's first cells set, and make its `out` folder.
 
-    Call it with `globals()` before the notebook defines anything else. Raises TwoTowersError, in one line, on an
-    unknown name, a value out of range, an unknown dataset, or a folder that cannot be written.
+    Call it with `globals()` before the notebook defines anything else. `least`: prompts a set that the chapter needs,
+    two for an interval. Raises TwoTowersError, in one line, on an unknown name, a value out of range, an unknown
+    dataset, or a folder that cannot be written.
     """
-    chapter = Chapter(name, check_parameters(_parameters_in(scope), own))
+    chapter = Chapter(name, check_parameters(_parameters_in(scope), own), least)
+    if (n := chapter.parameters.get("n_prompts", least)) < least:
+        raise TwoTowersError(f"n_prompts={n}: this chapter needs at least {least} prompts a set")
     for dataset in chapter.parameters.get("datasets", []):
         datasets.check_name(dataset)
     tables.writable(chapter.out_folder)

@@ -32,8 +32,9 @@ from papermill.exceptions import PapermillExecutionError
 
 from twotowers import datasets, models, tables
 from twotowers.errors import TwoTowersError
+from twotowers.parameters import check_parameters, nearest
 from twotowers.paths import data_folder, shipped_models
-from twotowers.report import HEADS_TABLE, check_parameters, nearest
+from twotowers.report import HEADS_TABLE
 
 LARGEST_TABLE = 128 << 10  # bytes; what is kept in data/results: a row for each head of a 7B model fits
 LARGEST_MODEL = 1 << 20  # bytes of all tables of one model there
@@ -82,12 +83,12 @@ def plan(models_named: Sequence[str], chapters_named: Sequence[str] | None, para
     seen: dict[str, str] = {}
     for model in models_named:
         model = check_parameters({"model": model})["model"]
-        models.check(model, given.get("dtype", "float32"), given.get("device", "cpu"))
+        models.check(model, given.get("dtype", "float32"), given.get("device", "cpu"), given.get("device_map"))
         if (other := seen.setdefault(folder_of(model), model)) != model:
             raise TwoTowersError(f"'{other}' and '{model}' would share the folder {folder_of(model)}: rename one")
     for name in given.get("datasets", []):
         labels = {"labels": tuple(given["labels"])} if "labels" in given else {}
-        datasets.draw(name, given.get("n_prompts", 1), seed=given.get("seed", 0), **labels)
+        datasets.draw(name, given.get("n_prompts", 1), seed=given.get("seed", 0), k=given.get("k", 2), **labels)
     declared = {name: parameters_of(known[name]) for name in chosen}
     for name in given:
         if not any(name in has for has in declared.values()):
@@ -199,7 +200,7 @@ def _sources(job: Job, home: Path) -> dict[str, Any]:
     """What a chapter's result depends on, but for the model."""
     digest = hashlib.sha256()
     files = [chapters()[job.chapter], *sorted(Path(__file__).parent.glob("*.py")), data_folder() / "published.csv"]
-    files += sorted((data_folder() / "words").glob("*"))
+    files += [*sorted((data_folder() / "words").glob("*")), data_folder() / "sentences" / "files.csv"]
     if job.chapter != HEADS_TABLE.rsplit("-", 1)[0]:
         files.append(home / "tables" / f"{HEADS_TABLE}.csv")
     for path in files:

@@ -43,6 +43,7 @@ NEAR = "near an input, left out of the pool"
 LEFT_OUT = (UNREADABLE, WORDLESS, REPEATED, CONTRADICTED, NEAR)
 
 SHINGLE, NEARNESS, EVERY = 3, 0.5, 4
+LONG = ("drop", "truncate")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")  # those that str.split does not take for spaces
 
 
@@ -220,25 +221,32 @@ def draw_sentences(
 
 
 def fit(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int, long: str = "drop"
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    long: str = "drop",
+    forms: Callable[[Prompt], Sequence[Prompt]] = lambda prompt: (prompt,),
 ) -> tuple[list[Prompt], pd.DataFrame]:
     """Prompts that the model can read, and how many were touched: what, prompts.
 
     A prompt over `max_tokens` tokens (the beginning token counted) is left out with long="drop"; with "truncate" its
     longest texts are cut at their ends, all to the same number of tokens. A prompt whose texts hold a
-    special token of the tokenizer is left out. Raises TwoTowersError on another `long`.
+    special token of the tokenizer is left out. `forms` gives the variants in which a prompt will be compared with
+    itself: the longest of them counts, so that what is kept can be read in all of them, with the same texts. They are
+    asked for of prompts over half of `max_tokens` only. Raises TwoTowersError on another `long`.
     """
-    if long not in ("drop", "truncate"):
-        raise TwoTowersError(f"long='{long}': choose drop or truncate")
+    check_long(long)
     special = [str(token) for token in tokenizer.all_special_tokens]
     counts = dict.fromkeys(("kept", "special token, left out", "too long, left out", "too long, truncated"), 0)
     out = []
-    for prompt, length in zip(prompts, _lengths([p.text for p in prompts], tokenizer), strict=True):
+    for prompt, length in zip(prompts, lengths([p.text for p in prompts], tokenizer), strict=True):
         if any(token in prompt.text for token in special):
             counts["special token, left out"] += 1
             continue
+        if length > max_tokens // 2 and (length <= max_tokens or long == "truncate"):
+            length = _longest(prompt, tokenizer, forms)
         if length > max_tokens:
-            prompt = _truncated(prompt, length, tokenizer, max_tokens) if long == "truncate" else None
+            prompt = _truncated(prompt, length, tokenizer, max_tokens, forms) if long == "truncate" else None
             counts["too long, truncated" if prompt else "too long, left out"] += 1
         else:
             counts["kept"] += 1
@@ -246,11 +254,29 @@ def fit(
     return out, pd.DataFrame({"what": list(counts), "prompts": list(counts.values())})
 
 
-def _lengths(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def check_long(long: str) -> str:
+    """Raise TwoTowersError unless it is one of LONG, the ways with a prompt that is too long."""
+    if long not in LONG:
+        raise TwoTowersError(f"long='{long}': choose {' or '.join(LONG)}")
+    return long
+
+
+def _longest(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, forms: Callable[[Prompt], Sequence[Prompt]]) -> int:
+    return max(lengths([one.text for one in forms(prompt)], tokenizer))
+
+
+def lengths(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of each text, the beginning token counted."""
     return [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]] if texts else []
 
 
-def _truncated(prompt: Prompt, length: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Prompt | None:
+def _truncated(
+    prompt: Prompt,
+    length: int,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    forms: Callable[[Prompt], Sequence[Prompt]],
+) -> Prompt | None:
     """The prompt with the same limit of tokens for each text; None when one token of each is too many."""
     texts = [*(d.text for d in prompt.demonstrations), prompt.query]
     batch = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -265,6 +291,6 @@ def _truncated(prompt: Prompt, length: int, tokenizer: PreTrainedTokenizerBase, 
             return None
         demonstrations = [replace(d, text=t) for d, t in zip(prompt.demonstrations, cut, strict=False)]
         shorter = replace(prompt, demonstrations=tuple(demonstrations), query=cut[-1])
-        if _lengths([shorter.text], tokenizer)[0] <= max_tokens:
+        if _longest(shorter, tokenizer, forms) <= max_tokens:
             return shorter
     return None

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from twotowers.architectures import Model
 from twotowers.errors import TwoTowersError
 from twotowers.intervene import Head, check_heads
-from twotowers.models import capped
+from twotowers.models import finished
 from twotowers.prompts import Encoded, batches
 from twotowers.restart import at_all, at_last
 from twotowers.statistics import bootstrap_difference
@@ -194,8 +194,7 @@ def _answers(model: Model, final: Float[Tensor, "batch d_model"], words: Tensor)
     """The top word and the log-probability (nats) of each of `words` (batch, label), as the model itself says them."""
     top, labels = [], []
     for rows, asked in zip(final.split(AT_ONCE), words.split(AT_ONCE), strict=True):
-        rows = model.hf.get_output_embeddings()(model.final_norm(rows))
-        logits = capped(rows, model.unembedding.softcap)
+        logits = finished(model, rows)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         top.append(logits.argmax(-1).cpu())
         labels.append((logits.gather(-1, asked.to(logits.device)) - logits.logsumexp(-1, keepdim=True)).cpu().double())

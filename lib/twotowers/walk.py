@@ -12,8 +12,15 @@ output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
 
 Operations for n prompts, V words, L layers of H heads with R vectors each: 2 n V d (L + 1) for the blocks; for the
 heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each
-of n V L (H R + 3). Memory beside the arguments: some ROWS x SLAB numbers, and the results. On a GPU the
-products dominate and a larger ROWS keeps it busy; the arithmetic is float32 there too, whatever the model's dtype.
+of n V L (H R + 3).
+
+Memory beside the arguments and results: two float32 copies of the arguments, and at most LIMIT bytes each for the
+vectors projected in full width and for a slab of their values.
+
+On a GPU nothing is different but the sizes: each step is one kernel over ROWS x SLAB numbers, so both are larger there
+(64 times as many numbers, a quarter of a gigabyte), or starting kernels would cost more than running them. Weights stay
+in the model's dtype, a stretch at a time is made float32, and products and sums are float32: PyTorch leaves TF32 off
+unless asked. Nothing waits for the GPU before the walk's end.
 """
 
 from __future__ import annotations
@@ -29,7 +36,9 @@ from twotowers.products import times_rows
 from twotowers.vocabulary import check_norm, direction, folded, log_sum_exp, norm_scale
 
 SLAB = 1024  # words at a time
-ROWS = 1024  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's outer cache
+ROWS = 512  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's second cache
+ON_GPU = 8  # times as many of each
+LIMIT = 128 << 20  # bytes
 
 
 def increases_along(
@@ -49,6 +58,11 @@ def increases_along(
     followed.
     """
     layers = list(range(model.n_layers)) if layers is None else list(layers)
+    at_once = _prompts_at_once(model, mixed)
+    if at_once < len(scale):
+        parts = [t.split(at_once, 1) for t in (layer_input, mixed, ffn)] + [t.split(at_once) for t in (scale, words)]
+        done = [increases_along(model, *some, norm, layers) for some in zip(*parts, strict=True)]
+        return tuple(torch.cat(some) for some in zip(*done, strict=True))
     wide, divide = _scales(layer_input.dtype, scale, norm)
     steps = [
         _Layer(
@@ -79,6 +93,25 @@ def increases_of_vectors(
     return _walked([step], model.unembedding, words, norm, wide)[0][2][..., 0]
 
 
+def _full_width(prompts: int, vectors: int, d_model: int, d_head: int) -> bool:
+    """Whether projecting each vector of a head by itself takes fewer operations than the factored way."""
+    return prompts * vectors * (d_model - d_head) < d_model * d_head
+
+
+def _prompts_at_once(model: Model, mixed: Float[Tensor, "layer prompt head vector d_head"]) -> int:
+    """All prompts, or in full width as many as LIMIT allows; there nothing is shared, so splitting costs nothing."""
+    layers, prompts, heads, vectors, d_head = mixed.shape
+    if not _full_width(prompts, vectors, model.d_model, d_head):
+        return prompts
+    return max(1, LIMIT // (4 * layers * (heads * vectors + 1) * max(model.d_model, SLAB)))
+
+
+def _sizes(device: torch.device) -> tuple[int, int]:
+    """ROWS and SLAB where the tensors are."""
+    times = ON_GPU if device.type != "cpu" else 1
+    return times * ROWS, times * SLAB
+
+
 def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, Float[Tensor, "prompt"]]:
     """The dtype to work in, and what all of a prompt's vectors are divided by at the start: the frozen scale, or 1."""
     check_norm(norm)
@@ -92,8 +125,9 @@ def _walked(steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide:
         step.aim(target)
     rows = [step.rows() for step in steps]
     together, sizes = torch.cat(rows), [len(r) for r in rows]
-    for start in range(0, e.vocabulary, SLAB):
-        slab, values = folded(e, e.weight[start : start + SLAB], norm, wide), None
+    _, size = _sizes(together.device)
+    for start in range(0, e.vocabulary, size):
+        slab, values = folded(e, e.weight[start : start + size], norm, wide), None
         # One large product for all layers is faster than many small ones.
         for step, products in zip(steps, times_rows(together, slab).split(sizes), strict=True):
             values = step.climb(slab, products, values)
@@ -114,10 +148,15 @@ class _Layer:
         self.x, self.mixed, self.ffn = x / divide[:, None], mixed / divide[:, None, None, None], ffn / divide[:, None]
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self._weight, self._bias, self.divide = weight, bias, divide
-        n, self.heads, self.vectors, d_head = mixed.shape
-        d = x.shape[-1]
-        self.full_width = n * self.vectors * (d - d_head) < d * d_head  # fewer operations than the factored way
-        self.chunk = max(1, ROWS // (self.heads * self.vectors))  # prompts at a time
+        n, self.heads, self.vectors, self.d_head = mixed.shape
+        self.full_width, (most, _) = _full_width(n, self.vectors, x.shape[-1], self.d_head), _sizes(x.device)
+        at_once = max(1, most // (n * self.vectors)) if self.full_width else 1
+        prompts = max(1, most // self.vectors)
+        self.chunks = [
+            (slice(h, h + at_once), slice(at, at + prompts))
+            for h in range(0, self.heads, at_once)
+            for at in range(0, n, prompts)
+        ]
         self.scales = None
         if norm == "recomputed":
             by_head = torch.stack([norm_scale(self._head(h), e) for h in range(self.heads)], 1)
@@ -172,26 +211,22 @@ class _Layer:
         # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
         level = self.own[0][:, None]
         base = before - level if self.scales is None else before
-        if self.full_width:
-            by_head = products.view(self.heads, n, self.vectors, -1)
-        else:
-            factors = times_rows(slab, self.weight.flatten(0, 1)).unflatten(1, (self.heads, -1))  # (word, head, d_head)
-        written = []
-        for at in range(0, n, self.chunk):
-            rows = slice(at, at + self.chunk)
+        by_head = products.view(self.heads, n, self.vectors, -1) if self.full_width else None
+        factors = None if self.full_width else times_rows(slab, self.weight.flatten(0, 1)).split(self.d_head, 1)
+        written = torch.zeros_like(base)
+        for heads, rows in self.chunks:
             if self.full_width:
-                values = by_head[:, rows] + base[rows, None]
+                values = by_head[heads, rows] + base[rows, None]
             else:
-                z = self.mixed[rows].transpose(0, 1).flatten(1, 2)  # (head, prompt x vector, d_head)
-                values = torch.stack([times_rows(z[h], factors[:, h]) for h in range(self.heads)])
-                values = values.view(self.heads, -1, self.vectors, len(slab)).add_(base[rows, None])
+                values = times_rows(self.mixed[rows, heads].flatten(0, 2), factors[heads.start])
+                values = values.unflatten(0, (1, -1, self.vectors)).add_(base[rows, None])
             # Every row holds the base once, so their sum holds it `copies` times.
-            written.append(values.sum((0, 2)))
-            values = values.transpose(0, 1)
+            written[rows] += values.sum((0, 2))
             if self.scales is not None:
-                values = values.mul_(self.scales[3][rows, ..., None]).sub_(level[rows, ..., None, None])
-            self.sums[3][rows] += values.exp_().sum(-1)
-        between = torch.cat(written) - copies * base + before + bias / self.divide[:, None]
+                scales = self.scales[3][rows, heads].transpose(0, 1)[..., None]
+                values = values.mul_(scales).sub_(level[rows, :, None])
+            self.sums[3][rows, heads] += values.exp_().sum(-1).transpose(0, 1)
+        between = written - copies * base + before + bias / self.divide[:, None]
         after = between + ffn
         for i, values in enumerate((before, between, after)):
             values = values if self.scales is None else values * self.scales[i][:, None]
