@@ -70,8 +70,8 @@ def largest_resident() -> int:
 class Peak:
     """Watch the resident size: `with Peak() as peak: work()`, then `peak.mb` above that at the start.
 
-    Linux keeps the largest itself; elsewhere a thread looks every millisecond. What an earlier run freed but the allocator
-    kept would hide what this one takes, so it is given back first.
+    Linux keeps the largest itself; elsewhere a thread looks every millisecond. What an earlier run freed but the
+    allocator kept would hide what this one takes, so it is given back first.
     """
 
     def __enter__(self) -> Peak:
