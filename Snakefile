@@ -18,7 +18,8 @@ shell.prefix(f"set -euo pipefail; export NO_COLOR=1 PATH={Path(sys.executable).p
 MODEL = str(config.get("model", "mini-gpt2"))
 OWN_MODEL = {"08-llama": str(config.get("llama", "mini-llama"))}  # a chapter about a model of its own
 # Chapters whose tables a chapter reads; they run first. One that is not named here reads the first chapter's.
-READS = {"01-locate": [], "08-llama": [], "scorecard": None, "playground": [], "the-miniatures": [], "cost": []}  # None: all others
+READS = dict.fromkeys(["01-locate", "08-llama", "09-sentence-case", "playground", "the-miniatures", "cost"], [])
+READS["scorecard"] = None  # all others
 PARAMETERS = (
     "datasets", "n_prompts", "labels", "k", "long", "norm", "top_k", "seed", "device", "dtype", "device_map",
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Every chapter runs by itself under papermill with 20 prompts, leaves its tables, and refuses what it must."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -13,8 +14,8 @@ CHAPTERS = sorted(p.stem for p in (ROOT / "book").glob("[0-9]*.ipynb"))
 
 
 def said_in(notebook):
-    cells = nbformat.read(notebook, 4).cells
-    return "\n".join(o["data"].get("text/markdown", "") for c in cells for o in c.get("outputs", []) if "data" in o)
+    outputs = [o["data"] for c in nbformat.read(notebook, 4).cells for o in c.get("outputs", []) if "data" in o]
+    return "\n".join(o.get("text/markdown", "") for o in outputs)
 
 
 def papermill(notebook, output, **parameters):
@@ -25,16 +26,22 @@ def papermill(notebook, output, **parameters):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=600)
 
 
+def default_model(chapter):
+    cells = nbformat.read(ROOT / f"book/{chapter}.ipynb", 4).cells
+    (source,) = (c.source for c in cells if "parameters" in c.metadata.get("tags", []))
+    return re.search(r'^model = "(.+?)"', source, re.MULTILINE)[1]
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_chapter_runs_with_few_prompts_and_leaves_stamped_tables(chapter, tmp_path):
     done = papermill(f"book/{chapter}.ipynb", tmp_path / "out.ipynb", n_prompts=20, out=tmp_path / "tables")
     assert done.returncode == 0, done.stderr[-3000:]
-    tables = sorted((tmp_path / "tables").glob(f"{chapter}-*.csv"))
+    tables, model = sorted((tmp_path / "tables").glob(f"{chapter}-*.csv")), default_model(chapter)
     assert tables
     for path in tables:
-        assert pd.read_csv(path)["model_fingerprint"].str.startswith("mini-gpt2@").all(), path.name
+        assert pd.read_csv(path)["model_fingerprint"].str.startswith(f"{model}@").all(), path.name
     said = said_in(tmp_path / "out.ipynb")
-    assert "**Here** (`mini-gpt2`)" in said and "**The paper**" in said
+    assert f"**Here** (`{model}`)" in said and "**The paper**" in said
     assert "nan" not in said.lower().split(), "a sentence says nan"
 
 
@@ -43,6 +50,33 @@ def test_an_unknown_parameter_fails_in_one_line_and_leaves_no_table(tmp_path):
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("TwoTowersError: unknown parameter 'n_promts': did you mean")
     assert not list((tmp_path / "tables").glob("*.csv"))
+
+
+def test_chapter_8_puts_models_side_by_side_and_says_that_sentences_are_missing(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "empty"))
+    given = {"model": "mini-llama", "more_models": "mini-gpt2", "n_prompts": 20, "out": tmp_path / "tables"}
+    done = papermill("book/08-llama.ipynb", tmp_path / "out.ipynb", **given)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = said_in(tmp_path / "out.ipynb")
+    assert said.count("**The sentence figures were not run.**") == 2
+    assert said.count("lacks sst2-sentences/train.tsv") == 2
+    assert "**Here** (`mini-llama`): the best head is" in said and "**Here** (`mini-gpt2`): the best head is" in said
+    for name in ("mrr", "attention"):
+        for file, model in ((name, "mini-llama"), (f"{name}@mini-gpt2", "mini-gpt2")):
+            table = pd.read_csv(tmp_path / f"tables/08-llama-{file}.csv")
+            assert table["model_fingerprint"].str.startswith(f"{model}@").all() and len(table) >= 8
+            assert set(table["source"]) == {"best head", "random heads"}
+
+
+def test_chapter_9_asks_a_chat_model_and_keeps_no_text(tmp_path, chat_folder):
+    given = {"chat_model": chat_folder, "max_new_tokens": 5, "n_prompts": 20, "out": tmp_path / "tables"}
+    done = papermill("book/09-sentence-case.ipynb", tmp_path / "out.ipynb", datasets="animal/country", **given)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = said_in(tmp_path / "out.ipynb")
+    assert f"`{chat_folder}` finds a relation in" in said and "not run" not in said
+    table = pd.read_csv(tmp_path / "tables/09-sentence-case-chat.csv")
+    assert list(table)[1:] == ["demonstration", "class", "words of", "verdict", "chat_model"] and len(table) == 8
 
 
 def test_words_and_sentences_run_side_by_side_and_what_was_cut_is_said_once(tmp_path, monkeypatch):

@@ -142,6 +142,24 @@ def test_every_table_is_saved_and_every_figure_is_there():
         assert not heading or heading in slugs, f"{page} has no heading {heading}"
 
 
+@pytest.mark.parametrize(
+    "learned, expected", [((True, True), DIFFERS), ((True, False), REPRODUCED), ((False, False), NOT_RUN)]
+)
+def test_appendix_d_counts_only_sentence_sets_that_the_model_learns(learned, expected):
+    sets = [("sst2", learned[0], UP), ("trec", learned[1], DOWN), ("animal/country", True, DOWN)]
+    source = {"best head": 0.0, "random heads": -0.3}
+    found = {
+        f"08-llama-{name}": pd.DataFrame(
+            {"dataset": d, "label": "foo", "source": s, "learned": yes, name: 0.0, "difference": 0.0, "low": low + less,
+             "high": high + less}
+            for d, yes, (low, high) in sets for s, less in source.items()
+        )
+        for name in ("mrr", "attention")
+    }  # fmt: skip
+    cards = scorecard.score([Measured("mini@0", found)])
+    assert cards[cards["source"] == "v1 appendix D"]["verdict"].tolist() == [expected]
+
+
 def test_a_row_without_a_rule_is_refused(tmp_path, monkeypatch):
     text = (ROOT / "data/scorecard_rules.csv").read_text().splitlines()
     (tmp_path / "published.csv").write_text((ROOT / "data/published.csv").read_text())
@@ -165,6 +183,9 @@ def test_tables_of_models_are_found_and_cards_are_dealt(tmp_path):
     found = scorecard.model_tables([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
     assert [one.name for one in found] == ["gpt2-large", "other"]
     cards = scorecard.score(found)
+    tables.save(table, tmp_path / "c/main", "authors-numbers@org--gpt2-large", fingerprint="org/gpt2-large@3")
+    (beside,) = scorecard.model_tables([tmp_path / "c"])  # one more model in the folder of another
+    assert beside.fingerprint == "org/gpt2-large@3" and list(beside.tables) == ["authors-numbers"]
     assert len(cards) == 2 * len(tables.published())
     of = cards[cards["quantity"] == "increase of head 21-19"].set_index("here")["verdict"]
     assert of.to_dict() == {"gpt2-large@1": REPRODUCED, "other@2": NOT_COMPARABLE}

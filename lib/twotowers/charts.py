@@ -18,7 +18,7 @@ COLOURS = {
     "true": BLUE, "false": ORANGE,
     "foo": BLUE, "bar": ORANGE,
     "true label": BLUE, "false label": ORANGE, "other": GREY,
-    "in-context heads": BLUE, "random heads": GREY,
+    "in-context heads": BLUE, "best head": BLUE, "random heads": GREY,
     "random heads, same layers": GREY, "random heads, all layers": PINK, "nothing zeroed": GREEN,
     "fooheads": BLUE, "barheads": ORANGE,
     "measured": BLUE, "paper": GREY, "predicted": ORANGE, "a forward pass": GREY,

@@ -1,7 +1,7 @@
 """Load a causal language model by shipped name, folder or hub id, and prove that its row of the table is right.
 
-    model = load("mini-gpt2")                       # shipped with the book
-    model = load("openai-community/gpt2-large")     # from the hub, or a folder of your own
+model = load("mini-gpt2")                       # shipped with the book
+model = load("openai-community/gpt2-large")     # from the hub, or a folder of your own
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import hashlib
 import os
 import socket
 import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import torch
@@ -28,6 +31,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import shipped_models
 from twotowers.prompts import Demonstration, Encoded, Prompt
 from twotowers.reading import implementation
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -54,15 +60,9 @@ def load(
     pickle-only or quantised weights, an architecture outside the table, a missing device, or a failed proof.
     """
     name = str(name)
-    torch_dtype, torch_device = _dtype(dtype), _device(device)
-    source = _source(name)
-    # Without a network transformers retries for half a minute; whatever is in the local cache is found at once.
-    local = not os.path.isdir(source) and not _hub_answers()
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
-    try:
-        config = AutoConfig.from_pretrained(source, **common)
-    except (OSError, ValueError, KeyError) as error:
-        raise TwoTowersError(_unreachable(name, error, local)) from None
+    check(name, dtype, device)
+    files = Files.of(name, revision=revision, trust_remote_code=trust_remote_code)
+    config = files.config()
     row = ARCHITECTURES.get(config.model_type)
     if row is None:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -72,26 +72,9 @@ def load(
         raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")
     if getattr(config, "quantization_config", None) is not None:
         raise TwoTowersError(f"'{name}' is quantised, so its weights cannot be read as they are: take the full weights")
-    previous = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its load report is not the reader's business; faults are raised
-    try:
-        hf, report = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=torch_dtype, use_safetensors=True, attn_implementation=implementation(row),
-            device_map=device_map, output_loading_info=True, **common,
-        )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if device_map is not None and "accelerate" in str(error):
-            raise TwoTowersError("device_map needs accelerate: pip install accelerate") from None
-        raise TwoTowersError(_unreachable(name, error, local)) from None
-    finally:
-        transformers_logging.set_verbosity(previous)
-    if report["missing_keys"]:  # transformers fills them with random numbers
-        some = ", ".join(sorted(report["missing_keys"])[:3])
-        raise TwoTowersError(f"'{name}' lacks {len(report['missing_keys'])} weights ({some}): take a whole checkpoint")
-    if device_map is None:
-        hf = hf.to(torch_device)
-    elif any(parameter.is_meta for parameter in hf.parameters()):
+    tokenizer = files.tokenizer()
+    hf = files.weights(dtype, device, device_map, config=config, attn_implementation=implementation(row))
+    if any(parameter.is_meta for parameter in hf.parameters()):
         raise TwoTowersError(
             f"device_map offloads part of '{name}', whose weights must all be at hand: give it more or larger devices, "
             "or a narrower dtype"
@@ -101,6 +84,63 @@ def load(
     model.fingerprint = f"{Path(name).resolve().name if Path(name).is_dir() else name}@{weights_hash(hf)}"
     prove(model)
     return model
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files of a model are, and how transformers is asked for them. Made with `of`."""
+
+    name: str
+    source: str
+    asked: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Files:
+        """Of a shipped name, a folder or a hub id. Raises TwoTowersError for a folder that holds no model."""
+        source = _source(name)
+        # Without a network transformers retries for half a minute; whatever is in the local cache is found at once.
+        local = not os.path.isdir(source) and not _hub_answers()
+        asked = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
+        return cls(name, source, asked)
+
+    def config(self) -> PretrainedConfig:
+        return self._had(lambda: AutoConfig.from_pretrained(self.source, **self.asked))
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._had(lambda: AutoTokenizer.from_pretrained(self.source, **self.asked))
+
+    def weights(self, dtype: str, device: str, device_map: str | dict | None = None, **how: Any) -> PreTrainedModel:
+        """The model, from safetensors only; `how` goes to transformers. Raises TwoTowersError on missing weights."""
+        torch_dtype, torch_device = _dtype(dtype), _device(device)
+        hf, report = self._had(
+            lambda: AutoModelForCausalLM.from_pretrained(
+                self.source,
+                dtype=torch_dtype,
+                device_map=device_map,
+                use_safetensors=True,
+                output_loading_info=True,
+                **how,
+                **self.asked,
+            )
+        )
+        if report["missing_keys"]:  # transformers fills them with random numbers
+            some = ", ".join(sorted(report["missing_keys"])[:3])
+            lacking = f"'{self.name}' lacks {len(report['missing_keys'])} weights ({some})"
+            raise TwoTowersError(f"{lacking}: take a whole checkpoint")
+        return hf.to(torch_device) if device_map is None else hf
+
+    def _had(self, get: Callable[[], Any]) -> Any:
+        """What `get` gives, without transformers' load report; whatever it says in many lines, in one."""
+        previous = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()  # the report is not the reader's business; faults are raised
+        try:
+            return get()
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, ImportError | ValueError) and "accelerate" in str(error):
+                raise TwoTowersError("device_map needs accelerate: pip install accelerate") from None
+            raise TwoTowersError(_unreachable(self.name, error, self.asked["local_files_only"])) from None
+        finally:
+            transformers_logging.set_verbosity(previous)
 
 
 def check(name: str | os.PathLike, dtype: str = "float32", device: str = "cpu", device_map: str | None = None) -> None:

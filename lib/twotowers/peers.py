@@ -39,6 +39,15 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
     return out
 
 
+def others_of_layer(head: tuple[int, int], n_heads: int, k: int, seed: int = 0) -> list[tuple[int, int]]:
+    """`k` random other heads of one head's layer, or all there are. Raises TwoTowersError when there is none."""
+    rest = heads_beside([head], n_heads)
+    if not rest:
+        raise TwoTowersError(f"layer {head[0]} has one head only, so there is none to compare it with")
+    rng = np.random.default_rng([seed, 45])
+    return [rest[i] for i in rng.permutation(len(rest))[:k]]
+
+
 def named_after(
     table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head"
 ) -> pd.DataFrame:

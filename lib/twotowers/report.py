@@ -82,6 +82,10 @@ class Chapter:
             device_map=p.get("device_map"),
         )
 
+    def on(self, model: str) -> Chapter:
+        """This chapter on another model, loaded when it is first used; let go of it to have its memory back."""
+        return Chapter(self.name, self.parameters | {"model": model}, self.least)
+
     @property
     def out_folder(self) -> Path:
         return Path(self.parameters["out"])
@@ -214,7 +218,7 @@ class Chapter:
 
     def here(self, text: str) -> None:
         """A finding of this run. Write it with its n, its interval and its control."""
-        display(Markdown(f"**Here** (`{self.loaded.name}`): {text}"))
+        display(Markdown(f"**Here** (`{self.parameters['model']}`): {text}"))
 
     def caution(self, accuracy: float) -> None:
         """Say so when the model does worse than guessing one of the two labels; silent otherwise."""

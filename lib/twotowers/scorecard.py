@@ -86,6 +86,7 @@ def model_tables(folders: Iterable[str | os.PathLike]) -> list[Measured]:
     """The stamped tables of every model below `folders`: FOLDER/MODEL/*.csv and FOLDER/MODEL/tables/*.csv.
 
     A table that lies in several folders is taken from the first. What is no stamped table of one model is left out.
+    Of NAME@MODEL.csv, what a chapter measured on one more model, the part after the @ is not part of the name.
     """
     found: dict[str, Measured] = {}
     for folder in map(Path, folders):
@@ -98,7 +99,7 @@ def model_tables(folders: Iterable[str | os.PathLike]) -> list[Measured]:
             if len(stamps) != 1:
                 continue
             model = found.setdefault(str(stamps[0]), Measured(str(stamps[0])))
-            model.tables.setdefault(path.stem, table)
+            model.tables.setdefault(path.stem.partition("@")[0], table)
             if path.parent.as_posix() not in model.folders:
                 model.folders.append(path.parent.as_posix())
     return list(found.values())
