@@ -4,11 +4,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 MODEL  ?= mini-gpt2
-LLAMA  ?= mini-llama
+LLAMA  ?= mini-sentences
 JOBS   ?= 2
 THREADS ?= 1
 # more papermill parameters for every chapter, for example  SET="n_prompts=200 seed=1"
 SET    ?=
+# what `make sentences` runs chapters on
+SENTENCES ?= sst2,trec,agnews,ethos,financial,amazon
+N_SENTENCES ?= 200
 # TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
 TORCH  ?= cpu
 TORCH_VERSION := 2.13.0
@@ -20,7 +23,7 @@ INDEX := _build/html/index.html
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test pages verify miniatures lab lock clean
+.PHONY: help book test pages verify sentences miniatures lab lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -41,9 +44,15 @@ pages: book  ## look at every page of the built book in a headless browser
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
 	@TWOTOWERS_VERIFY="$(MODEL)" $(BIN)/python -m pytest tests/test_weights.py -m weights -rs
 
-miniatures: $(STAMP)  ## train the two shipped models again
+sentences: $(STAMP)  ## the chapters on real sentences (fetches them), then the book with their pages
+	@$(BIN)/twotowers run --model $(if $(filter mini-gpt2 mini-llama,$(MODEL)),mini-sentences,$(MODEL)) \
+	  --datasets $(SENTENCES) --n-prompts $(N_SENTENCES)
+	@$(MAKE) --no-print-directory book
+
+miniatures: $(STAMP)  ## train the shipped models again; the third needs the sentence sets
 	$(BIN)/python data/models/train.py mini-gpt2
 	$(BIN)/python data/models/train.py mini-llama
+	$(BIN)/python data/models/train.py mini-sentences
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(BIN)/python -m pip install --quiet --constraint requirements.lock jupyterlab

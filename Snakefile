@@ -16,9 +16,12 @@ import yaml
 shell.prefix(f"set -euo pipefail; export NO_COLOR=1 PATH={Path(sys.executable).parent}:$PATH; ")
 
 MODEL = str(config.get("model", "mini-gpt2"))
-OWN_MODEL = {"08-llama": str(config.get("llama", "mini-llama"))}  # a chapter about a model of its own
+# Chapters about a model of their own; the miniatures that know single words cannot read chapter 9's sentences.
+OWN_MODEL = {"08-llama": str(config.get("llama", "mini-sentences"))}
+if MODEL in ("mini-gpt2", "mini-llama"):
+    OWN_MODEL["09-sentence-case"] = "mini-sentences"
 # Chapters whose tables a chapter reads; they run first. One that is not named here reads the first chapter's.
-READS = dict.fromkeys(["01-locate", "08-llama", "09-sentence-case", "playground", "the-miniatures"], [])
+READS = dict.fromkeys(["01-locate", "08-llama", "09-sentence-case", "playground", "the-miniatures", "cost"], [])
 READS["scorecard"] = None  # all others
 PARAMETERS = (
     "datasets", "n_prompts", "labels", "k", "long", "norm", "top_k", "seed", "device", "dtype", "device_map",
@@ -62,7 +65,8 @@ def run_before(wildcards):
     reads = [c for c in CHAPTERS if c != wildcards.chapter] if reads is None else reads
     own = files("data/scorecard_rules.csv", "runs/*/tables/*.csv", "data/results/*/*.csv")
     before = [EXECUTED[c] for c in reads if c in EXECUTED and c != wildcards.chapter]
-    return before + own if wildcards.chapter == "scorecard" else before
+    own = {"scorecard": own, "cost": files("benchmarks/results/*")}
+    return before + own.get(wildcards.chapter, [])
 
 
 def parameters(wildcards):

@@ -1,106 +1,102 @@
-"""The ways that benchmarks/run.py compares. Each is method(model, encoded) -> a function that does the work once.
+"""The ways that are compared, for four kinds of work. `make(model, encoded)` gives a function that does the work once.
 
-`forward`, `ours`, `ours_positions`, `zero_all`, `zero_last` are this project's; the others do what people otherwise do.
-All score every head and block by its log-probability increase with the frozen norm (zeroing: log-probability drop).
+`ours` and the like are this project's; the others do what people otherwise do, as a competent user of each library
+would: only the last position is kept, only what is needed is recorded, and logits are made at the last position only
+where the library allows it. Every work gives the same numbers, prompt by prompt: log-probability increases (nats,
+frozen norm) or the drop of the true label's log-probability; `reference_of` says what they are checked against.
 """
 
-from pathlib import Path
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+import operations
 import torch
-import transformers
-from twotowers import locate, models, reading, tracing, vocabulary
-from twotowers.architectures import ARCHITECTURES, Model
+from shapes import stock
+from twotowers import locate, tracing, vocabulary
+from twotowers.architectures import Model
 from twotowers.capture import captures
-from twotowers.intervene import all_heads
-from twotowers.prompts import Demonstration, Encoded, Prompt
+from twotowers.intervene import Edit, all_heads, edited
+from twotowers.prompts import Encoded
 
 MAX_TOKENS = 4096
+HEADS, POSITIONS = "all heads and blocks", "every (head, position)"
+ZERO_ALL, ZERO_LAST = "zeroing every head, all positions", "zeroing every head, last position"
 
 
-def make_model(shape: dict, folder: Path, dtype: str) -> None:
-    """Random weights in the shape of a published model, as safetensors."""
-    config = transformers.AutoConfig.for_model(**shape)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=models.DTYPES[dtype])
-    model.save_pretrained(folder)
+def _ids(encoded: list[Encoded]) -> torch.Tensor:
+    return torch.tensor([e.ids for e in encoded])
 
 
-def load(folder: str, dtype: str) -> Model:
-    """Without tokenizer or proof: the prompts here are random tokens."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    row = ARCHITECTURES[config.model_type]
-    hf = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=models.DTYPES[dtype], attn_implementation=reading.implementation(row)
-    )
-    return Model("benchmark", hf.eval().requires_grad_(False), None, row)
+def _true(encoded: list[Encoded]) -> torch.Tensor:
+    return torch.tensor([e.true_id for e in encoded])
 
 
-def prompts(model: Model, n: int, tokens: int) -> list[Encoded]:
-    generator = torch.Generator().manual_seed(1)
-    words = model.unembedding.vocabulary
-    prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
-    out = []
-    for _ in range(n):
-        ids = torch.randint(words, (tokens,), generator=generator).tolist()
-        out.append(Encoded(prompt, tuple(ids), (2,), ((0, 1),), (3, 4), tokens - 1, {"foo": 5 % words, "bar": 7}))
-    return out
-
-
-def forward(model: Model, encoded: list[Encoded]):
-    """A plain batched forward pass with last-token logits."""
-    ids = torch.tensor([e.ids for e in encoded])
-    size = max(1, MAX_TOKENS // ids.shape[1])
+def forward(model: Model, encoded: list[Encoded]) -> Callable[[], None]:
+    """The measure of all: the stock model over the same prompts in batches, logits at the last position only."""
+    hf, ids = stock(model), _ids(encoded)
 
     @torch.inference_mode()
     def work():
-        for some in ids.split(size):
-            model.hf(input_ids=some, use_cache=False, logits_to_keep=1)
+        for some in ids.split(max(1, MAX_TOKENS // ids.shape[1])):
+            hf(input_ids=some, use_cache=False, logits_to_keep=1)
 
     return work
 
 
+# This project
+
+
 def ours(model: Model, encoded: list[Encoded]):
+    """Everything anew in each call, also the factors that all prompts share: nothing is kept from an earlier one."""
     return lambda: locate.increases(model, encoded, max_tokens=MAX_TOKENS).heads
 
 
 def ours_positions(model: Model, encoded: list[Encoded]):
+    @torch.inference_mode()
     def work():
+        out = [None] * len(encoded)
         for seen in captures(model, encoded, {"weights", "values"}, max_tokens=MAX_TOKENS):
-            locate.position_increases(seen, model)
+            for i, found in zip(seen.index, locate.position_increases(seen, model), strict=True):
+                out[i] = found.numpy()
+        return np.stack(out)
 
     return work
 
 
-def zero_all(model: Model, encoded: list[Encoded]):
-    return lambda: tracing.zero_each(model, encoded, all_heads(model), "all", max_tokens=MAX_TOKENS) and None
-
-
-def zero_last(model: Model, encoded: list[Encoded]):
-    return lambda: tracing.zero_each(model, encoded, all_heads(model), "last", max_tokens=MAX_TOKENS) and None
-
-
-def zero_whole_runs(model: Model, encoded: list[Encoded]):
-    """Zero every head, one whole forward pass each: what the paper compares itself with."""
-    from twotowers.intervene import Edit, edited
-
-    run = forward(model, encoded)
-
+def _ours_zero(model: Model, encoded: list[Encoded], positions: str):
     def work():
-        for head in all_heads(model):
-            with edited(model, [Edit((head,))]):
-                run()
+        found = tracing.zero_each(model, encoded, all_heads(model), positions, max_tokens=MAX_TOKENS)
+        true = list(encoded[0].label_ids).index("foo")
+        return (found.plain_log_prob[:, true] - found.log_prob[..., true]).T.numpy()
 
     return work
 
 
-def _pieces(model: Model, encoded: list[Encoded]):
+def ours_zero_all(model: Model, encoded: list[Encoded]):
+    return _ours_zero(model, encoded, "all")
+
+
+def ours_zero_last(model: Model, encoded: list[Encoded]):
+    return _ours_zero(model, encoded, "last")
+
+
+# Without a library
+
+
+def _pieces(model: Model, encoded: list[Encoded]) -> dict:
     """What plain hooks see: layer inputs, head vectors and block outputs at the last position."""
-    ids, seen = torch.tensor([e.ids for e in encoded]), {}
-    handles = []
+    seen, handles = {}, []
     for i in range(model.n_layers):
         handles += [
-            model.blocks[i].register_forward_pre_hook(lambda _, a, i=i: seen.__setitem__(("x", i), a[0][:, -1])),
+            model.blocks[i].register_forward_pre_hook(
+                lambda _, a, k, i=i: seen.__setitem__(("x", i), (a[0] if a else k["hidden_states"])[:, -1]),
+                with_kwargs=True,
+            ),
             model.part(i, "attention_out").register_forward_pre_hook(
                 lambda _, a, i=i: seen.__setitem__(("z", i), a[0][:, -1])
             ),
@@ -110,33 +106,40 @@ def _pieces(model: Model, encoded: list[Encoded]):
             model.part(i, "ffn_block").register_forward_hook(lambda _, a, o, i=i: seen.__setitem__(("f", i), o[:, -1])),
         ]
     handles.append(model.final_norm.register_forward_pre_hook(lambda _, a: seen.__setitem__("final", a[0][:, -1])))
-    model.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
+    model.hf(input_ids=_ids(encoded), use_cache=False, logits_to_keep=1)
     for handle in handles:
         handle.remove()
     return seen
 
 
-def hooks(model: Model, encoded: list[Encoded]):
-    """Plain hooks, then one unembedding call a layer over all its vectors, whole vocabulary at once."""
-    words = torch.tensor([e.true_id for e in encoded])
-    e = model.unembedding
+def _layer_scores(model: Model, words, scale, x, z, weight, attention, ffn) -> torch.Tensor:
+    """One unembedding call for all vectors of a layer, whole vocabulary at once: increases (prompt, head).
 
-    def log_p(v, scale):
-        return vocabulary.bs_values(v, e, "frozen", scale).log_softmax(-1)
+    The blocks' rows are made too, as all the ways make them; only the heads' are compared.
+    """
+    x, attention, ffn = (v.float()[:, None] for v in (x, attention, ffn))
+    z = z.float().view(len(x), model.n_heads, model.d_head)
+    heads = torch.einsum("bhk,hkd->bhd", z, weight.float())
+    rows = torch.cat([x, x + attention, x + attention + ffn, x + heads], 1)
+    p = vocabulary.bs_values(rows, model.unembedding, "frozen", scale).log_softmax(-1)
+    p = p.gather(-1, words[:, None, None].expand(-1, rows.shape[1], 1))[..., 0]
+    return p[:, 3:] - p[:, :1]
+
+
+def hooks(model: Model, encoded: list[Encoded]):
+    """Plain hooks, then one unembedding call a layer."""
+    words = _true(encoded)
 
     @torch.inference_mode()
     def work():
         seen = _pieces(model, encoded)
-        scale = vocabulary.norm_scale(seen["final"], e)[:, None]
-        out = []
-        for i in range(model.n_layers):
-            z = seen["z", i].view(len(encoded), model.n_heads, model.d_head)
-            heads = torch.einsum("bhk,hkd->bhd", z, model.output_weight(i))
-            x = seen["x", i][:, None]
-            after = x + seen["a", i][:, None]
-            rows = torch.cat([x, after, after + seen["f", i][:, None], x + heads], 1)
-            p = log_p(rows, scale).gather(-1, words[:, None, None].expand(-1, rows.shape[1], 1))[..., 0]
-            out.append(p[:, 3:] - p[:, :1])
+        scale = vocabulary.norm_scale(seen["final"], model.unembedding)[:, None]
+        out = [
+            _layer_scores(
+                model, words, scale, *(seen[k, i] for k in "xz"), model.output_weight(i), *(seen[k, i] for k in "af")
+            )
+            for i in range(model.n_layers)
+        ]
         return torch.stack(out, 1).numpy()
 
     return work
@@ -168,83 +171,163 @@ def authors(model: Model, encoded: list[Encoded]):
     return work
 
 
-def transformer_lens(model: Model, encoded: list[Encoded]):
-    """TransformerLens: run_with_cache, stack_head_results, one unembedding call a layer."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
-
-    c = model.config
-    cfg = HookedTransformerConfig(
-        n_layers=c.n_layer, d_model=c.n_embd, n_ctx=c.n_positions, d_head=model.d_head, n_heads=c.n_head,
-        d_vocab=c.vocab_size, act_fn="gelu_new", normalization_type="LN", eps=c.layer_norm_epsilon,
-        original_architecture="GPT2LMHeadModel",
-    )  # fmt: skip
-    lens = HookedTransformer(cfg)
-    lens.load_state_dict(convert_gpt2_weights(model.hf, cfg), strict=False)
-    ids, e = torch.tensor([x.ids for x in encoded]), model.unembedding
-    words = torch.tensor([x.true_id for x in encoded])
-    names = ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "attn.hook_z")
+def positions_in_batches(model: Model, encoded: list[Encoded]):
+    """Every (head, position) vector in full width, one unembedding call for each layer of each prompt."""
+    e, shared = model.unembedding, model.n_heads // model.n_key_value_heads
 
     @torch.inference_mode()
     def work():
-        _, cache = lens.run_with_cache(ids, names_filter=lambda n: n.endswith(names) or n == "ln_final.hook_scale")
-        out, scale = [], cache["ln_final.hook_scale"][:, -1]
-        for i in range(model.n_layers):
-            heads = torch.einsum("bhk,hkd->bhd", cache["z", i][:, -1], lens.W_O[i])
-            x = cache["resid_pre", i][:, -1, None]
-            after = x + cache["attn_out", i][:, -1, None]
-            rows = torch.cat([x, after, after + cache["mlp_out", i][:, -1, None], x + heads], 1)
-            p = vocabulary.bs_values(rows, e, "frozen", scale).log_softmax(-1)
-            p = p.gather(-1, words[:, None, None].expand(-1, rows.shape[1], 1))[..., 0]
-            out.append(p[:, 3:] - p[:, :1])
+        out = [None] * len(encoded)
+        for seen in captures(model, encoded, {"weights", "values"}, max_tokens=MAX_TOKENS):
+            scale = vocabulary.norm_scale(seen.final, e)
+            for row, i in enumerate(seen.index):
+                word, layers = seen.prompts[row].true_id, []
+                for layer in range(model.n_layers):
+                    value = seen.values[layer, row].float().repeat_interleave(shared, 0)
+                    mixed = seen.weights[layer, row].float()[..., None] * value
+                    x = seen.layer_input[layer, row].float()
+                    rows = torch.cat([x[None], (x + mixed @ model.output_weight(layer).float()).flatten(0, 1)])
+                    p = vocabulary.bs_values(rows, e, "frozen", scale[row]).log_softmax(-1)[:, word]
+                    layers.append((p[1:] - p[0]).view(model.n_heads, -1))
+                out[i] = torch.stack(layers).numpy()
+        return np.stack(out)
+
+    return work
+
+
+def _whole_runs(model: Model, encoded: list[Encoded], positions: str):
+    """Zero every head, one whole forward pass each: what the paper compares itself with."""
+    ids, words = _ids(encoded), _true(encoded)
+
+    def log_p():
+        found = []
+        for some, true in zip(*(t.split(max(1, MAX_TOKENS // ids.shape[1])) for t in (ids, words)), strict=True):
+            logits = model.hf(input_ids=some, use_cache=False, logits_to_keep=1).logits[:, -1]
+            found.append(logits.float().log_softmax(-1).gather(-1, true[:, None])[:, 0])
+        return torch.cat(found)
+
+    @torch.inference_mode()
+    def work():
+        plain, out = log_p(), []
+        for head in all_heads(model):
+            with edited(model, [Edit((head,), positions=positions)]):
+                out.append(plain - log_p())
+        return torch.stack(out, 1).numpy()
+
+    return work
+
+
+def zero_all_whole_runs(model: Model, encoded: list[Encoded]):
+    return _whole_runs(model, encoded, "all")
+
+
+def zero_last_whole_runs(model: Model, encoded: list[Encoded]):
+    return _whole_runs(model, encoded, "last")
+
+
+# Other libraries
+
+
+def transformer_lens(model: Model, encoded: list[Encoded]):
+    """TransformerLens: run_with_cache of the last position, then one unembedding call a layer. GPT-2 only here."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    hf = stock(model)
+    lens = build_bridge_from_module(hf, type(hf).__name__, hf_config=hf.config, dtype=model.dtype)
+    kinds = {"x": "hook_resid_pre", "z": "attn.hook_z", "a": "hook_attn_out", "f": "hook_mlp_out"}
+    layers = range(model.n_layers)
+    names = [f"blocks.{i}.{name}" for i in layers for name in kinds.values()] + ["ln_final.hook_scale"]
+    ids, words, w_o = _ids(encoded), _true(encoded), lens.W_O
+
+    @torch.inference_mode()
+    def work():
+        _, cache = lens.run_with_cache(
+            ids, names_filter=names, pos_slice=-1, return_type=None, use_cache=False, logits_to_keep=1
+        )
+        out = []
+        for i in layers:
+            x, z, a, f = (cache[f"blocks.{i}.{name}"][:, -1] for name in kinds.values())
+            out.append(_layer_scores(model, words, cache["ln_final.hook_scale"][:, -1], x, z, w_o[i], a, f))
         return torch.stack(out, 1).numpy()
 
     return work
 
 
 def nnsight(model: Model, encoded: list[Encoded]):
-    """nnsight: a trace that saves the pieces, then one unembedding call a layer."""
-    from nnsight import NNsight
+    """nnsight: a trace that saves the last position, then one unembedding call a layer. GPT-2 only here."""
+    from nnsight import NNsight, save
 
-    wrapped = NNsight(model.hf)
-    ids, e = torch.tensor([x.ids for x in encoded]), model.unembedding
-    words = torch.tensor([x.true_id for x in encoded])
+    wrapped = NNsight(stock(model))
+    ids, words, layers = _ids(encoded), _true(encoded), range(model.n_layers)
 
     @torch.inference_mode()
     def work():
-        xs, zs, attentions, ffns = [], [], [], []
-        with wrapped.trace(input_ids=ids, use_cache=False):
+        with wrapped.trace(input_ids=ids, use_cache=False, logits_to_keep=1):
+            seen = save([])
             for block in wrapped.transformer.h:
-                xs.append(block.input[:, -1].save())
-                zs.append(block.attn.c_proj.input[:, -1].save())
-                attentions.append(block.attn.c_proj.output[:, -1].save())
-                ffns.append(block.mlp.c_proj.output[:, -1].save())
+                x = block.input[:, -1]
+                z, a = block.attn.c_proj.input[:, -1], block.attn.c_proj.output[:, -1]
+                seen.append((x, z, a, block.mlp.c_proj.output[:, -1]))
             final = wrapped.transformer.ln_f.input[:, -1].save()
-        scale, out = vocabulary.norm_scale(final, e)[:, None], []
-        for i in range(model.n_layers):
-            z = zs[i].view(len(encoded), model.n_heads, model.d_head)
-            x = xs[i][:, None]
-            after = x + attentions[i][:, None]
-            heads = torch.einsum("bhk,hkd->bhd", z, model.output_weight(i))
-            rows = torch.cat([x, after, after + ffns[i][:, None], x + heads], 1)
-            p = vocabulary.bs_values(rows, e, "frozen", scale).log_softmax(-1)
-            p = p.gather(-1, words[:, None, None].expand(-1, rows.shape[1], 1))[..., 0]
-            out.append(p[:, 3:] - p[:, :1])
+        scale = vocabulary.norm_scale(final, model.unembedding)[:, None]
+        out = [
+            _layer_scores(model, words, scale, x, z, model.output_weight(i), a, f)
+            for i, (x, z, a, f) in zip(layers, seen, strict=True)
+        ]
         return torch.stack(out, 1).numpy()
 
     return work
 
 
+def _count_heads(model: Model, n: int, tokens: int) -> operations.Operations:
+    return operations.increases(model, n)
+
+
+def _count_positions(model: Model, n: int, tokens: int) -> operations.Operations:
+    return operations.increases(model, n, tokens)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to do a work: its name in tables, and what is counted for it beside the forward pass, if anything is."""
+
+    work: str
+    make: Callable
+    name: str
+    package: str = ""  # on the registry, if it is another library's
+    count: Callable | None = None
+
+    def shown(self) -> str:
+        return f"{self.name} {importlib.metadata.version(self.package)}" if self.package else self.name
+
+    def operations(self, model: Model, n: int, tokens: int) -> operations.Operations | None:
+        return self.count(model, n, tokens) if self.count else None
+
+    def missing(self) -> str | None:
+        """Why it cannot run here, or None."""
+        if self.package and importlib.util.find_spec(self.make.__name__) is None:
+            return f"{self.name} is not installed: pip install -e '.[peers]'"
+        return None
+
+
 METHODS = {
-    f.__name__: f
-    for f in (
-        forward, ours, ours_positions, zero_all, zero_last, zero_whole_runs, hooks, authors, transformer_lens, nnsight,
-    )
+    "ours": Method(HEADS, ours, "this book", count=_count_heads),
+    "hooks": Method(HEADS, hooks, "plain hooks"),
+    "authors": Method(HEADS, authors, "the authors' notebook form"),
+    "transformer_lens": Method(HEADS, transformer_lens, "TransformerLens", "transformer-lens"),
+    "nnsight": Method(HEADS, nnsight, "nnsight", "nnsight"),
+    "ours_positions": Method(POSITIONS, ours_positions, "this book", count=_count_positions),
+    "positions_in_batches": Method(POSITIONS, positions_in_batches, "plain, a layer at a time"),
+    "ours_zero_all": Method(ZERO_ALL, ours_zero_all, "this book"),
+    "zero_all_whole_runs": Method(ZERO_ALL, zero_all_whole_runs, "a forward pass for each head"),
+    "ours_zero_last": Method(ZERO_LAST, ours_zero_last, "this book"),
+    "zero_last_whole_runs": Method(ZERO_LAST, zero_last_whole_runs, "a forward pass for each head"),
+}
+REFERENCES = {
+    HEADS: hooks, POSITIONS: positions_in_batches, ZERO_ALL: zero_all_whole_runs, ZERO_LAST: zero_last_whole_runs,
 }  # fmt: skip
 
 
-def largest_difference(scores: Path, reference: Path | None) -> float:
-    """Largest difference in nats between two saved tables of head scores; NaN where either is missing."""
-    if reference is None or not scores.exists() or not reference.exists():
-        return float("nan")
-    return float(np.abs(np.load(scores) - np.load(reference)).max())
+def reference_of(method: Method) -> Callable:
+    """The plain way to do the same work, which the numbers are compared with."""
+    return REFERENCES[method.work]

@@ -1,122 +1,175 @@
-"""Ratios, not seconds: each way of scoring every head, over a plain batched forward pass of the same prompts.
+"""Ratios, not seconds: what locating heads costs, over a plain batched forward pass of the same prompts.
 
-    python benchmarks/run.py                         # what is installed; writes benchmarks/results.csv and .md
-    python benchmarks/run.py --methods ours,hooks --tokens 16 --prompts 8
+    python benchmarks/run.py --preset table       # this book's own work, at 16 and 128 tokens
+    python benchmarks/run.py --preset peers       # beside the other ways; two of them need pip install -e '.[peers]'
+    python benchmarks/run.py --preset large       # shapes of GPT2-large, GPT-J, Llama-7B
+    python benchmarks/run.py --preset cost        # against prompts, tokens, vocabulary, beside what counting predicts
+    python benchmarks/run.py --methods ours,hooks --tokens 16 --prompts 8,64
 
-Every method runs in a process of its own, on the same random GPT-2-small-shaped model and the same prompts, with
-`--threads` threads. It times the plain forward pass and itself in turn, so that a slow moment of the machine touches
-both; the ratio is taken pair by pair. Extra memory is the process's peak above its peak after a forward pass. The
-scores of all methods are compared: largest difference from `hooks`, in nats.
+Every line of a table is measured in a process of its own, on the same random weights and the same prompts, with
+`--threads` threads; benchmarks/measure.py says how. Lines are written to benchmarks/results/PRESET.csv and .md as they
+are finished, so that Ctrl-C keeps them and `--resume` goes on. The numbers of every way are compared with the plain
+way to do the same: the largest difference of the first prompts, in nats. A float32 difference above 1e-4 fails.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
 import platform
-import resource
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import pandas as pd
+import torch
+import transformers
+from measure import Cell
+from methods import METHODS
+from presets import PRESETS
+from report import markdown, update_readme
+from shapes import SHAPES
+
 HERE = Path(__file__).parent
-SHAPES = {
-    "gpt2": {"model_type": "gpt2"},
-    "gpt2-large": {"model_type": "gpt2", "n_layer": 36, "n_head": 20, "n_embd": 1280},
-    "tiny": {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 1000},
-    "llama-7b": {"model_type": "llama", "max_position_embeddings": 2048},
-}
+TOLERANCE = 1e-4  # nats, in float32
+COLUMNS = [
+    "work", "by", "method", "shape", "dtype", "prompts", "tokens", "vocabulary", "repeats", "ratio", "low", "high",
+    "forward_ms", "work_ms", "predicted_ms", "forward_gflop", "further_gflop", "further_gexp", "forward_mb", "extra_mb",
+    "difference_nats", "skipped", "machine", "cores", "threads", "torch", "transformers", "date",
+]  # fmt: skip
 
 
-def one(arguments: argparse.Namespace) -> dict:
-    """Measure one method in this process."""
-    import numpy as np
-    import torch
-    from methods import METHODS, load, prompts
+def processor() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
-    torch.set_num_threads(arguments.threads)
-    model = load(arguments.folder, arguments.dtype)
-    encoded = prompts(model, arguments.prompts, arguments.tokens)
-    forward, work = METHODS["forward"](model, encoded), METHODS[arguments.method](model, encoded)
-    forward()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    scores = work()
-    extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    if scores is not None:
-        np.save(arguments.scores, scores)
-    pairs = []
-    for _ in range(arguments.repeats):
-        start = time.perf_counter()
-        forward()
-        middle = time.perf_counter()
-        work()
-        pairs.append((middle - start, time.perf_counter() - middle))
-    ratios = sorted(b / a for a, b in pairs)
+
+def machine(threads: int) -> dict:
     return {
-        "ratio": statistics.median(ratios), "low": ratios[0], "high": ratios[-1],
-        "forward_ms_per_prompt": 1000 * statistics.median(a for a, _ in pairs) / len(encoded),
-        "extra_mb": extra / 1024 if platform.system() == "Linux" else extra / 1024**2,
+        "machine": processor(), "cores": os.cpu_count(), "threads": threads, "torch": torch.__version__,
+        "transformers": transformers.__version__, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
 
 
-def main() -> None:
+def measured(cell: Cell) -> dict:
+    """One line: the cell measured in a process of its own, or why not."""
+    method = METHODS[cell.method]
+    line = asdict(cell) | {"work": method.work, "by": method.name, "skipped": method.missing() or ""}
+    if not line["skipped"]:
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {name: str(cell.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        command = [sys.executable, str(HERE / "measure.py"), json.dumps(asdict(cell))]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode == 0:
+            line |= json.loads(done.stdout.splitlines()[-1])
+        elif done.returncode < 0:
+            line["skipped"] = f"stopped by signal {-done.returncode}" + (
+                ", too little memory?" * (done.returncode == -9)
+            )
+        else:
+            said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            line["skipped"] = said[-1][:200]
+    return line | machine(cell.threads)
+
+
+def write(lines: list[dict], out: Path, name: str, note: str) -> pd.DataFrame:
+    """The lines so far as OUT/NAME.csv and .md, each put in place whole."""
+    table = pd.DataFrame(lines).reindex(columns=COLUMNS)
+    out.mkdir(parents=True, exist_ok=True)
+    rounded = table.copy()
+    numbers = rounded.select_dtypes("float").columns
+    rounded[numbers] = rounded[numbers].map(lambda x: float(f"{x:.4g}"))
+    for ending, text in ((".csv", rounded.to_csv(index=False)), (".md", markdown(rounded, note))):
+        part = out / f"{name}{ending}.part"
+        part.write_text(text)
+        part.replace(out / f"{name}{ending}")
+    return table
+
+
+def run(cells: list[Cell], out: Path, name: str, note: str, resume: bool = False) -> pd.DataFrame:
+    """Measure all cells, writing after each. `resume` keeps the lines of an earlier run that were measured."""
+    lines = []
+    if resume and (out / f"{name}.csv").exists():
+        earlier = pd.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=[""])
+        lines = [row for row in earlier.to_dict("records") if pd.notna(row["ratio"])]
+    done = {_key(line) for line in lines}
+    todo = [cell for cell in cells if _key(asdict(cell) | {"vocabulary": cell.words}) not in done]
+    table = write(lines, out, name, note) if lines else pd.DataFrame(columns=COLUMNS)
+    for i, cell in enumerate(todo, 1):
+        what = f"{cell.method}, {cell.shape}, {cell.prompts} prompts of {cell.tokens} tokens, {cell.words} words"
+        print(f"{i}/{len(todo)}  {what}: ", end="", file=sys.stderr, flush=True)
+        line = measured(cell)
+        line["vocabulary"] = cell.words
+        lines.append(line)
+        table = write(lines, out, name, note)
+        result = line["skipped"] or f"{line['ratio']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
+        print(result, file=sys.stderr, flush=True)
+    return table
+
+
+def _key(line: dict) -> tuple:
+    return tuple(line[k] for k in ("method", "shape", "dtype", "prompts", "tokens", "vocabulary", "threads"))
+
+
+def chosen(arguments: argparse.Namespace) -> list[Cell]:
+    if arguments.preset:
+        cells = [replace(c, shape=arguments.shape or c.shape) for c in PRESETS[arguments.preset]()]
+    else:
+        numbers = [[int(n) for n in str(given).split(",")] for given in (arguments.prompts, arguments.tokens)]
+        methods = arguments.methods.split(",")
+        if unknown := [m for m in methods if m not in METHODS]:
+            raise SystemExit(f"unknown method '{unknown[0]}': known are {', '.join(METHODS)}")
+        cells = [
+            Cell(m, arguments.shape or "gpt2", n, t, dtype=arguments.dtype, vocabulary=arguments.vocabulary)
+            for m in methods for n in numbers[0] for t in numbers[1]
+        ]  # fmt: skip
+    cells = [
+        replace(c, threads=arguments.threads, prompts=min(c.prompts, arguments.at_most or c.prompts)) for c in cells
+    ]
+    cells = [replace(c, repeats=arguments.repeats or c.repeats) for c in cells]
+    return list({c.key: c for c in cells}.values())  # a cap may have made two alike
+
+
+def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
-    parser.add_argument("--methods", default="ours,hooks,authors,transformer_lens,nnsight")
-    parser.add_argument("--tokens", default="16,128")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--preset", choices=PRESETS)
+    parser.add_argument("--methods", default="ours,hooks,authors,transformer_lens,nnsight", help="without a preset")
+    parser.add_argument("--shape", choices=SHAPES, help="of every cell; by itself gpt2")
+    parser.add_argument("--prompts", default="8", help="one or more, with commas")
+    parser.add_argument("--tokens", default="16,128", help="one or more, with commas")
+    parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, help="of every cell, instead of its own")
+    parser.add_argument("--at-most", type=int, help="prompts of a cell: a quick look at a long preset")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--resume", action="store_true", help="keep the lines that are there")
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--method", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    parser.add_argument("--scores", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.method:
-        arguments.tokens = int(arguments.tokens)
-        print(json.dumps(one(arguments)))
-        return
-
-    import pandas as pd
-    from methods import largest_difference, make_model
-
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "model"
-        make_model(SHAPES[arguments.shape], folder, arguments.dtype)
-        for tokens in arguments.tokens.split(","):
-            saved: dict[str, Path] = {}
-            for method in arguments.methods.split(","):
-                saved[method] = Path(scratch) / f"{method}-{tokens}.npy"
-                row = {"shape": arguments.shape, "method": method, "tokens": int(tokens), "prompts": arguments.prompts}
-                rows.append(row | _in_a_process(arguments, method, tokens, folder, saved[method]))
-                print(rows[-1], file=sys.stderr, flush=True)
-            reference = saved.get("hooks")
-            for row in rows[-len(saved) :]:
-                row["difference_nats"] = largest_difference(saved[row["method"]], reference)
-    table = pd.DataFrame(rows)
-    note = f"{platform.machine()}, {os.cpu_count()} cores, {arguments.threads} thread(s), {time.strftime('%Y-%m-%d')}"
-    table["machine"] = note
-    part = arguments.out.with_suffix(".part")
-    table.to_csv(part, index=False)
-    part.replace(arguments.out.with_suffix(".csv"))
-    print(table.drop(columns="machine").to_string(index=False, float_format=lambda x: f"{x:.3g}"))
-    print(note)
-
-
-def _in_a_process(arguments, method: str, tokens: str, folder: Path, scores: Path) -> dict:
-    command = [sys.executable, __file__, "--method", method, "--folder", folder, "--scores", scores, "--tokens", tokens]
-    for name in ("prompts", "repeats", "threads", "dtype"):
-        command += [f"--{name}", getattr(arguments, name)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        return {"skipped": done.stderr.strip().splitlines()[-1][:150]}
-    return json.loads(done.stdout.splitlines()[-1])
+    arguments = parser.parse_args(given)
+    name = arguments.preset or "own"
+    rest = [f"--at-most {arguments.at_most}"] if arguments.at_most else []
+    rest += [f"--repeats {arguments.repeats}"] if arguments.repeats else []
+    rest += [f"--shape {arguments.shape}"] if arguments.shape else []
+    note = " ".join(["python benchmarks/run.py", f"--preset {name}" if arguments.preset else "...", *rest])
+    try:
+        table = run(chosen(arguments), arguments.out, name, note, arguments.resume)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the finished lines are in {arguments.out / name}.csv", file=sys.stderr)
+        return 130
+    if arguments.out == HERE / "results":
+        update_readme(HERE)
+    print((arguments.out / f"{name}.md").read_text())
+    wrong = table[(table["difference_nats"] > TOLERANCE) & (table["dtype"] == "float32")]
+    for _, line in wrong.iterrows():
+        print(f"{line['method']} differs by {line['difference_nats']:.2g} nats", file=sys.stderr)
+    return int(len(wrong) > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,7 @@ MACHINERY = (
     "book/_page",
     "book/references.bib",
 )
-CONTENT = ("_toc.yml", "book", "lib", "data")
+CONTENT = ("_toc.yml", "book", "lib", "data", "benchmarks/results")
 
 
 def copy(name: str, source: Path, target: Path) -> None:

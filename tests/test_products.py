@@ -18,6 +18,14 @@ def test_strided_rows_are_read_as_they_are():
     torch.testing.assert_close(products.times_rows(a, b), a @ b.T, atol=1e-5, rtol=0)
 
 
+def test_rows_with_gaps_are_made_dense_and_others_left():
+    whole = torch.randn(6, 4)
+    assert products._dense(whole) is whole
+    transposed = whole.T
+    assert products._dense(transposed) is transposed
+    assert products._dense(whole[:, :2]).is_contiguous()
+
+
 def test_gradients_still_flow():
     a, b = torch.randn(9, 4, requires_grad=True), torch.randn(9, 4)
     products.times_rows(a, b).sum().backward()

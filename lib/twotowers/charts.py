@@ -21,7 +21,7 @@ COLOURS = {
     "in-context heads": BLUE, "best head": BLUE, "random heads": GREY,
     "random heads, same layers": GREY, "random heads, all layers": PINK, "nothing zeroed": GREEN,
     "fooheads": BLUE, "barheads": ORANGE,
-    "measured": BLUE, "paper": GREY,
+    "measured": BLUE, "paper": GREY, "predicted": ORANGE, "a forward pass": GREY,
     "before": GREY, "after": BLUE,
     "own label": BLUE, "other label": ORANGE, "own text": GREEN, "other text": PINK,
     "own class": "#56b4c9", "other class": "#b8a100", "no relation": GREY,

@@ -36,7 +36,7 @@ def _words(name: str, value: Any) -> list[str]:
     return items
 
 
-def _text(name: str, value: Any) -> str:
+def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise TwoTowersError(f"{name}={value!r}: give a word")
     return value.strip()
@@ -76,20 +76,20 @@ def _device_map(name: str, value: Any) -> str | None:
 
 
 CHECKS = {
-    "model": _text,
+    "model": text,
     "datasets": _words,
     "n_prompts": _positive,
     "labels": _labels,
-    "norm": lambda name, value: vocabulary.check_norm(_text(name, value)),
+    "norm": lambda name, value: vocabulary.check_norm(text(name, value)),
     "k": _positive,
-    "long": lambda name, value: sentences.check_long(_text(name, value)),
+    "long": lambda name, value: sentences.check_long(text(name, value)),
     "top_k": _positive,
     "heads": _heads,
     "seed": _whole,
-    "device": _text,
-    "dtype": _text,
+    "device": text,
+    "dtype": text,
     "device_map": _device_map,
-    "out": _text,
+    "out": text,
 }
 
 

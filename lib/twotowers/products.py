@@ -18,8 +18,13 @@ _SMALLEST = 8  # rows below which finding a kernel costs more than the product
 def times_rows(a: Float[Tensor, "row d"], b: Float[Tensor, "column d"]) -> Float[Tensor, "row column"]:
     """`a @ b.T`: the inner product of every row of a with every row of b."""
     if _takes(a, b):
-        return _ONEDNN(a, b, None, "none", [], "")
+        return _ONEDNN(_dense(a), _dense(b), None, "none", [], "")
     return a @ b.T
+
+
+def _dense(a: Tensor) -> Tensor:
+    """Rows or columns without gaps: with gaps oneDNN takes a path that is hundreds of times slower than the copy."""
+    return a if a.is_contiguous() or a.T.is_contiguous() else a.contiguous()
 
 
 def _takes(a: Tensor, b: Tensor) -> bool:

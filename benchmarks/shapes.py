@@ -1,0 +1,77 @@
+"""Models in the shapes of published ones, with random weights, and prompts of random tokens.
+
+The same seed makes the same weights in every process, so nothing is written to disk. Weights are made in the dtype
+they keep: a 7B model in bfloat16 never holds a float32 copy.
+"""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from transformers.initialization import no_init_weights
+from twotowers import models, reading
+from twotowers.architectures import ARCHITECTURES, Model
+from twotowers.prompts import Demonstration, Encoded, Prompt
+
+SHAPES = {
+    "gpt2": {"model_type": "gpt2"},
+    "gpt2-large": {"model_type": "gpt2", "n_layer": 36, "n_head": 20, "n_embd": 1280},
+    "gpt-j": {"model_type": "gptj"},
+    "llama-7b": {"model_type": "llama", "max_position_embeddings": 2048},
+    "tiny": {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 1000},
+}
+POOL = 1 << 24  # random numbers drawn; a larger weight repeats them from another place on
+
+
+def _config(shape: str, vocabulary: int | None = None):
+    wanted = SHAPES[shape] | ({"vocab_size": vocabulary} if vocabulary else {})
+    return transformers.AutoConfig.for_model(**wanted, bos_token_id=0, eos_token_id=0)
+
+
+def words_of(shape: str) -> int:
+    """How many words the vocabulary of a shape has."""
+    return _config(shape).vocab_size
+
+
+def build(shape: str, dtype: str = "float32", vocabulary: int | None = None, seed: int = 0) -> Model:
+    """A model without tokenizer or proof. `vocabulary` replaces the shape's own number of words."""
+    config = _config(shape, vocabulary)
+    row = ARCHITECTURES[config.model_type]
+    hf = _empty(config, models.DTYPES[dtype], reading.implementation(row))
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.empty(POOL, dtype=models.DTYPES[dtype]).normal_(0, 0.02, generator=generator).repeat(2)
+    for name, weight in hf.named_parameters():
+        if weight.dim() == 1 and name.endswith("weight"):  # of a norm
+            weight.data.fill_(1)
+            continue
+        for piece in weight.data.view(-1).split(POOL):
+            at = int(torch.randint(POOL, (), generator=generator))
+            piece.copy_(pool[at : at + len(piece)])
+    return Model(shape, hf.eval().requires_grad_(False), None, row)
+
+
+def stock(model: Model) -> torch.nn.Module:
+    """The same weights (shared, not copied) in a model as transformers makes it by default: what a forward pass costs,
+    and what other libraries may wrap and change."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    hf = _empty(config, model.dtype, None)
+    hf.load_state_dict(model.hf.state_dict(), assign=True)
+    return hf.eval().requires_grad_(False)
+
+
+def _empty(config, dtype: torch.dtype, attention: str | None) -> torch.nn.Module:
+    with no_init_weights():
+        hf = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    hf.tie_weights()
+    return hf
+
+
+def prompts(model: Model, n: int, tokens: int) -> list[Encoded]:
+    generator = torch.Generator().manual_seed(1)
+    words = model.unembedding.vocabulary
+    prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
+    out = []
+    for _ in range(n):
+        ids = torch.randint(words, (tokens,), generator=generator).tolist()
+        out.append(Encoded(prompt, tuple(ids), (2,), ((0, 1),), (3, 4), tokens - 1, {"foo": 5 % words, "bar": 7}))
+    return out
