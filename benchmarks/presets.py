@@ -11,15 +11,15 @@ def _cells(*lines: tuple[str, int, int, int]) -> list[Cell]:
 
 
 def table() -> list[Cell]:
-    """What this book's own work costs: half an hour on one thread.
+    """What this book's own work costs: a quarter of an hour on one thread.
 
-    What prompts share (the factors of the heads) weighs less the more there are, so the ratio of 256 prompts bounds
+    What prompts share (the factors of the heads) weighs less the more there are, so the ratio of 128 prompts bounds
     that of 1,000 from above.
     """
     return _cells(
-        ("ours", 16, 8, 7), ("ours", 128, 8, 5), ("ours", 16, 1000, 2), ("ours", 128, 256, 1),
-        ("ours_positions", 16, 256, 1), ("ours_positions", 128, 64, 1),
-        ("ours_zero_all", 16, 8, 2), ("ours_zero_all", 128, 8, 1), ("ours_zero_last", 16, 8, 3),
+        ("ours", 16, 8, 7), ("ours", 128, 8, 5), ("ours", 16, 1000, 1), ("ours", 128, 128, 1),
+        ("ours_positions", 16, 128, 1), ("ours_positions", 128, 32, 1),
+        ("ours_zero_all", 16, 8, 2), ("ours_zero_all", 128, 2, 1), ("ours_zero_last", 16, 8, 3),
         ("ours_zero_last", 128, 8, 3),
     )  # fmt: skip
 
