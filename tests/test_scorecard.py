@@ -260,6 +260,10 @@ def test_where_the_sets_are_not_known_nothing_counts(other):
     met = [got for rule, _, got in gated(seen(), without=other) if rule["sets"].endswith(f" of {other}")]
     assert met
     assert {got["why"] for got in met} == {"accuracy on the sets it was measured on was not measured"}
+    empty = seen()
+    empty.tables[other] = empty.tables[other].head(0)
+    met = [got for rule, _, got in gated(empty) if rule["sets"].endswith(f" of {other}")]
+    assert {(got["verdict"], got["measured"]) for got in met} == {(NOT_COMPARABLE, "")}
 
 
 def test_rows_of_sets_that_are_not_learned_are_left_out_and_named():

@@ -182,7 +182,7 @@ def learned(rule: pd.Series, row: pd.Series, table: pd.DataFrame, model: Measure
         return table, ""
     which, _, other = rule["sets"].partition(" of ")
     if other:  # the rows are of these sets together, and count together
-        named = _sets(model.tables[other]) if other in model.tables else [UNNAMED]
+        named = (_sets(model.tables[other]) if other in model.tables else []) or [UNNAMED]
         sets = pd.DataFrame([named[:1] if which == "first" else named] * len(table), index=table.index)
     else:
         sets = table.reindex(columns=which.split()).fillna(UNNAMED)
@@ -203,8 +203,8 @@ def _accuracy(name: str, model: Measured) -> pd.DataFrame:
     query, estimate, low = ACCURACY[name]
     table = _matching(model.tables.get(name, pd.DataFrame({"dataset": []})), query, {})
     sets = table["dataset"] if "dataset" in table else [TOGETHER] * len(table)
-    columns = table.reindex(columns=[estimate, low]).astype(float)
-    return columns.set_axis(["accuracy", "low"], axis=1).set_axis(pd.Index(sets, dtype=object), axis=0)
+    columns = table.reindex(columns=[estimate, low]).astype(float).set_axis(["accuracy", "low"], axis=1)
+    return columns.set_axis(pd.Index(sets, dtype=object), axis=0).dropna(subset="accuracy")
 
 
 def _not_learned(out: list[str], every: list[str], known: pd.DataFrame) -> str:
