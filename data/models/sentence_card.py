@@ -104,8 +104,8 @@ left out.
 - *imbalanced*: the last true demonstration is removed.
 - *reordered*: the true demonstrations come first.
 
-Sets it was trained on, the book's own prompts. The query was never in training. Demonstrations were for SST-2 and TREC
-(their pool is the train file), under other labels in every episode:
+Sets it was trained on, the book's own prompts. The query was never in training. The demonstrations
+of SST-2 and TREC were (their pool is the train file), under other labels in every episode:
 
 {seen}
 
