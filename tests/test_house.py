@@ -1,6 +1,7 @@
 """The house rules: rooms import only from below, no circle, no long file, notebooks without outputs."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -57,3 +58,13 @@ def test_notebooks_are_committed_without_outputs_and_with_parameters(path):
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
     if path.parent.name == "book":
         assert sum("parameters" in cell.get("metadata", {}).get("tags", []) for cell in cells) == 1
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+def test_what_a_notebook_imports_from_the_house_is_there(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    for node in ast.walk(ast.parse("\n".join("".join(cell["source"]) for cell in cells))):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "twotowers":
+            room = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                assert hasattr(room, name) or importlib.import_module(f"{node.module}.{name}"), name

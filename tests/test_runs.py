@@ -13,7 +13,7 @@ import nbformat
 import pandas as pd
 import pytest
 from conftest import ROOT
-from twotowers import cli, models, runs, sentences, sources, verify
+from twotowers import chat, cli, models, runs, sentences, sources, verify
 from twotowers.errors import TwoTowersError
 
 TABLE = """
@@ -134,6 +134,12 @@ BAD = [
     (["--device-map", "everywhere"], "unknown device_map 'everywhere': choose one of auto"),
     (["--device", "cpu", "--datasets", "trec:location/planet"], "unknown pair 'location/planet' of trec"),
     (["--long", "drop"], "no chosen chapter has the parameter 'long'"),
+    (["--more-models", "m,no/such/folder"], "there is no folder"),
+    (["--more-models", "m,"], "more_models='m,': give one or more words"),
+    (["--more-models", "elsewhere/m"], "would share the folder m: rename one"),
+    (["--more-models", "m"], "no chosen chapter has the parameter 'more_models'"),
+    (["--chat-model", "no/such/folder"], "there is no folder"),
+    (["--chat-model", "plain"], "has no chat template, so it is no chat model"),
     (["--top-k", "3"], "no chosen chapter has the parameter 'top_k'"),
     (["--chapters", "01-locate", "--labels", "foo,bar"], "no chosen chapter has the parameter 'labels'"),
 ]
@@ -141,6 +147,8 @@ BAD = [
 
 @pytest.mark.parametrize("arguments, message", BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_one_line_before_anything_runs(home, capsys, arguments, message):
+    shutil.copytree(home / "m", home / "elsewhere/m")
+    shutil.copytree(ROOT / "data/models/mini-gpt2", home / "plain")  # a model, but none for chat
     assert cli.main(["run", "--model", "m", *arguments]) == 1
     said = capsys.readouterr()
     assert said.err.startswith("twotowers: ") and message in said.err and said.err.count("\n") == 1
@@ -219,3 +227,32 @@ def test_only_small_tables_are_kept(tmp_path):
         shutil.copy(tmp_path / "tables/a.csv", tmp_path / f"tables/a{i}.csv")
     left = runs.keep(tmp_path / "tables", tmp_path / "kept")
     assert len(left) == 2 and sum(p.stat().st_size for p in (tmp_path / "kept").iterdir()) == runs.LARGEST_MODEL
+
+
+def test_models_beside_and_a_chat_model_go_to_the_chapters_that_have_them(home, monkeypatch, capsys):
+    for name, line in (("01-locate", "more_models = []"), ("02-next", "chat_model = ''")):
+        path = home / f"book/{name}.ipynb"
+        path.write_text(path.read_text().replace("n_prompts = 5", f"{line}\\nn_prompts = 5"))
+    for name in ("other", "talker"):
+        shutil.copytree(home / "m", home / name)
+    monkeypatch.setattr(chat, "check", lambda name: None)  # the folders here hold no tokenizer
+    arguments = ["run", "--model", "m", "--more-models", "other,m", "--chat-model", "talker"]
+    jobs = runs.plan(["m"], None, {"more_models": "other,m", "chat_model": " talker "})
+    assert [(job.model, job.parameters) for job in jobs] == [
+        ("m", {"more_models": ["other", "m"]}), ("m", {"chat_model": "talker"}),
+    ]  # fmt: skip
+    assert cli.main(arguments) == 0
+    assert "more_models = [\\\"other\\\", \\\"m\\\"]" in (home / "runs/m/01-locate.ipynb").read_text()
+    assert 'chat_model = \\"talker\\"' in (home / "runs/m/02-next.ipynb").read_text()
+    for folder, left in (("other", 1), ("talker", 1), ("m", 0)):  # other weights: what took them runs again, no more
+        (home / folder / "model.safetensors").write_text("other weights")
+        capsys.readouterr()
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out.count("nothing changed") == left
+    assert cli.main(["run", "--model", "m", "--more-models", "", "--chat-model", ""]) == 0
+
+
+def test_chapters_8_and_9_have_these_parameters():
+    declared = {name: runs.parameters_of(path) for name, path in runs.chapters().items()}
+    assert {name for name, has in declared.items() if "more_models" in has} == {"08-llama"}
+    assert {name for name, has in declared.items() if "chat_model" in has} == {"09-sentence-case"}

@@ -30,6 +30,8 @@ PARAMETERS = {
     "device": "cpu, cuda, cuda:1 or mps",
     "dtype": "float32, bfloat16, float16 or float64",
     "device_map": "auto: spread the model over all devices (needs accelerate)",
+    "more_models": "further models beside each one in the charts of 08-llama, separated by commas",
+    "chat_model": "a chat model that 09-sentence-case asks, folder or hub id (default: none)",
 }
 _NUMBERS = {"n_prompts", "k", "top_k", "seed"}
 

@@ -92,6 +92,12 @@ CHECKS = {
     "out": text,
 }
 
+# Parameters of one chapter alone that `twotowers run` takes as well; the chapter adds them by `own`.
+ONE_CHAPTERS = {
+    "more_models": lambda name, value: [] if value is None or value in ("", [], "[]") else _words(name, value),
+    "chat_model": lambda name, value: str(value or "").strip(),
+}
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What to say of a name that is not among the known ones."""

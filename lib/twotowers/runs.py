@@ -30,9 +30,9 @@ from jupyter_client.kernelspec import NoSuchKernel
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
-from twotowers import datasets, models, tables
+from twotowers import chat, datasets, models, tables
 from twotowers.errors import TwoTowersError
-from twotowers.parameters import check_parameters, nearest
+from twotowers.parameters import ONE_CHAPTERS, check_parameters, nearest
 from twotowers.paths import data_folder, shipped_models
 from twotowers.report import HEADS_TABLE
 
@@ -75,17 +75,20 @@ def plan(models_named: Sequence[str], chapters_named: Sequence[str] | None, para
 
     `chapters_named` None takes all. Raises TwoTowersError, in one line, on an unknown chapter, a parameter that is
     unknown, out of range or that no chosen chapter has, a data set that cannot be drawn, an unknown dtype, a device
-    that is not here, a model folder without weights, and two models whose folders would have one name.
+    that is not here, a model folder without weights, two models whose folders would have one name, and a chat model
+    that is none.
     """
     known = chapters()
     chosen = list(known) if chapters_named is None else [_chapter(name, known) for name in chapters_named]
-    given = check_parameters(parameters)
+    given = check_parameters(parameters, ONE_CHAPTERS)
     seen: dict[str, str] = {}
-    for model in models_named:
-        model = check_parameters({"model": model})["model"]
+    named = [check_parameters({"model": model})["model"] for model in models_named]
+    for model in [*named, *given.get("more_models", [])]:  # the tables of those beside bear their folder's name
         models.check(model, given.get("dtype", "float32"), given.get("device", "cpu"), given.get("device_map"))
         if (other := seen.setdefault(folder_of(model), model)) != model:
             raise TwoTowersError(f"'{other}' and '{model}' would share the folder {folder_of(model)}: rename one")
+    if given.get("chat_model"):
+        chat.check(given["chat_model"])
     for name in given.get("datasets", []):
         labels = {"labels": tuple(given["labels"])} if "labels" in given else {}
         datasets.draw(name, given.get("n_prompts", 1), seed=given.get("seed", 0), k=given.get("k", 2), **labels)
@@ -96,7 +99,7 @@ def plan(models_named: Sequence[str], chapters_named: Sequence[str] | None, para
     order = sorted(dict.fromkeys(chosen), key=list(known).index)  # later chapters read the tables of earlier ones
     return [
         Job(chapter, model, {name: value for name, value in given.items() if name in declared[chapter]})
-        for model in seen.values()
+        for model in dict.fromkeys(named)
         for chapter in order
     ]
 
@@ -125,7 +128,7 @@ def run(job: Job, out: Path, force: bool = False, bar: bool | None = None) -> bo
     done = home / f"{job.chapter}.ipynb"
     sources = _sources(job, home)
     (home / FAILED / f"{job.chapter}.ipynb").unlink(missing_ok=True)
-    if not force and done.exists() and _read(stamp) == sources | {"model": _model_state(job.model)}:
+    if not force and done.exists() and _read(stamp) == sources | _models_state(job):
         return False
     with tempfile.TemporaryDirectory(prefix=f".{job.chapter}.", dir=home) as part:
         aside, made = Path(part), Path(part) / "tables"
@@ -142,7 +145,7 @@ def run(job: Job, out: Path, force: bool = False, bar: bool | None = None) -> bo
         (aside / "out.ipynb").write_text(text, "utf8")
         os.replace(aside / "out.ipynb", done)
         stamp.parent.mkdir(exist_ok=True)
-        (aside / "inputs.json").write_text(json.dumps(sources | {"model": _model_state(job.model)}))
+        (aside / "inputs.json").write_text(json.dumps(sources | _models_state(job)))
         os.replace(aside / "inputs.json", stamp)
     return True
 
@@ -207,6 +210,12 @@ def _sources(job: Job, home: Path) -> dict[str, Any]:
         digest.update(path.name.encode() + (path.read_bytes() if path.is_file() else b""))
     versions = {name: version(name) for name in ("torch", "transformers")}
     return {"sources": digest.hexdigest(), "parameters": job.parameters, "versions": versions}
+
+
+def _models_state(job: Job) -> dict[str, Any]:
+    """The state of the model and of every other one that the chapter takes."""
+    others = [*job.parameters.get("more_models", []), *filter(None, [job.parameters.get("chat_model")])]
+    return {"model": _model_state(job.model), "others": [_model_state(other) for other in others]}
 
 
 def _model_state(model: str) -> Any:

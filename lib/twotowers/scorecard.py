@@ -16,6 +16,12 @@ its rows, the column with its interval, and either a direction or a printed numb
 - `number`, `tolerance`: which number(s) of the published value the measured one must meet, and how closely
 - `models`: whether the rule judges "any" model, only the "same" one, or "never" (then the measured value stands beside)
 - `exceptions`: how many rows may fail a direction
+- `accuracy`, `sets`: the gate of a claim about in-context learning; both are empty for what is no such claim (accuracy
+  itself, a worked example, the authors' plain prompts). `accuracy` is the table in which the model's accuracy stands.
+  `sets` says which data sets the rows are of: column(s) of theirs, or "all of" or "first of" what another table names
+
+The gate: a model that does not learn a task can show the right signs by accident, so a row counts only on data sets on
+which the model's accuracy is clearly above guessing one of the two labels, whichever of them is true.
 """
 
 from __future__ import annotations
@@ -40,12 +46,21 @@ MEANING = {
     REPRODUCED: "the measured value meets the rule",
     DIFFERS: "it contradicts the rule",
     UNDECIDED: "an interval holds the null, or there is none: neither for nor against",
-    NOT_COMPARABLE: "a number of another model or of other data; ours stands beside it",
+    NOT_COMPARABLE: "a number of another model or of other data, or our model is not shown to learn the task",
     NOT_RUN: "no table of this model holds it",
 }
 TOLD = {REPRODUCED: "; the same direction", DIFFERS: "; the opposite direction", UNDECIDED: "; no clear direction"}
+THEIRS, MEAN = "the paper's is ", "a mean over models and sentence sets"
 KEY = ["source", "model", "where", "quantity"]
 TOP_SHARE = 20 / 720  # the paper shows the top 20 of GPT2-large's 720 heads
+CHANCE = 0.5  # accuracy of guessing one of the two labels
+TOGETHER, UNNAMED = "all sets together", "the sets it was measured on"
+ACCURACY = {  # table with accuracies -> its rows, estimate and low
+    "01-locate-accuracy": ("", "accuracy", "low"),
+    "06-interventions-by-dataset": ("", "plain", "plain_low"),
+    "07-mitigation-majority": ("prompts == 'balanced' and heads == 'as it is'", "accuracy", "low"),
+    "08-llama-accuracy": ("", "accuracy", "low"),
+}
 
 
 def rules() -> pd.DataFrame:
@@ -129,9 +144,13 @@ def judge(rule: pd.Series, row: pd.Series, model: Measured) -> dict[str, str]:
     rows = None if table is None else measured_rows(rule, row, table)
     if rows is None or rows.empty:
         if rule["models"] == "same" and not same:  # running it would not help
-            return base | {"verdict": NOT_COMPARABLE, "why": f"the paper's is {row['model']}"}
+            return base | {"verdict": NOT_COMPARABLE, "why": THEIRS + row["model"]}
         why = f"no table {rule['table']}" if table is None else f"{rule['table']} has no such rows"
         return base | {"verdict": NOT_RUN, "why": why}
+    counted, left_out = learned(rule, row, table, model)
+    rows = measured_rows(rule, row, counted)
+    if counted.empty or rows.empty:
+        return base | {"verdict": NOT_COMPARABLE, "why": left_out}
     rows = rows[rows["estimate"].notna()]
     if rows.empty:
         return base | {"verdict": UNDECIDED, "why": f"{rule['measures']}: not defined on this model"}
@@ -139,10 +158,9 @@ def judge(rule: pd.Series, row: pd.Series, model: Measured) -> dict[str, str]:
     said = _shown(rows, rule, table)
     if direction and len(rows) > 1:
         said += f"; {toward} of {len(rows)} clearly {rule['test']}"
-    base |= {"measured": f"{rule['measures']}: {said}"}
+    base |= {"measured": f"{rule['measures']}: {said}" + (f"; left out: {left_out}" if left_out else "")}
     if not same:
-        other = f"the paper's is {row['model']}"
-        why = "a mean over models and sentence sets" if rule["models"] == "never" else other
+        why = MEAN if rule["models"] == "never" else THEIRS + row["model"]
         return base | {"verdict": NOT_COMPARABLE, "why": why + TOLD.get(direction, "")}
     if rule["number"]:
         low, high = printed_range(rule["number"], row["value"])
@@ -151,6 +169,58 @@ def judge(rule: pd.Series, row: pd.Series, model: Measured) -> dict[str, str]:
         why = f"{'within' if close else 'more than'} {tolerance:g} {'of' if close else 'from'} the printed number"
         return base | {"verdict": REPRODUCED if close else DIFFERS, "why": why}
     return base | {"verdict": direction, "why": ""}
+
+
+def learned(rule: pd.Series, row: pd.Series, table: pd.DataFrame, model: Measured) -> tuple[pd.DataFrame, str]:
+    """The rows of `table` that count, and in words which of those that the rule reads do not, and why.
+
+    All count when the rule claims nothing about learning. Otherwise a row counts when, on each of its data sets, the
+    lower end of every accuracy in the rule's table, one for each true label or of both, is over 50%. One that was not
+    measured, or has no interval, is not taken for high.
+    """
+    if not rule["accuracy"]:
+        return table, ""
+    which, _, other = rule["sets"].partition(" of ")
+    if other:  # the rows are of these sets together, and count together
+        named = _sets(model.tables[other]) if other in model.tables else [UNNAMED]
+        sets = pd.DataFrame([named[:1] if which == "first" else named] * len(table), index=table.index)
+    else:
+        sets = table.reindex(columns=which.split()).fillna(UNNAMED)
+    known = _accuracy(rule["accuracy"], model)
+    clear = known["low"].gt(CHANCE).groupby(level=0).all()
+    good = set(clear.index[clear])
+    read = sets.loc[_matching(table, rule["rows"], _in_published(row)).index]
+    every = list(dict.fromkeys(read.to_numpy().ravel()))
+    return table[sets.isin(good).all(axis=1)], _not_learned([one for one in every if one not in good], every, known)
+
+
+def _sets(table: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(table["dataset"])) if "dataset" in table else [TOGETHER]
+
+
+def _accuracy(name: str, model: Measured) -> pd.DataFrame:
+    """set -> accuracy and low, one row or several a set; empty when the model has no such table."""
+    query, estimate, low = ACCURACY[name]
+    table = _matching(model.tables.get(name, pd.DataFrame({"dataset": []})), query, {})
+    sets = table["dataset"] if "dataset" in table else [TOGETHER] * len(table)
+    columns = table.reindex(columns=[estimate, low]).astype(float)
+    return columns.set_axis(["accuracy", "low"], axis=1).set_axis(pd.Index(sets, dtype=object), axis=0)
+
+
+def _not_learned(out: list[str], every: list[str], known: pd.DataFrame) -> str:
+    """Why the sets `out` of those read do not count: accuracy not clearly above chance, or not measured."""
+    measured, unknown = ([one for one in out if (one in known.index) == seen] for seen in (True, False))
+    said = []
+    if measured:
+        accuracy = known.loc[measured, "accuracy"]
+        these = ", ".join(measured) if len(measured) < len(every) else "these tasks" if len(every) > 1 else "this task"
+        shown = " to ".join(dict.fromkeys(f"{value:.0%}" for value in (accuracy.min(), accuracy.max())))
+        does = "does not learn" if accuracy.max() <= CHANCE else "is not shown to learn"
+        clear = "" if accuracy.max() <= CHANCE else f", not clearly above {CHANCE:.0%} whichever label is true"
+        said.append(f"the model {does} {these}: accuracy {shown}{clear}")
+    if unknown:
+        said.append(f"accuracy on {', '.join(unknown)} was not measured")
+    return "; ".join(said)
 
 
 def _names(row: pd.Series) -> list[str]:
