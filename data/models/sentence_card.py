@@ -144,9 +144,9 @@ sentences, one to four words of a class of the book's word lists.
   frequencies differ from row to row (Dirichlet), and classes come in runs. A token of a text is left out with chance
   {DROPPED:g}.
 - **A probe beside the loss.** After the third of six layers a linear map has to tell the class of each text at its
-  colon; its loss is added (weight 1, at the end 0.3) and the map thrown away afterwards. In an earlier
-  attempt without it (4 layers, 4,400 updates) drawn labels stayed at chance. So *that* the class is known at the colon in the middle layers is our
-  doing; how heads then use it is not.
+  colon; its loss is added (weight 1, at the end 0.3) and the map thrown away afterwards. In an earlier attempt without
+  it (4 layers, 4,400 updates) drawn labels stayed at chance. So *that* the class is known at the colon in the middle
+  layers is our doing; how heads then use it is not.
 
 The shipped weights are those of the last update; no step was chosen. Settings were chosen on the validation texts.
 
