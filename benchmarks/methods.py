@@ -53,7 +53,7 @@ def forward(model: Model, encoded: list[Encoded]) -> Callable[[], None]:
 
 def ours(model: Model, encoded: list[Encoded]):
     """Everything anew in each call, also the factors that all prompts share: nothing is kept from an earlier one."""
-    return lambda: locate.increases(model, encoded, max_tokens=MAX_TOKENS).heads
+    return lambda: locate.increases(model, encoded).heads
 
 
 def ours_positions(model: Model, encoded: list[Encoded]):
@@ -70,7 +70,7 @@ def ours_positions(model: Model, encoded: list[Encoded]):
 
 def _ours_zero(model: Model, encoded: list[Encoded], positions: str):
     def work():
-        found = tracing.zero_each(model, encoded, all_heads(model), positions, max_tokens=MAX_TOKENS)
+        found = tracing.zero_each(model, encoded, all_heads(model), positions)
         true = list(encoded[0].label_ids).index("foo")
         return (found.plain_log_prob[:, true] - found.log_prob[..., true]).T.numpy()
 
