@@ -12,6 +12,8 @@ SET    ?=
 # what `make sentences` runs chapters on
 SENTENCES ?= sst2,trec,agnews,ethos,financial,amazon
 N_SENTENCES ?= 200
+# the miniature that reads them; with four heads a layer, five could leave none to compare with
+READER := mini-sentences --top-k 3
 # TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
 TORCH  ?= cpu
 TORCH_VERSION := 2.13.0
@@ -45,7 +47,7 @@ verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-larg
 	@TWOTOWERS_VERIFY="$(MODEL)" $(BIN)/python -m pytest tests/test_weights.py -m weights -rs
 
 sentences: $(STAMP)  ## the chapters on real sentences (fetches them), then the book with their pages
-	@$(BIN)/twotowers run --model $(if $(filter mini-gpt2 mini-llama,$(MODEL)),mini-sentences,$(MODEL)) \
+	@$(BIN)/twotowers run --model $(if $(filter mini-gpt2 mini-llama,$(MODEL)),$(READER),$(MODEL)) \
 	  --datasets $(SENTENCES) --n-prompts $(N_SENTENCES)
 	@$(MAKE) --no-print-directory book
 
