@@ -23,7 +23,8 @@ from twotowers.capture import captures
 from twotowers.intervene import Edit, all_heads, edited
 from twotowers.prompts import Encoded
 
-MAX_TOKENS = 4096
+MAX_TOKENS = 4096  # of a batch
+BASELINE_TOKENS = 1024  # of a batch of the plain forward pass: larger ones are slower here, and would flatter the rest
 HEADS, POSITIONS = "all heads and blocks", "every (head, position)"
 ZERO_ALL, ZERO_LAST = "zeroing every head, all positions", "zeroing every head, last position"
 
@@ -42,7 +43,7 @@ def forward(model: Model, encoded: list[Encoded]) -> Callable[[], None]:
 
     @torch.inference_mode()
     def work():
-        for some in ids.split(max(1, MAX_TOKENS // ids.shape[1])):
+        for some in ids.split(max(1, BASELINE_TOKENS // ids.shape[1])):
             hf(input_ids=some, use_cache=False, logits_to_keep=1)
 
     return work
