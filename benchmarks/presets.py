@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from measure import Cell
+from timing import Cell
 
 
 def _cells(*lines: tuple[str, int, int, int]) -> list[Cell]:

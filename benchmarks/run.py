@@ -7,7 +7,7 @@
     python benchmarks/run.py --methods ours,hooks --tokens 16 --prompts 8,64
 
 Every line of a table is measured in a process of its own, on the same random weights and the same prompts, with
-`--threads` threads; benchmarks/measure.py says how. Lines are written to benchmarks/results/PRESET.csv and .md as they
+`--threads` threads; benchmarks/timing.py says how. Lines are written to benchmarks/results/PRESET.csv and .md as they
 are finished, so that Ctrl-C keeps them and `--resume` goes on. The numbers of every way are compared with the plain
 way to do the same: the largest difference of the first prompts, in nats. A float32 difference above 1e-4 fails.
 """
@@ -27,11 +27,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-from measure import Cell
 from methods import METHODS
 from presets import PRESETS
 from report import markdown, update_readme
 from shapes import SHAPES
+from timing import Cell
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4  # nats, in float32
@@ -65,7 +65,7 @@ def measured(cell: Cell) -> dict:
     if not line["skipped"]:
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment |= {name: str(cell.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        command = [sys.executable, str(HERE / "measure.py"), json.dumps(asdict(cell))]
+        command = [sys.executable, str(HERE / "timing.py"), json.dumps(asdict(cell))]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode == 0:
             line |= json.loads(done.stdout.splitlines()[-1])

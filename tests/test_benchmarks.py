@@ -13,15 +13,15 @@ from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import measure
 import methods
 import operations
 import report
 import run
 import shapes
-from measure import Cell
+import timing
 from methods import METHODS
 from presets import PRESETS
+from timing import Cell
 
 CELL = Cell(shape="tiny", prompts=3, tokens=5, repeats=1)
 RESULTS = ROOT / "benchmarks/results"
@@ -67,8 +67,8 @@ def test_a_way_gives_the_numbers_of_the_plain_way(name):
 
 @pytest.mark.parametrize("name", ["ours", "ours_positions", "hooks"])
 def test_a_measured_line_has_the_columns_of_the_table(name):
-    line = measure.measure(
-        measure.Cell(name, **{k: getattr(CELL, k) for k in ("shape", "prompts", "tokens", "repeats")})
+    line = timing.measure(
+        timing.Cell(name, **{k: getattr(CELL, k) for k in ("shape", "prompts", "tokens", "repeats")})
     )
     assert set(line) <= set(run.COLUMNS)
     assert line["low"] <= line["ratio"] <= line["high"]
@@ -81,7 +81,7 @@ def test_a_measured_line_has_the_columns_of_the_table(name):
 def test_a_wrong_number_is_seen(monkeypatch, tmp_path, fake):
     plain = methods.REFERENCES[methods.HEADS]
     monkeypatch.setitem(methods.REFERENCES, methods.HEADS, lambda m, e: lambda: plain(m, e)() + 0.5)
-    line = measure.measure(CELL)
+    line = timing.measure(CELL)
     assert line["difference_nats"] == pytest.approx(0.5, abs=1e-4)
     monkeypatch.setitem(FAKE, "difference_nats", line["difference_nats"])
     assert run.main(["--methods", "ours", "--shape", "tiny", "--out", str(tmp_path)]) == 1
@@ -201,9 +201,9 @@ def test_operations_of_the_increases_by_hand(tiny):
 
 def test_the_peak_is_what_a_work_takes_and_not_what_was_there_before():
     kept = torch.ones(20 << 18)  # 20 MB
-    with measure.Peak() as idle:
+    with timing.Peak() as idle:
         pass
-    with measure.Peak() as busy:
+    with timing.Peak() as busy:
         torch.ones(60 << 18)
     assert idle.mb < 5 and 55 < busy.mb < 75 and len(kept)
 

@@ -102,13 +102,16 @@ def test_a_failing_cell_is_one_line_and_the_last_good_chapter_stays(home, capsys
 def test_an_interruption_leaves_nothing_half_written_and_no_kernel(home, how, status):
     command = [sys.executable, "-m", "twotowers.cli", "run", "--model", "m", "--n-prompts", "60"]
     with open(home / "said", "w") as said:
-        running = subprocess.Popen(command, cwd=home, stdout=said, stderr=said, start_new_session=True)
+        running = subprocess.Popen(  # a shell's background jobs ignore SIGINT, and so would what they start
+            command, cwd=home, stdout=said, stderr=said, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
     until = time.monotonic() + 120
     while not list(home.glob("runs/m/.02-next.*/here")):
         assert running.poll() is None and time.monotonic() < until, (home / "said").read_text()
         time.sleep(0.1)
     running.send_signal(how)
-    assert running.wait(60) == status
+    assert running.wait(300) == status
     assert "interrupted" in (home / "said").read_text().splitlines()[-1]
     assert [p for p in files(home / "runs/m") if "02-next" in p] == []
     assert not list(home.glob("runs/m/.02-next*"))

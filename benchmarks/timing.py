@@ -1,4 +1,4 @@
-"""Measure one cell in this process: run.py starts `python benchmarks/measure.py CELL-AS-JSON` for each.
+"""Measure one cell in this process: run.py starts `python benchmarks/timing.py CELL-AS-JSON` for each.
 
 The plain forward pass and the work are timed in turn, so that a slow moment of the machine touches both; the ratio is
 taken pair by pair. Memory is measured on a run of its own: the largest resident size during it, above that before it.
