@@ -52,6 +52,19 @@ def test_everything_touched_is_let_go_also_after_an_error(any_model, positions, 
     assert touched() == before
 
 
+def test_a_forward_that_another_library_put_on_a_module_stays(any_model):
+    module, encoded = any_model.part(any_model.n_layers - 1, "attention"), random_prompts(2, lengths=(11,))
+    expected = tracing.zero_each(any_model, encoded, [(0, 0), (1, 1)])
+    stock = module.forward
+    module.forward = wrapped = lambda *args, **kwargs: stock(*args, **kwargs)  # as accelerate does for a device_map
+    try:
+        found = tracing.zero_each(any_model, encoded, [(0, 0), (1, 1)])
+        assert module.forward is wrapped
+    finally:
+        del module.forward
+    torch.testing.assert_close(found.log_prob, expected.log_prob, atol=1e-12, rtol=0)
+
+
 def test_copies_of_a_layer_in_one_batch_equal_one_at_a_time(any_model):
     encoded, heads = random_prompts(3, lengths=(11,)), intervene.all_heads(any_model)
     together = tracing.zero_each(any_model, encoded, heads)

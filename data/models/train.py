@@ -283,9 +283,17 @@ class Trainer:
         else:
             self.resume(checkpoint)
         self.episodes()
+        self.choose()
+        self.save(out, card=self.write_card)
+
+    def choose(self) -> None:
+        """Take up the weights that are shipped."""
         self.model.load_state_dict(self.choice.weights)
         self.step = self.choice.best["step"]
-        self.save(out, card=lambda partial: write_card(partial, self))
+
+    def write_card(self, folder: Path) -> None:
+        """Measure the model and write its card into `folder`."""
+        write_card(folder, self)
 
 
 def trainer(name: str) -> type[Trainer]:

@@ -105,13 +105,11 @@ class SentenceTrainer(Trainer):
         self.model.train()
         return out
 
-    def run(self, out: Path, checkpoint: Path | None = None) -> None:
-        if checkpoint is None:
-            self.early_stages()
-        else:
-            self.resume(checkpoint)
-        self.episodes()
-        self.save(out, card=lambda partial: write_card(partial, self))
+    def choose(self) -> None:
+        """Nothing is chosen: the last step is shipped."""
+
+    def write_card(self, folder: Path) -> None:
+        write_card(folder, self)
 
     @property
     def made_with(self) -> str:

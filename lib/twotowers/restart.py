@@ -160,11 +160,14 @@ def _without(
 def _attention_is(model: Model, layer: int, forward) -> Iterator[None]:
     """Let one module's attention be `forward` instead, on the instance; always let go."""
     module = model.part(layer, "attention")
-    module.forward = forward  # hides the class's own; delattr shows it again
+    before = module.__dict__.get("forward")  # accelerate (device_map) puts one there
+    module.forward = forward  # hides the class's own
     try:
         yield
     finally:
         del module.forward
+        if before is not None:
+            module.forward = before
 
 
 @contextmanager
