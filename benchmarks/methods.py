@@ -17,11 +17,12 @@ import numpy as np
 import operations
 import torch
 from shapes import stock
-from twotowers import locate, tracing, vocabulary
-from twotowers.architectures import Model
-from twotowers.capture import captures
-from twotowers.intervene import Edit, all_heads, edited
-from twotowers.prompts import Encoded
+from twotowers.analysis import ablate, locate
+from twotowers.analysis.edit_heads import Edit, all_heads, edited
+from twotowers.model import unembed
+from twotowers.model.architectures import Model
+from twotowers.model.capture import captures
+from twotowers.prompts.prompt import Encoded
 
 MAX_TOKENS = 4096  # of a batch
 BASELINE_TOKENS = 1024  # of a batch of the plain forward pass: larger ones are slower here, and would flatter the rest
@@ -71,7 +72,7 @@ def ours_positions(model: Model, encoded: list[Encoded]):
 
 def _ours_zero(model: Model, encoded: list[Encoded], positions: str):
     def work():
-        found = tracing.zero_each(model, encoded, all_heads(model), positions)
+        found = ablate.ablate_heads(model, encoded, all_heads(model), positions)
         true = list(encoded[0].label_ids).index("foo")
         return (found.plain_log_prob[:, true] - found.log_prob[..., true]).T.numpy()
 
@@ -122,7 +123,7 @@ def _layer_scores(model: Model, words, scale, x, z, weight, attention, ffn) -> t
     z = z.float().view(len(x), model.n_heads, model.d_head)
     heads = torch.einsum("bhk,hkd->bhd", z, weight.float())
     rows = torch.cat([x, x + attention, x + attention + ffn, x + heads], 1)
-    p = vocabulary.bs_values(rows, model.unembedding, "frozen", scale).log_softmax(-1)
+    p = unembed.bs_values(rows, model.unembedding, "frozen", scale).log_softmax(-1)
     p = p.gather(-1, words[:, None, None].expand(-1, rows.shape[1], 1))[..., 0]
     return p[:, 3:] - p[:, :1]
 
@@ -134,7 +135,7 @@ def hooks(model: Model, encoded: list[Encoded]):
     @torch.inference_mode()
     def work():
         seen = _pieces(model, encoded)
-        scale = vocabulary.norm_scale(seen["final"], model.unembedding)[:, None]
+        scale = unembed.norm_scale(seen["final"], model.unembedding)[:, None]
         out = [
             _layer_scores(
                 model, words, scale, *(seen[k, i] for k in "xz"), model.output_weight(i), *(seen[k, i] for k in "af")
@@ -155,10 +156,10 @@ def authors(model: Model, encoded: list[Encoded]):
         out = np.empty((len(encoded), model.n_layers, model.n_heads))
         for n, prompt in enumerate(encoded):
             seen = _pieces(model, [prompt])
-            scale = vocabulary.norm_scale(seen["final"], e)
+            scale = unembed.norm_scale(seen["final"], e)
 
             def log_p(v, scale=scale, word=prompt.true_id):
-                return vocabulary.bs_values(v, e, "frozen", scale).log_softmax(-1)[0, word]
+                return unembed.bs_values(v, e, "frozen", scale).log_softmax(-1)[0, word]
 
             for i in range(model.n_layers):
                 x, weight = seen["x", i], model.output_weight(i)
@@ -180,15 +181,15 @@ def positions_in_batches(model: Model, encoded: list[Encoded]):
     def work():
         out = [None] * len(encoded)
         for seen in captures(model, encoded, {"weights", "values"}, max_tokens=MAX_TOKENS):
-            scale = vocabulary.norm_scale(seen.final, e)
+            scale = unembed.norm_scale(seen.resid_final, e)
             for row, i in enumerate(seen.index):
                 word, layers = seen.prompts[row].true_id, []
                 for layer in range(model.n_layers):
                     value = seen.values[layer, row].float().repeat_interleave(shared, 0)
-                    mixed = seen.weights[layer, row].float()[..., None] * value
-                    x = seen.layer_input[layer, row].float()
-                    rows = torch.cat([x[None], (x + mixed @ model.output_weight(layer).float()).flatten(0, 1)])
-                    p = vocabulary.bs_values(rows, e, "frozen", scale[row]).log_softmax(-1)[:, word]
+                    z = seen.weights[layer, row].float()[..., None] * value
+                    x = seen.resid_pre[layer, row].float()
+                    rows = torch.cat([x[None], (x + z @ model.output_weight(layer).float()).flatten(0, 1)])
+                    p = unembed.bs_values(rows, e, "frozen", scale[row]).log_softmax(-1)[:, word]
                     layers.append((p[1:] - p[0]).view(model.n_heads, -1))
                 out[i] = torch.stack(layers).numpy()
         return np.stack(out)
@@ -270,7 +271,7 @@ def nnsight(model: Model, encoded: list[Encoded]):
                 z, a = block.attn.c_proj.input[:, -1], block.attn.c_proj.output[:, -1]
                 seen.append((x, z, a, block.mlp.c_proj.output[:, -1]))
             final = wrapped.transformer.ln_f.input[:, -1].save()
-        scale = vocabulary.norm_scale(final, model.unembedding)[:, None]
+        scale = unembed.norm_scale(final, model.unembedding)[:, None]
         out = [
             _layer_scores(model, words, scale, x, z, model.output_weight(i), a, f)
             for i, (x, z, a, f) in zip(layers, seen, strict=True)

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 import torch
-from twotowers.architectures import Model
-from twotowers.products import times_rows
+from twotowers.model.architectures import Model
+from twotowers.model.products import matmul_t
 
 ROWS, WORDS = 1024, 1024  # of the block that the rates are measured on; it stays in a processor's outer cache
 
@@ -52,7 +52,7 @@ def rates(width: int, seconds: float = 0.3) -> tuple[float, float]:
     """Products and exponentials a second on this machine, in float32 and with the threads now set."""
     a, b, out = torch.rand(ROWS, width), torch.rand(WORDS, width), torch.empty(ROWS, WORDS)
     return (
-        2.0 * ROWS * width * WORDS / _each(lambda: times_rows(a, b), seconds),
+        2.0 * ROWS * width * WORDS / _each(lambda: matmul_t(a, b), seconds),
         ROWS * WORDS / _each(lambda: out.zero_().exp_().sum(-1), seconds),
     )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 import transformers
 from transformers.initialization import no_init_weights
-from twotowers import models, reading
-from twotowers.architectures import ARCHITECTURES, Model
-from twotowers.prompts import Demonstration, Encoded, Prompt
+from twotowers.model import attention_hooks, loading
+from twotowers.model.architectures import ARCHITECTURES, Model
+from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 SHAPES = {
     "gpt2": {"model_type": "gpt2"},
@@ -37,9 +37,9 @@ def build(shape: str, dtype: str = "float32", vocabulary: int | None = None, see
     """A model without tokenizer or proof. `vocabulary` replaces the shape's own number of words."""
     config = _config(shape, vocabulary)
     row = ARCHITECTURES[config.model_type]
-    hf = _empty(config, models.DTYPES[dtype], reading.implementation(row))
+    hf = _empty(config, loading.DTYPES[dtype], attention_hooks.implementation(row))
     generator = torch.Generator().manual_seed(seed)
-    pool = torch.empty(POOL, dtype=models.DTYPES[dtype]).normal_(0, 0.02, generator=generator).repeat(2)
+    pool = torch.empty(POOL, dtype=loading.DTYPES[dtype]).normal_(0, 0.02, generator=generator).repeat(2)
     for name, weight in hf.named_parameters():
         if weight.dim() == 1 and name.endswith("weight"):  # of a norm
             weight.data.fill_(1)

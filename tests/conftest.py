@@ -7,10 +7,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from twotowers import chat, models
-from twotowers.architectures import ARCHITECTURES, Model
-from twotowers.prompts import Demonstration, Encoded, Prompt
-from twotowers.reading import implementation
+from twotowers.model import chat, loading
+from twotowers.model.architectures import ARCHITECTURES, Model
+from twotowers.model.attention_hooks import implementation
+from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -62,7 +62,7 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
             if "norm" in name or "ln_" in name:
                 parameter.add_(torch.rand_like(parameter))
     hf = hf.eval().requires_grad_(False)
-    return Model(kind, hf, None, row, f"{kind}@{models.weights_hash(hf)}")
+    return Model(kind, hf, None, row, f"{kind}@{loading.weights_hash(hf)}")
 
 
 class _StaysWide(torch.overrides.TorchFunctionMode):

@@ -5,7 +5,7 @@ module calls: no capture, no factoring, no streaming.
 """
 
 import torch
-from twotowers.architectures import Model
+from twotowers.model.architectures import Model
 
 
 def log_prob(model: Model, v, word, norm, scale):
@@ -53,7 +53,7 @@ class Reference:
             for handle in handles:
                 handle.remove()
         self.attentions = [a[0, :, -1] for a in out.attentions]  # per layer (head, position)
-        self.layer_input = [h[0, -1] for h in out.hidden_states[: model.n_layers]]
+        self.resid_pre = [h[0, -1] for h in out.hidden_states[: model.n_layers]]
         self.attention = [seen["attention", i][0, -1] for i in range(model.n_layers)]
         self.ffn = [seen["ffn", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
         self.normed = [seen["attention_in", i][0] for i in range(model.n_layers)]  # (position, d_model)
@@ -62,9 +62,9 @@ class Reference:
             b: [seen[f"{b} map", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
             for b in ("attention", "ffn")
         }
-        self.final = self.layer_input[-1] + self.attention[-1] + self.ffn[-1]
+        self.resid_final = self.resid_pre[-1] + self.attention[-1] + self.ffn[-1]
         e = model.unembedding
-        centred = self.final - self.final.mean() if e.centred else self.final
+        centred = self.resid_final - self.resid_final.mean() if e.centred else self.resid_final
         self.scale = (centred.square().mean() + e.eps).sqrt()
 
     def after_norm(self, layer, block, v):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from conftest import random_prompts, tiny
 from reference import Reference
-from twotowers import attention, locate, towers
-from twotowers.attention import Reading, Towers, changes, read, two_towers
-from twotowers.capture import capture
+from twotowers.analysis import attention, locate
+from twotowers.analysis.attention import Reading, Towers, changes, read, two_towers
 from twotowers.errors import TwoTowersError
+from twotowers.model import query_key
+from twotowers.model.capture import capture
 
 HEADS = [(1, 3), (0, 1)]
 
@@ -35,7 +36,7 @@ def test_weights_and_increases_at_label_positions_are_the_slow_references(any_mo
             expected = slow.attentions[layer][head, list(at)]
             np.testing.assert_allclose(got.matrix((layer, head))[i], expected, atol=1e-12)
             gains = [
-                slow.increase(slow.layer_input[layer], slow.position(layer, head, p), word, norm)
+                slow.increase(slow.resid_pre[layer], slow.position(layer, head, p), word, norm)
                 for p, word in zip(at, own_words(encoded[i]), strict=True)
             ]
             np.testing.assert_allclose(got.matrix((layer, head), "increase")[i], gains, atol=1e-9)
@@ -164,8 +165,8 @@ def test_before_rotation_content_alone_counts(any_model):
             np.testing.assert_allclose(*lengths, rtol=1e-5)
         for i, one in enumerate(encoded):
             q, k = (torch.tensor(x[i]) for x in (plain[layer, head].queries, plain[layer, head].keys))
-            q = towers.rotated(any_model, layer, q, torch.tensor(one.last))
-            k = towers.rotated(any_model, layer, k, torch.tensor(one.label_positions))
+            q = query_key.rotated(any_model, layer, q, torch.tensor(one.last))
+            k = query_key.rotated(any_model, layer, k, torch.tensor(one.label_positions))
             np.testing.assert_allclose(k @ q, turned[layer, head].scores()[i], rtol=1e-4, atol=1e-4)
         gap = np.abs(turned[layer, head].scores() - plain[layer, head].scores()).max()
         assert gap > 1e-2 if rotary else gap < 1e-9

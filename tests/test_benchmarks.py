@@ -67,9 +67,7 @@ def test_a_way_gives_the_numbers_of_the_plain_way(name):
 
 @pytest.mark.parametrize("name", ["ours", "ours_positions", "hooks"])
 def test_a_measured_line_has_the_columns_of_the_table(name):
-    line = timing.measure(
-        timing.Cell(name, **{k: getattr(CELL, k) for k in ("shape", "prompts", "tokens", "repeats")})
-    )
+    line = timing.measure(timing.Cell(name, **{k: getattr(CELL, k) for k in ("shape", "prompts", "tokens", "repeats")}))
     assert set(line) <= set(run.COLUMNS)
     assert line["low"] <= line["ratio"] <= line["high"]
     assert 0 <= line["difference_nats"] < 1e-4

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from conftest import random_prompts, tiny
-from twotowers import best, datasets, locate, peers
+from twotowers import heads as head_sets
+from twotowers.analysis import best, locate
 from twotowers.errors import TwoTowersError
+from twotowers.prompts import datasets
 
 
 @pytest.mark.parametrize("n", [8, 50, 400])
@@ -34,11 +36,11 @@ def test_only_sets_of_sentences_may_be_missing():
             raise TwoTowersError(f"no {name}")
         return name.upper()
 
-    assert best.readable(["sst2", "trec", "agnews:sports/world"], draw) == (
+    assert best.load_available(["sst2", "trec", "agnews:sports/world"], draw) == (
         {"sst2": "SST2", "agnews:sports/world": "AGNEWS:SPORTS/WORLD"}, {"trec": "no trec"}
     )  # fmt: skip
     with pytest.raises(TwoTowersError, match="no animal/country"):
-        best.readable(["sst2", "animal/country"], draw)
+        best.load_available(["sst2", "animal/country"], draw)
 
 
 def test_every_set_counts_alike_whatever_its_size():
@@ -65,9 +67,9 @@ def test_a_model_without_a_head_that_helps_is_refused(monkeypatch):
 
 def test_controls_are_other_heads_of_the_layer():
     for seed in range(5):
-        drawn = peers.others_of_layer((2, 1), 8, 5, seed)
+        drawn = head_sets.others_of_layer((2, 1), 8, 5, seed)
         assert len(set(drawn)) == 5 and (2, 1) not in drawn and {layer for layer, _ in drawn} == {2}
-        assert drawn == peers.others_of_layer((2, 1), 8, 5, seed)
-    assert set(peers.others_of_layer((0, 0), 3, 5)) == {(0, 1), (0, 2)}
+        assert drawn == head_sets.others_of_layer((2, 1), 8, 5, seed)
+    assert set(head_sets.others_of_layer((0, 0), 3, 5)) == {(0, 1), (0, 2)}
     with pytest.raises(TwoTowersError, match="one head only"):
-        peers.others_of_layer((0, 0), 1, 5)
+        head_sets.others_of_layer((0, 0), 1, 5)

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_prompts, tiny
-from twotowers import biases, mitigate, models
-from twotowers.capture import capture, predict
-from twotowers.datasets import draw, orders
+from twotowers.analysis import biases, mitigate
+from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.errors import TwoTowersError
-from twotowers.intervene import Edit, all_heads, edited
-from twotowers.prompts import Demonstration, Encoded, Prompt
+from twotowers.model import loading
+from twotowers.model.capture import capture, predict
+from twotowers.prompts.datasets import draw, orders
+from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 
 def flags(text):
@@ -127,8 +128,8 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
         seen = capture(model, [one], {"weights", "values"})
         for i, heads in enumerate(sets):
             for j, a_c in enumerate(a_cs):
-                x = seen.final + a_c * mitigate.minority_shortcut(seen, model, heads)
-                top = int(models.finished(model, x).argmax())
+                x = seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, heads)
+                top = int(loading.finished(model, x).argmax())
                 assert found.correct[i, j, row] == (top == one.true_id)
     assert (found.among[0, 0] != found.among[0, 2]).any() or (found.among[1, 0] != found.among[1, 2]).any()
 
@@ -145,7 +146,7 @@ def test_a_shortcut_from_a_planted_head_raises_the_minority_label():
     seen.values = seen.values.clone()
     seen.values[0, :, :2] = plan[None, :, None]
     shortcut = mitigate.minority_shortcut(seen, model, heads)
-    logits = [models.finished(model, seen.final + a * shortcut) for a in (0, 1, 3)]
+    logits = [loading.finished(model, seen.resid_final + a * shortcut) for a in (0, 1, 3)]
     p = [float(one.log_softmax(-1)[0, 7]) for one in logits]
     assert p[0] < p[1] < p[2]
 

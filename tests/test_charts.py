@@ -5,7 +5,7 @@ import json
 import altair as alt
 import pandas as pd
 import pytest
-from twotowers import charts
+from twotowers.stats import charts
 
 WORDS = {"title": "A title", "description": "What is seen."}
 BLOCKS = pd.DataFrame({"layer": [0, 0, 1, 1], "kind": ["attention", "FFN"] * 2, "increase": [0.1, 0.2, 1.5, -0.3]})
@@ -26,7 +26,13 @@ EVERY = {
     "head_map": lambda: charts.head_map(HEADS, value_title="increase (nats)", **WORDS),
     "bars": lambda: charts.bars(BARS, x="set", y="accuracy", group="source", x_title="set", y_title="share", **WORDS),
     "lines": lambda: charts.lines(
-        BARS.assign(factor=[0.0, 0.1]), x="factor", y="accuracy", group="source", x_title="a", y_title="b", log=True,
+        BARS.assign(factor=[0.0, 0.1]),
+        x="factor",
+        y="accuracy",
+        group="source",
+        x_title="a",
+        y_title="b",
+        log=True,
         **WORDS,
     ),
     "scatter": lambda: charts.scatter(
@@ -42,7 +48,14 @@ EVERY = {
         HEADS, x="head", y="layer", value="increase", x_title="key", y_title="query", value_title="nats", **WORDS
     ),
     "matrix, split": lambda: charts.matrix(
-        HEADS, x="head", y="layer", value="increase", x_title="key", y_title="query", value_title="nats", facet="layer",
+        HEADS,
+        x="head",
+        y="layer",
+        value="increase",
+        x_title="key",
+        y_title="query",
+        value_title="nats",
+        facet="layer",
         **WORDS,
     ),
     "word_explorer": lambda: charts.word_explorer(EXPLORER, **WORDS),

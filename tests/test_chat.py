@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 from conftest import CHAT_TEMPLATE, chat_model
-from twotowers import chat
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Demonstration, Encoded, Prompt
+from twotowers.model import chat
+from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 
 def refused(match):
@@ -89,7 +89,7 @@ def test_a_stranger_has_another_class_the_same_label_and_no_text_of_the_case():
         case(("b", "foo", "news"), ("c", "foo", "news")),  # texts of the case
         case(("v", "bar", "news"), ("u", "foo", "news")),
     ]
-    found, place = chat.stranger(mine, 0, others)
+    found, place = chat.control_example(mine, 0, others)
     assert found is others[3] and place == 1
     with refused("no other prompt has 'foo' beside a text of another class"):
-        chat.stranger(mine, 0, others[:3])
+        chat.control_example(mine, 0, others[:3])

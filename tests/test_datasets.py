@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twotowers import datasets
-from twotowers.datasets import counterbalanced, draw, imbalanced, orders, reordered, swapped_labels
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Demonstration, Prompt
+from twotowers.prompts import datasets
+from twotowers.prompts.datasets import counterbalanced, draw, imbalanced, orders, reordered, swapped_labels
+from twotowers.prompts.prompt import Demonstration, Prompt
 
 TABLE = pd.DataFrame(
     [
@@ -235,24 +235,24 @@ def test_a_false_demonstration_can_be_taken_away_too():
 def test_one_text_moves_to_the_other_class_and_the_labels_stay():
     prompts = draw("sentiment/number", 30, table=TABLE)
     classes = {"sentiment": {"love", "hate", "nan"}, "number": {"one", "two", "six", "ten"}}
-    for before, after in zip(prompts, datasets.moved(prompts), strict=True):
+    for before, after in zip(prompts, datasets.with_other_class_text(prompts), strict=True):
         assert after.demonstrations == before.demonstrations
         assert (after.cls, after.true_label) == ("sentiment", "bar") and after.query in classes["sentiment"]
         assert after.query not in {d.text for d in before.demonstrations}
-    for before, after in zip(prompts, datasets.moved(prompts, 1), strict=True):
+    for before, after in zip(prompts, datasets.with_other_class_text(prompts, 1), strict=True):
         assert [d.label for d in after.demonstrations] == [d.label for d in before.demonstrations]
         assert (after.query, after.true_label) == (before.query, "foo")
         assert after.demonstrations[1].text in classes["number"] and after.demonstrations[1].cls == "number"
         assert len({after.query, *(d.text for d in after.demonstrations)}) == 5
-    assert len({p.query for p in datasets.moved(prompts)}) == 3
-    assert datasets.moved(prompts, 2) == datasets.moved(prompts, 2)
+    assert len({p.query for p in datasets.with_other_class_text(prompts)}) == 3
+    assert datasets.with_other_class_text(prompts, 2) == datasets.with_other_class_text(prompts, 2)
 
 
 def test_a_text_that_cannot_move_is_refused():
     with pytest.raises(TwoTowersError, match="two named classes"):
-        datasets.moved([PAPER])
+        datasets.with_other_class_text([PAPER])
     prompts = draw("sentiment/number", 3, table=TABLE)
     with pytest.raises(TwoTowersError, match="demonstrations 0 to 3"):
-        datasets.moved(prompts, 4)
+        datasets.with_other_class_text(prompts, 4)
     with pytest.raises(TwoTowersError, match="no other text of the class sentiment"):
-        datasets.moved(prompts[:1])
+        datasets.with_other_class_text(prompts[:1])

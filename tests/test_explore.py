@@ -10,15 +10,18 @@ from conftest import tiny
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
-from twotowers import charts, mitigate, models, playground
-from twotowers.capture import capture, predict
-from twotowers.datasets import imbalanced, paper_example
+from twotowers.analysis import mitigate
+from twotowers.analysis.edit_heads import Edit, edited
+from twotowers.analysis.locate import head_increases
+from twotowers.chapters import playground
+from twotowers.chapters.explore import ACTIONS, State, figures, heads_from_text, results
+from twotowers.chapters.playground import Playground
 from twotowers.errors import TwoTowersError
-from twotowers.explore import ACTIONS, State, figures, heads_from_text, results
-from twotowers.intervene import Edit, edited
-from twotowers.locate import head_increases
-from twotowers.playground import Playground
-from twotowers.prompts import encode
+from twotowers.model import loading
+from twotowers.model.capture import capture, predict
+from twotowers.prompts.datasets import imbalanced, paper_example
+from twotowers.prompts.prompt import encode
+from twotowers.stats import charts
 
 PROMPT = paper_example()
 
@@ -75,7 +78,7 @@ def test_every_action_shows_what_its_edit_does(model, action):
     else:
         seen = capture(model, [one], {"weights", "values"})
         a_c = 0.25 if action == "mend majority" else 0.0
-        logits = models.finished(model, seen.final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
+        logits = loading.finished(model, seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
     after = found.labels.set_index("label").after
     assert after["foo"] == pytest.approx(float(logits[0].softmax(-1)[2]))
     changed = not np.allclose(found.labels.before, found.labels.after)
@@ -223,7 +226,7 @@ def test_an_error_of_another_kind_is_named_in_one_line_too(play, monkeypatch):
 
 def test_another_model_gets_another_map_and_a_large_one_its_strongest_layers(play, monkeypatch, model):
     other = with_words(tiny("llama wide heads", torch.float32))
-    monkeypatch.setattr(playground.models, "load", lambda name, **_: other)
+    monkeypatch.setattr(playground.loading, "load", lambda name, **_: other)
     play.model.value = "another"
     assert play.error.value == "" and len(play.buttons) == other.n_layers * other.n_heads
     monkeypatch.setattr(playground, "MOST_BUTTONS", 6)

@@ -2,9 +2,11 @@
 
 import pytest
 from conftest import tiny
-from twotowers import locate, peers, tables
+from twotowers import heads as head_sets
+from twotowers.analysis import locate
+from twotowers.chapters.chapter import HEADS_TABLE, Chapter, check_parameters
 from twotowers.errors import TwoTowersError
-from twotowers.report import HEADS_TABLE, Chapter, check_parameters
+from twotowers.stats import tables
 
 
 def chapter(folder, model, **parameters) -> Chapter:
@@ -73,30 +75,30 @@ def test_without_a_table_heads_are_located_as_chapter_1_would(tmp_path, monkeypa
 def test_random_heads_are_others_of_the_same_layers():
     heads = [(2, 0), (2, 3), (1, 1)]
     for seed in range(20):
-        drawn = peers.random_heads(heads, 4, seed)
+        drawn = head_sets.random_heads(heads, 4, seed)
         assert [layer for layer, _ in drawn] == [2, 2, 1]
         assert len(set(drawn)) == 3 and not set(drawn) & set(heads)
-        assert drawn == peers.random_heads(heads, 4, seed)
-    assert len({tuple(peers.random_heads(heads, 4, seed)) for seed in range(20)}) > 3
-    assert peers.heads_beside(heads, 4) == [(1, 0), (1, 2), (1, 3), (2, 1), (2, 2)]
+        assert drawn == head_sets.random_heads(heads, 4, seed)
+    assert len({tuple(head_sets.random_heads(heads, 4, seed)) for seed in range(20)}) > 3
+    assert head_sets.other_heads_of_layers(heads, 4) == [(1, 0), (1, 2), (1, 3), (2, 1), (2, 2)]
     with pytest.raises(TwoTowersError, match="every head of layer 0"):
-        peers.random_heads([(0, 0), (0, 1)], 2)
+        head_sets.random_heads([(0, 0), (0, 1)], 2)
 
 
 def test_control_heads_are_others_of_the_same_layers_while_there_are_any():
     heads = [(2, 0), (2, 3), (1, 1)]
     for seed in range(20):
-        same = peers.control_heads(heads, 3, 4, seed)
+        same = head_sets.control_heads(heads, 3, 4, seed)
         assert sorted(layer for layer, _ in same) == [1, 2, 2]
-        anywhere = peers.control_heads(heads, 3, 4, seed, same_layers=False)
+        anywhere = head_sets.control_heads(heads, 3, 4, seed, same_layers=False)
         for drawn in (same, anywhere):
             assert len(set(drawn)) == 3 and not set(drawn) & set(heads)
-        assert same == peers.control_heads(heads, 3, 4, seed)
-    layers = {layer for seed in range(20) for layer, _ in peers.control_heads(heads, 3, 4, seed, same_layers=False)}
+        assert same == head_sets.control_heads(heads, 3, 4, seed)
+    layers = {layer for seed in range(20) for layer, _ in head_sets.control_heads(heads, 3, 4, seed, same_layers=False)}
     assert layers == {0, 1, 2}
-    assert not {(1, 0), (1, 2)} & set(peers.control_heads(heads, 3, 4, beside=[(1, 0), (1, 2)]))
+    assert not {(1, 0), (1, 2)} & set(head_sets.control_heads(heads, 3, 4, beside=[(1, 0), (1, 2)]))
     full = [(2, h) for h in range(3)]
-    drawn = peers.control_heads(full, 3, 4)
+    drawn = head_sets.control_heads(full, 3, 4)
     assert (2, 3) in drawn and len(set(drawn)) == 3 and sum(layer < 2 for layer, _ in drawn) == 2
     with pytest.raises(TwoTowersError, match="leave 5 others"):
-        peers.control_heads([(a, b) for a in range(3) for b in range(4)][:7], 3, 4)
+        head_sets.control_heads([(a, b) for a in range(3) for b in range(4)][:7], 3, 4)

@@ -7,17 +7,19 @@ import pytest
 import torch
 from conftest import random_prompts, shared, tiny
 from reference import Reference
-from twotowers import datasets, locate, models, vocabulary, walk
-from twotowers.capture import capture, captures
+from twotowers.analysis import increase, locate
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import encode_all
+from twotowers.model import loading, unembed
+from twotowers.model.capture import capture, captures
+from twotowers.prompts import datasets
+from twotowers.prompts.prompt import encode_all
 
 WANT = {"weights", "values", "neurons"}
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
     for seen in captures(any_model, random_prompts(4), WANT):
-        for identity, error in models.identity_errors(any_model, seen).items():
+        for identity, error in loading.identity_errors(any_model, seen).items():
             assert error < 1e-12, identity
 
 
@@ -34,14 +36,14 @@ def test_bs_is_linear_when_frozen_and_not_when_recomputed(any_model):
     e = any_model.unembedding
     x, v = torch.randn(2, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     s = torch.tensor(1.7, dtype=torch.float64)
-    both = vocabulary.bs_values(x + v, e, "frozen", s)
-    apart = vocabulary.bs_values(x, e, "frozen", s) + vocabulary.bs_values(v, e, "frozen", s)
+    both = unembed.bs_values(x + v, e, "frozen", s)
+    apart = unembed.bs_values(x, e, "frozen", s) + unembed.bs_values(v, e, "frozen", s)
     torch.testing.assert_close(both, apart)
-    recomputed = vocabulary.bs_values(x, e, "recomputed") + vocabulary.bs_values(v, e, "recomputed")
-    assert (vocabulary.bs_values(x + v, e, "recomputed") - recomputed).abs().max() > 1e-3
+    recomputed = unembed.bs_values(x, e, "recomputed") + unembed.bs_values(v, e, "recomputed")
+    assert (unembed.bs_values(x + v, e, "recomputed") - recomputed).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("norm", vocabulary.NORMS)
+@pytest.mark.parametrize("norm", unembed.NORMS)
 @pytest.mark.parametrize("factored", [False, True])
 def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
     # Few prompts take the full-width plan, many the factored one: the operation count decides.
@@ -54,7 +56,7 @@ def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
     for i in (0, len(encoded) - 1):
         slow, word = Reference(any_model, encoded[i].ids), encoded[i].true_id
         for layer in range(any_model.n_layers):
-            x = slow.layer_input[layer]
+            x = slow.resid_pre[layer]
             expected = slow.increase(x, slow.attention[layer], word, norm)
             assert attention[i, layer].item() == pytest.approx(expected, abs=1e-9)
             between = x + slow.attention[layer]
@@ -66,7 +68,7 @@ def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
                     expected = slow.increase(x, slow.position(layer, head, p), word, norm)
                     assert positions[i, layer, head, p].item() == pytest.approx(expected, abs=1e-9)
         for j, neuron in enumerate([0, 3, 5]):
-            x = slow.layer_input[1] + slow.attention[1]
+            x = slow.resid_pre[1] + slow.attention[1]
             expected = slow.increase(x, slow.neuron(1, neuron), word, norm)
             assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
 
@@ -75,18 +77,18 @@ def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
 @pytest.mark.parametrize("prompts", [2, 60])
 def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(name, prompts):
     """Both plans, several slabs, and the quicker product of this machine, which float64 never takes."""
-    model = models.load(name)
+    model = loading.load(name)
     encoded = encode_all(datasets.draw("animal/country", prompts), model.tokenizer, model.context)
     assert len({len(e.ids) for e in encoded}) == 1  # every word of the lists is one token
     seen = capture(model, encoded, {"weights", "values"})
     found = {n: (locate.head_increases(seen, model, norm=n), *locate.block_increases(seen, model, norm=n))
-             for n in vocabulary.NORMS}  # fmt: skip
+             for n in unembed.NORMS}  # fmt: skip
     positions = locate.position_increases(seen, model)
     exact = replace(model, hf=copy.deepcopy(model.hf).double())
     for i in (0, len(encoded) - 1):
         slow, word = Reference(exact, encoded[i].ids), encoded[i].true_id
         for layer in range(model.n_layers):
-            x = slow.layer_input[layer]
+            x = slow.resid_pre[layer]
             for norm, (heads, attention, ffn) in found.items():
                 expected = [slow.increase(x, slow.head(layer, h), word, norm) for h in range(model.n_heads)]
                 assert heads[i, layer].tolist() == pytest.approx(expected, abs=1e-4)
@@ -102,9 +104,11 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(name,
 def test_prompts_split_for_memory_give_the_same(any_model, monkeypatch):
     seen = capture(any_model, random_prompts(3, lengths=(11,)))
     whole = locate.head_increases(seen, any_model)
-    monkeypatch.setattr(walk, "LIMIT", 1)
+    monkeypatch.setattr(increase, "LIMIT", 1)
     parts = []
-    monkeypatch.setattr(walk, "_walked", lambda *a, real=walk._walked: parts.append(1) or real(*a))
+    monkeypatch.setattr(
+        increase, "stream_vocabulary", lambda *a, real=increase.stream_vocabulary: parts.append(1) or real(*a)
+    )
     torch.testing.assert_close(locate.head_increases(seen, any_model), whole, atol=1e-12, rtol=0)
     assert len(parts) == 3
 
@@ -120,16 +124,16 @@ def test_batches_lengths_and_order_change_nothing():
 
 
 def test_log_prob_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
-    monkeypatch.setattr(vocabulary, "slabs", lambda e: _slabs(e, 7))  # many slabs even for a tiny vocabulary
+    monkeypatch.setattr(unembed, "vocab_chunks", lambda e: _slabs(e, 7))  # many slabs even for a tiny vocabulary
     e = any_model.unembedding
     v = torch.randn(3, 5, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     words = torch.randint(0, e.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
-    full = vocabulary.bs_values(v, e, "recomputed")
+    full = unembed.bs_values(v, e, "recomputed")
     expected = full.log_softmax(-1).gather(-1, words[..., None])[..., 0]
-    torch.testing.assert_close(vocabulary.log_prob(v, words, e, "recomputed"), expected)
+    torch.testing.assert_close(unembed.log_prob(v, words, e, "recomputed"), expected)
     own = full.gather(-1, words[..., None])
-    assert torch.equal(vocabulary.rank(v, words, e, "recomputed"), 1 + (full > own).sum(-1))
-    values, ids = vocabulary.top_words(v, 4, e, "recomputed")
+    assert torch.equal(unembed.rank(v, words, e, "recomputed"), 1 + (full > own).sum(-1))
+    values, ids = unembed.top_words(v, 4, e, "recomputed")
     torch.testing.assert_close(values, full.topk(4).values)
     torch.testing.assert_close(full.gather(-1, ids), values)
 
@@ -142,8 +146,8 @@ def _slabs(e, size):
 def test_a_wrong_row_of_the_table_is_refused(any_model):
     wrong = replace(any_model, architecture=replace(any_model.architecture, centred=not any_model.architecture.centred))
     with pytest.raises(TwoTowersError, match="our logits"):
-        models.prove(wrong)
-    models.prove(any_model)
+        loading.prove(wrong)
+    loading.prove(any_model)
 
 
 def test_hooks_come_off_also_after_an_error(any_model):
@@ -163,24 +167,24 @@ def _beyond_the_vocabulary(encoded):
 
 
 def test_a_trained_model_with_grouped_queries_passes_the_proof():
-    model = models.load(shared("models/stories260K"))
+    model = loading.load(shared("models/stories260K"))
     assert model.n_key_value_heads < model.n_heads
-    assert max(models.prove(model).values()) < 1e-4
+    assert max(loading.prove(model).values()) < 1e-4
 
 
-@pytest.mark.parametrize("norm", vocabulary.NORMS)
+@pytest.mark.parametrize("norm", unembed.NORMS)
 def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm):
     model = tiny("gpt2", torch.float32)
     seen = capture(model, random_prompts(3, lengths=(11,)))
-    scale = vocabulary.norm_scale(seen.final, model.unembedding)
+    scale = unembed.norm_scale(seen.resid_final, model.unembedding)
     # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
-    parts = [t[1:2] * 400 for t in (seen.layer_input, seen.mixed[:, :, :, None], seen.ffn_output)]
-    words = vocabulary.bs_values(parts[0][0], model.unembedding, norm, scale).argmin(-1)
-    _, _, heads = walk.increases_along(model, *parts, scale, words, norm, layers=[1])
+    parts = [t[1:2] * 400 for t in (seen.resid_pre, seen.z[:, :, :, None], seen.ffn_output)]
+    words = unembed.bs_values(parts[0][0], model.unembedding, norm, scale).argmin(-1)
+    _, _, heads = increase.increases_along(model, *parts, scale, words, norm, layers=[1])
     for head in range(model.n_heads):
         x = parts[0][0]
         v = parts[1][0, :, head, 0] @ model.output_weight(1)[head]
-        p = [vocabulary.log_prob(u, words, model.unembedding, norm, scale) for u in (x, x + v)]
+        p = [unembed.log_prob(u, words, model.unembedding, norm, scale) for u in (x, x + v)]
         if norm != "recomputed":
             assert p[0].max() < -89
         torch.testing.assert_close(heads[:, 0, head, 0], p[1] - p[0], rtol=2e-3, atol=5e-3)

@@ -132,15 +132,15 @@ def test_its_card_has_its_numbers():
     _, model, _ = loaded(SENTENCES)
     card = (MODELS / SENTENCES / "README.md").read_text(encoding="utf-8")
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
-    for name, aim in (("sst2", 70), ("trec", 70), ("agnews", 80)):
+    for name, set_targets in (("sst2", 70), ("trec", 70), ("agnews", 80)):
         percent = re.search(rf"\| {name} \| \d+ \| (\d+) \[", card)
-        assert int(percent[1]) >= aim, name
+        assert int(percent[1]) >= set_targets, name
 
 
 @pytest.mark.parametrize("name", ["sst2", "trec", "agnews"])
 def test_it_learns_from_held_out_sentences_in_context(sets, name):
     from sentence_card import all_held_out, right
-    from twotowers import datasets
+    from twotowers.prompts import datasets
 
     _, model, tokenizer = loaded(SENTENCES)
     prompts = datasets.draw(name, 60, seed=7, table=all_held_out(name))
@@ -153,7 +153,7 @@ def test_it_learns_from_held_out_sentences_in_context(sets, name):
 
 def test_no_sentence_of_a_query_was_in_training(sets):
     from sentence_text import corpus
-    from twotowers import sentences
+    from twotowers.prompts import sentences
 
     train, validation = corpus()
     trained = {sentences.words(text) for some in (*train.values(), *validation.values()) for text in some}

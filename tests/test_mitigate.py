@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_prompts, tiny
-from twotowers import mitigate, models, towers
-from twotowers.capture import capture
-from twotowers.datasets import imbalanced
+from twotowers.analysis import mitigate
+from twotowers.analysis.edit_heads import Edit, all_heads, edited
+from twotowers.analysis.mitigate import position_free
 from twotowers.errors import TwoTowersError
-from twotowers.intervene import Edit, all_heads, edited
-from twotowers.mitigate import position_free
-from twotowers.prompts import Demonstration, Prompt
+from twotowers.model import loading, query_key
+from twotowers.model.capture import capture
+from twotowers.prompts.datasets import imbalanced
+from twotowers.prompts.prompt import Demonstration, Prompt
 
 
 def one_length(n, length=14, seed=0):
@@ -64,9 +65,9 @@ def test_the_minority_shortcut_is_the_sum_of_its_subhead_values(any_model):
 def test_nothing_of_the_shortcut_changes_nothing_bit_for_bit(any_model):
     seen = capture(any_model, one_length(3, 11), {"weights", "values"})
     nothing = 0.0 * mitigate.minority_shortcut(seen, any_model, all_heads(any_model))
-    torch.testing.assert_close(models.finished(any_model, seen.final), seen.logits)
+    torch.testing.assert_close(loading.finished(any_model, seen.resid_final), seen.logits)
     assert torch.equal(
-        models.finished(any_model, seen.final + nothing), models.finished(any_model, seen.final)
+        loading.finished(any_model, seen.resid_final + nothing), loading.finished(any_model, seen.resid_final)
     )
 
 
@@ -123,7 +124,7 @@ def test_free_scores_of_learned_positions_lack_the_embeddings_direct_part(any_mo
         less = x - positions
         scale = ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True).add(norm.eps).sqrt()
         inputs = norm.weight * (less - less.mean(-1, keepdim=True)) / scale + norm.bias
-        query, key = towers.queries(any_model, layer, inputs), towers.keys(any_model, layer, inputs)
+        query, key = query_key.queries(any_model, layer, inputs), query_key.keys(any_model, layer, inputs)
         for head in range(any_model.n_heads):
             for row in range(2):
                 expected = torch.stack([query[row, -1, head] @ k for k in key[row, :, head]])
@@ -183,7 +184,7 @@ def test_the_shares_one_and_zero_change_nothing_bit_for_bit(any_model):
     before = capture(any_model, encoded)
     with position_free(any_model, all_heads(any_model), (1, 0)):
         after = capture(any_model, encoded)
-    assert torch.equal(after.logits, before.logits) and torch.equal(after.final, before.final)
+    assert torch.equal(after.logits, before.logits) and torch.equal(after.resid_final, before.resid_final)
     with position_free(any_model, all_heads(any_model), "replace"):
         assert not torch.equal(capture(any_model, encoded).logits, before.logits)
     assert torch.equal(capture(any_model, encoded).logits, before.logits)
@@ -200,10 +201,10 @@ def test_a_run_with_the_shortcut_is_that_of_its_edits_layer_by_layer(any_model, 
             seen = capture(any_model, encoded, {"values", "streams"})
         free = mitigate.free_weights(seen, any_model, here)
         values = torch.stack([seen.values[layer, 0, any_model.value_head(head)] for _, head in here])
-        mixed = torch.einsum("hp,hpk->hk", free[:, 0], values)
+        z = torch.einsum("hp,hpk->hk", free[:, 0], values)
         if seen.attention_scale is not None:
-            mixed = mixed * seen.attention_scale[layer, 0]
-        edits.append(Edit(tuple(here), scale=keep, positions="last", replacement=share * mixed))
+            z = z * seen.attention_scale[layer, 0]
+        edits.append(Edit(tuple(here), scale=keep, positions="last", replacement=share * z))
     with edited(any_model, edits):
         expected = capture(any_model, encoded).logits
     with position_free(any_model, heads, shortcut):

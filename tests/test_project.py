@@ -7,12 +7,14 @@ import pytest
 import torch
 from conftest import VOCABULARY, random_prompts
 from reference import Reference
-from twotowers import datasets, project, towers, vocabulary
-from twotowers.architectures import Unembedding
-from twotowers.capture import capture
+from twotowers.analysis import project
 from twotowers.errors import TwoTowersError
-from twotowers.lexicon import Lexicon
-from twotowers.prompts import Demonstration, Prompt
+from twotowers.model import query_key, unembed
+from twotowers.model.architectures import Unembedding
+from twotowers.model.capture import capture
+from twotowers.model.token_text import Lexicon
+from twotowers.prompts import datasets
+from twotowers.prompts.prompt import Demonstration, Prompt
 
 
 def lexicon() -> Lexicon:
@@ -71,23 +73,23 @@ def test_the_query_carried_back_gives_the_models_own_scores(any_model):
     rotary = any_model.architecture.positions == "rotary"
     everywhere = torch.arange(14).expand(3, -1)
     for layer in range(any_model.n_layers):
-        x = towers.normed(any_model, layer, seen.stream_inputs[layer])
+        x = query_key.normed(any_model, layer, seen.stream_inputs[layer])
         for head in range(any_model.n_heads):
             q, key = seen.queries[layer][:, head] * seen.scaling[layer], seen.keys[layer][:, any_model.value_head(head)]
             own = torch.einsum("bd,bpd->bp", q, key)
             u = project.carried_query(seen, any_model, layer, head, everywhere if rotary else None)
-            _, constant = towers.carried_back(any_model, layer, head, q, everywhere, x)
+            _, constant = query_key.query_in_input_space(any_model, layer, head, q, everywhere, x)
             torch.testing.assert_close((u * x).sum(-1) + constant, own, atol=1e-6, rtol=1e-6)
 
 
 def test_without_rotation_the_score_is_that_of_query_and_key_before_they_are_turned(any_model):
     seen = capture(any_model, random_prompts(2, lengths=(11,)), project.WANT)
     layer, head = 1, 1
-    x = towers.normed(any_model, layer, seen.layer_input[layer])
-    query = towers.queries(any_model, layer, x)[:, head]
-    key = towers.keys(any_model, layer, x)[:, any_model.value_head(head)]
+    x = query_key.normed(any_model, layer, seen.resid_pre[layer])
+    query = query_key.queries(any_model, layer, x)[:, head]
+    key = query_key.keys(any_model, layer, x)[:, any_model.value_head(head)]
     u = project.carried_query(seen, any_model, layer, head)[:, 0]
-    _, constant = towers.carried_back(any_model, layer, head, query, None, x[:, None])
+    _, constant = query_key.query_in_input_space(any_model, layer, head, query, None, x[:, None])
     torch.testing.assert_close((u * x).sum(-1) + constant[:, 0], (query * key).sum(-1), atol=1e-6, rtol=1e-6)
     if any_model.architecture.positions == "rotary":
         turned = project.carried_query(seen, any_model, layer, head, torch.tensor([[10, 2], [10, 2]]))
@@ -128,24 +130,26 @@ def test_a_planted_label_vector_finds_its_word_at_rank_1():
     for centred in (True, False):
         e = Unembedding(eye, None, ones, None, centred, 1e-6)
         for norm, scale in (("frozen", torch.tensor(3.0)), ("recomputed", None), ("raw", None)):
-            ranks = [int(vocabulary.rank(v, torch.tensor(word), e, norm, scale)) for word in range(6)]
+            ranks = [int(unembed.rank(v, torch.tensor(word), e, norm, scale)) for word in range(6)]
             assert ranks == [5, 3, 1, 4, 6, 2]
-            assert vocabulary.top_words(v, 2, e, norm, scale)[1].tolist() == [2, 5]
-            assert vocabulary.top_words(v, 2, e, norm, scale, torch.tensor([2]))[1].tolist() == [5, 1]
-        assert int(vocabulary.rank(-v, torch.tensor(2), e)) == 6
+            assert unembed.top_words(v, 2, e, norm, scale)[1].tolist() == [2, 5]
+            assert unembed.top_words(v, 2, e, norm, scale, torch.tensor([2]))[1].tolist() == [5, 1]
+        assert int(unembed.rank(-v, torch.tensor(2), e)) == 6
 
 
 def test_top_words_pass_over_the_silent_ones(any_model, monkeypatch):
     e = any_model.unembedding
-    monkeypatch.setattr(vocabulary, "slabs", lambda e: ((i, e.weight[i : i + 7]) for i in range(0, e.vocabulary, 7)))
+    monkeypatch.setattr(
+        unembed, "vocab_chunks", lambda e: ((i, e.weight[i : i + 7]) for i in range(0, e.vocabulary, 7))
+    )
     v = torch.randn(4, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     silent = torch.arange(0, VOCABULARY, 2)
-    full = vocabulary.bs_values(v, e, "recomputed")
+    full = unembed.bs_values(v, e, "recomputed")
     full[:, silent] = float("-inf")
-    values, ids = vocabulary.top_words(v, 5, e, "recomputed", without=silent)
+    values, ids = unembed.top_words(v, 5, e, "recomputed", without=silent)
     torch.testing.assert_close(values, full.topk(5).values)
     assert torch.equal(ids, full.topk(5).indices)
-    few = vocabulary.top_words(v, 50, e, "recomputed", without=silent)[1]
+    few = unembed.top_words(v, 50, e, "recomputed", without=silent)[1]
     assert few.shape[-1] == VOCABULARY - len(silent)
 
 
@@ -168,7 +172,7 @@ def test_relations_of_words_to_a_demonstration_and_to_the_query():
 def test_related_words_count_what_the_top_words_hold(any_model):
     encoded = random_prompts(3, lengths=(14,))
     heads = [(1, 0), (0, 1)]
-    silent = lexicon().silent
+    silent = lexicon().stopword_ids
     assert [lexicon().texts[i] for i in silent] == ["the", ":"]
     # All words asked for: every label and every text is among them, whatever the vector.
     everything = project.related_words(any_model, encoded, heads, lexicon(), k=VOCABULARY)
@@ -180,7 +184,7 @@ def test_related_words_count_what_the_top_words_hold(any_model):
     assert set(everything.of) == {"1-0", "0-1", "layer 1", "layer 0"}
     one = project.related_words(any_model, encoded, heads, lexicon(), k=3)
     table = project.top_word_table(any_model, encoded[1], heads, lexicon(), k=3)
-    left = table[(table.silent == "left out") & (table["head"] == "1-0")]
+    left = table[(table.stopword_ids == "left out") & (table["head"] == "1-0")]
     for kind in ("value", "query"):
         slow = left[left.kind == kind].groupby("position").relation.apply(lambda r: (r == "other label").sum())
         fast = one[(one.prompt == 1) & (one.kind == kind) & (one.of == "1-0")].set_index("position")["other label"]
@@ -195,7 +199,7 @@ def test_the_table_of_top_words_ranks_them_and_names_their_token(any_model):
     assert list(dict.fromkeys(table["head"])) == ["1-1", "1-0"]
     for _, group in table.groupby(["head", "kind", "position", "silent"]):
         assert list(group["rank"]) == [1, 2, 3, 4] and group["value"].is_monotonic_decreasing
-    assert not set(table[table.silent == "left out"].word) & {"the", ":"}
+    assert not set(table[table.stopword_ids == "left out"].word) & {"the", ":"}
     assert (table[table.position == 2].token == lexicon().texts[encoded.ids[2]]).all()
     keys = table[table.kind == "key"]
     first, second = (keys[keys["head"] == h].drop(columns="head").reset_index(drop=True) for h in ("1-1", "1-0"))
@@ -218,7 +222,7 @@ def test_label_ranks_are_those_of_one_value_at_a_time(any_model):
     for layer, head in heads:
         rows = found[(found.prompt == 1) & (found["head"] == f"{layer}-{head}")].set_index("demonstration")
         for i, position in enumerate(encoded[1].label_positions):
-            bs = vocabulary.bs_values(slow.value_output(layer, head, position), any_model.unembedding, "recomputed")
+            bs = unembed.bs_values(slow.value_output(layer, head, position), any_model.unembedding, "recomputed")
             assert rows.loc[i, "rank"] == 1 + int((bs > bs[encoded[1].ids[position]]).sum())
             assert rows.loc[i, "label"] == encoded[1].prompt.demonstrations[i].label
             assert rows.loc[i, "true"] == encoded[1].prompt.is_true[i]

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Demonstration, Encoded, Prompt, batches, encode, encode_all
+from twotowers.prompts.prompt import Demonstration, Encoded, Prompt, batches, encode, encode_all
 
 TOKENIZERS = Path(__file__).parents[1] / "../shared/tokenizers"
 KINDS = ["gpt2", "gpt2 trimmed", "llama2", "llama2 as on the hub"]

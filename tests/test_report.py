@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from conftest import shared
 from transformers import AutoTokenizer
-from twotowers import datasets, models, sentences
-from twotowers.datasets import counterbalanced, imbalanced, moved, orders, swapped_labels
+from twotowers.chapters.chapter import Chapter, at_least_two, check_parameters, counted, length_variants, open_chapter
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Demonstration, Prompt
-from twotowers.report import Chapter, at_least_two, check_parameters, counted, forms_of, open_chapter
+from twotowers.model import loading
+from twotowers.prompts import datasets, sentences
+from twotowers.prompts.datasets import counterbalanced, imbalanced, orders, swapped_labels, with_other_class_text
+from twotowers.prompts.prompt import Demonstration, Prompt
 
 GOOD = {
     "model": "mini-gpt2", "datasets": ["animal/country"], "n_prompts": 20, "labels": ["foo", "bar"], "norm": "frozen",
@@ -62,7 +63,7 @@ def test_only_plain_names_of_a_notebook_count_as_parameters(tmp_path):
 
 def test_a_model_that_does_not_learn_is_named_and_one_that_does_is_not(monkeypatch):
     said = []
-    monkeypatch.setattr("twotowers.report.Chapter.here", lambda self, text: said.append(text))
+    monkeypatch.setattr("twotowers.chapters.chapter.Chapter.here", lambda self, text: said.append(text))
     chapter = Chapter("02-project", {})
     chapter.caution(0.5)
     assert not said
@@ -71,13 +72,13 @@ def test_a_model_that_does_not_learn_is_named_and_one_that_does_is_not(monkeypat
 
 
 def test_a_device_map_is_one_of_the_words_or_none_and_not_beside_a_device(monkeypatch):
-    monkeypatch.setattr(models, "find_spec", lambda name: object())  # as if accelerate were installed
+    monkeypatch.setattr(loading, "find_spec", lambda name: object())  # as if accelerate were installed
     for given, found in (("", None), (None, None), ("none", None), ("auto", "auto")):
         assert check_parameters({"device_map": given}) == {"device_map": found}
     assert check_parameters({"device": "cpu", "device_map": "auto"})["device_map"] == "auto"
     with pytest.raises(TwoTowersError, match=r"device=cuda and device_map=auto: .* give one"):
         check_parameters({"device": "cuda", "device_map": "auto"})
-    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(TwoTowersError, match="pip install accelerate"):
         check_parameters({"device_map": "auto"})
 
@@ -171,7 +172,7 @@ def test_a_prompt_that_is_too_long_in_one_order_only_is_left_out_of_all(reader):
     short, long = min(s := sizes(orders(prompt), free)), max(s)
     for context, kept in ((long, 1), (long - 1, 0)):
         for form in orders(prompt):
-            assert len(sentences.fit([form], free.loaded.tokenizer, context, "drop", forms_of)[0]) == kept
+            assert len(sentences.fit([form], free.loaded.tokenizer, context, "drop", length_variants)[0]) == kept
     alone = [orders(prompt)[s.index(short)]]
     assert sentences.fit(alone, free.loaded.tokenizer, long - 1)[0] == alone
 
@@ -184,7 +185,7 @@ def test_nothing_is_said_when_all_fit(reader):
 def test_forms_with_texts_of_other_prompts_lose_the_same_prompts(reader):
     make, said = reader
     prompts = make(9999).prompts("some")[:12]
-    forms = [prompts, moved(prompts), *(moved(prompts, place) for place in range(4))]
+    forms = [prompts, with_other_class_text(prompts), *(with_other_class_text(prompts, place) for place in range(4))]
     lengths = [sizes(form, make(9999)) for form in forms]
     context = sorted(map(max, zip(*lengths, strict=True)))[5]
     together = make(context).together(*forms)
@@ -205,11 +206,11 @@ def test_a_text_that_fits_is_moved_where_there_is_one(reader):
     chapter = make(context)
     prompts = chapter.prompts("some")
     for place in (None, 0, 3):
-        plain, fitted = moved(prompts, place), moved(prompts, place, chapter.fits)
+        plain, fitted = with_other_class_text(prompts, place), with_other_class_text(prompts, place, chapter.fits)
         assert max(sizes(plain, make(9999))) > context >= max(sizes(fitted, make(9999)))
         for a, b in zip(plain, fitted, strict=True):
             assert (a == b) == chapter.fits(a)
-        assert moved(prompts, place, lambda prompt: False) == plain
+        assert with_other_class_text(prompts, place, lambda prompt: False) == plain
 
 
 def test_too_few_prompts_left_name_what_to_do(reader):

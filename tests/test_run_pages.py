@@ -8,7 +8,8 @@ import tokenizers
 import transformers
 import yaml
 from book_builder import ROOT, build, lay_out
-from twotowers import cli, datasets
+from twotowers import cli
+from twotowers.prompts import datasets
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import run_pages

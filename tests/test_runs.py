@@ -13,8 +13,12 @@ import nbformat
 import pandas as pd
 import pytest
 from conftest import ROOT
-from twotowers import chat, cli, models, runs, sentences, sources, verify
+from twotowers import cli
+from twotowers.chapters import runs
 from twotowers.errors import TwoTowersError
+from twotowers.model import chat, loading
+from twotowers.paper import verify
+from twotowers.prompts import download, sentences
 
 TABLE = """
 import time
@@ -177,7 +181,7 @@ def test_sentences_that_are_not_there_or_not_the_pinned_ones_are_one_line(home, 
     if content:
         (home / "mine/trec/train_5500.label.txt").write_bytes(content)
     monkeypatch.setenv("TWOTOWERS_DATA", str(home / "mine"))
-    sources.pins.cache_clear()
+    download.pins.cache_clear()
     sentences._read.cache_clear()
     assert cli.main(["run", "--model", "m", "--datasets", "trec"]) == 1
     said = capsys.readouterr().err
@@ -206,7 +210,7 @@ def test_two_models_of_one_folder_name_are_refused(home):
 def test_verify_saves_what_it_measured_and_says_when_it_differs(home, monkeypatch, capsys):
     table = pd.DataFrame({"quantity": ["a", "b"], "published": [1.0, 2.0], "measured": [1.0, 2.0], "agrees": True})
     loaded = SimpleNamespace(fingerprint="huggyllama/llama-7b@0")
-    monkeypatch.setattr(models, "load", lambda name, **options: loaded)
+    monkeypatch.setattr(loading, "load", lambda name, **options: loaded)
     monkeypatch.setattr(verify, "authors_numbers", lambda model: table)
     assert cli.main(["verify", "--model", "llama-7b"]) == 0
     assert "all 2 numbers agree" in capsys.readouterr().out
@@ -245,7 +249,7 @@ def test_models_beside_and_a_chat_model_go_to_the_chapters_that_have_them(home, 
         ("m", {"more_models": ["other", "m"]}), ("m", {"chat_model": "talker"}),
     ]  # fmt: skip
     assert cli.main(arguments) == 0
-    assert "more_models = [\\\"other\\\", \\\"m\\\"]" in (home / "runs/m/01-locate.ipynb").read_text()
+    assert 'more_models = [\\"other\\", \\"m\\"]' in (home / "runs/m/01-locate.ipynb").read_text()
     assert 'chat_model = \\"talker\\"' in (home / "runs/m/02-next.ipynb").read_text()
     for folder, left in (("other", 1), ("talker", 1), ("m", 0)):  # other weights: what took them runs again, no more
         (home / folder / "model.safetensors").write_text("other weights")

@@ -9,9 +9,11 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from twotowers import runs, scorecard, tables
+from twotowers.chapters import runs
 from twotowers.errors import TwoTowersError
-from twotowers.scorecard import DIFFERS, NOT_COMPARABLE, NOT_RUN, REPRODUCED, UNDECIDED, Measured
+from twotowers.paper import scorecard
+from twotowers.paper.scorecard import DIFFERS, NOT_COMPARABLE, NOT_RUN, REPRODUCED, UNDECIDED, Measured
+from twotowers.stats import tables
 
 PUBLISHED = {
     "source": "s", "model": "gpt2-large", "where": "a/b true=foo", "quantity": "q", "value": "0.94", "note": "",

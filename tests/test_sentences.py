@@ -10,10 +10,10 @@ from conftest import ROOT, shared
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
-from twotowers import corpora, datasets, sentences, sources
-from twotowers.datasets import draw, imbalanced, orders, reordered, swapped_labels
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import Demonstration, Prompt, encode_all
+from twotowers.prompts import corpora, datasets, download, sentences
+from twotowers.prompts.datasets import draw, imbalanced, orders, reordered, swapped_labels
+from twotowers.prompts.prompt import Demonstration, Prompt, encode_all
 
 TINY = {
     "sst2": b"1\ta warm and funny film\n0\tdull from start to end\nno label here\n2\tno such label\n",
@@ -218,7 +218,7 @@ def test_long_prompts_are_dropped_or_truncated_and_counted(tokenizer):
 
 @pytest.fixture
 def real(monkeypatch):
-    monkeypatch.setenv(sources.DATA, str(shared("datasets")))
+    monkeypatch.setenv(download.DATA, str(shared("datasets")))
 
 
 @pytest.mark.parametrize("name", corpora.SETS)
@@ -262,7 +262,7 @@ def test_the_published_sizes(real):
     sizes = {name: sentences.report(name).query("what == 'rows in the file'")["rows"].tolist() for name in corpora.SETS}
     assert sizes == {"sst2": [6920, 1821], "trec": [5452, 500], "agnews": [7600], "ethos": [998], "financial": [2264],
                      "amazon": [1000]}  # fmt: skip
-    ethos = corpora.read_ethos(sources.fetch("ethos/Ethos_Dataset_Binary.csv"))
+    ethos = corpora.read_ethos(download.fetch("ethos/Ethos_Dataset_Binary.csv"))
     assert Counter(row.cls for row in ethos) == {"hate": 433, "acceptable": 565}
 
 
@@ -278,7 +278,7 @@ def test_the_card_names_every_set_licence_and_file():
     for name in corpora.SETS:
         section = card.split(f"## `{name}`: ")[1].split("\n## ")[0]
         assert about.loc[name, "licence"] in section
-        for pin in sources.pins().query("set == @name").itertuples():
+        for pin in download.pins().query("set == @name").itertuples():
             assert pin.file in section and pin.commit[:12] in section and pin.sha256[:16] in section
         assert set(re.findall(r"^\| (\w+) \| [\d,]+ \| [\d,]+ \|$", section, re.MULTILINE)) == set(
             corpora.SETS[name].classes
@@ -286,7 +286,7 @@ def test_the_card_names_every_set_licence_and_file():
 
 
 def test_a_missing_file_of_the_users_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv(sources.DATA, str(tmp_path))
+    monkeypatch.setenv(download.DATA, str(tmp_path))
     sentences._read.cache_clear()
     with pytest.raises(TwoTowersError, match=r"lacks trec/train_5500.label.txt"):
         draw("trec", 1)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from twotowers import paths, tables
+from twotowers import paths
 from twotowers.errors import TwoTowersError
-from twotowers.statistics import bootstrap
-from twotowers.tables import intervals, load, published, published_value, save
+from twotowers.stats import tables
+from twotowers.stats.intervals import bootstrap
+from twotowers.stats.tables import intervals, load, published, published_value, save
 
 ROOT = Path(__file__).parents[1]
 HEADS = pd.DataFrame(

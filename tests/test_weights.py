@@ -7,8 +7,10 @@ import os
 
 import pytest
 from huggingface_hub import try_to_load_from_cache
-from twotowers import models, tables, verify
 from twotowers.errors import TwoTowersError
+from twotowers.model import loading
+from twotowers.paper import verify
+from twotowers.stats import tables
 
 ASKED = os.environ.get("TWOTOWERS_VERIFY", "")
 MEMORY = {"gpt2-large": 6, "llama-7b": 34}  # GB
@@ -29,7 +31,7 @@ def numbers(request):
     if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < gigabytes << 30:
         pytest.skip(f"{source} needs {gigabytes} GB of memory")
     try:
-        return verify.authors_numbers(models.load(source)).set_index("quantity")
+        return verify.authors_numbers(loading.load(source)).set_index("quantity")
     except TwoTowersError as error:
         if "cannot load" in str(error) or "permission" in str(error):
             pytest.skip(str(error))

@@ -6,7 +6,7 @@ TWOTOWERS_DATA=folder python data/sentences/make_card.py
 from pathlib import Path
 
 import pandas as pd
-from twotowers import sentences, sources
+from twotowers.prompts import download, sentences
 
 HERE = Path(__file__).parent
 
@@ -47,7 +47,7 @@ def section(name: str, about: pd.Series, counts: pd.DataFrame) -> str:
     lines = [f"## `{name}`: {about['title']}", ""]
     lines += [f"{about['reference']}. **Licence**: {about['licence']}", ""]
     lines += [f"**Form**: {about['form']}. **Kept apart**: {about['apart']} {about['notes']}", ""]
-    for pin in sources.pins().query("set == @name").itertuples():
+    for pin in download.pins().query("set == @name").itertuples():
         lines.append(f"- `{pin.file}`: github.com/{pin.repository}, `{pin.path}` at `{pin.commit[:12]}`,")
         lines.append(f"  {int(pin.bytes):,} bytes, SHA-256 `{pin.sha256[:16]}...`")
     sizes = counts[counts["what"].isin(["pool", "input"])].pivot(index="class", columns="what", values="rows")

@@ -1,8 +1,8 @@
 """The command line: chapters executed on models, and the authors' numbers measured.
 
-    twotowers run --model openai-community/gpt2-large --n-prompts 200
-    twotowers run --model a --model b --chapters 01-locate,03-mrr --labels foo,bar
-    twotowers verify --model gpt2-large
+twotowers run --model openai-community/gpt2-large --n-prompts 200
+twotowers run --model a --model b --chapters 01-locate,03-mrr --labels foo,bar
+twotowers verify --model gpt2-large
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _kept(given: argparse.Namespace, folder: str) -> None:
-    from twotowers import runs
+    from twotowers.chapters import runs
     from twotowers.paths import data_folder
 
     made = Path(given.out) / folder / "tables"
@@ -69,7 +69,7 @@ def _kept(given: argparse.Namespace, folder: str) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from twotowers import runs  # torch takes seconds to load; --help and a mistyped option need not wait
+    from twotowers.chapters import runs  # torch takes seconds to load; --help and a mistyped option need not wait
 
     wanted = {name: value for name in PARAMETERS if (value := getattr(given, name)) is not None}
     wanted |= {name: int(wanted[name]) for name in _NUMBERS & set(wanted) if wanted[name].lstrip("-").isdecimal()}
@@ -87,15 +87,18 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _verify(given: argparse.Namespace) -> None:
-    from twotowers import models, runs, tables, verify
+    from twotowers.chapters import runs
+    from twotowers.model import loading
+    from twotowers.paper import verify
+    from twotowers.stats import tables
 
     model = verify.HUB.get(given.model, given.model)
     if tables.paper_model(model) not in verify.HUB:
         raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(verify.HUB)}")
     options = {name: value for name in ("device", "dtype") if (value := getattr(given, name)) is not None}
-    models.check(model, **options)
+    loading.check(model, **options)
     print(f"loading {model} ...", flush=True)
-    loaded = models.load(model, **options)
+    loaded = loading.load(model, **options)
     table = verify.authors_numbers(loaded)
     folder = runs.folder_of(model)
     tables.save(table, Path(given.out) / folder / "tables", verify.TABLE, fingerprint=loaded.fingerprint)

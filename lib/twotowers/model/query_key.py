@@ -1,0 +1,129 @@
+"""How a query meets a key: every attention score rebuilt from the layer's input, for every architecture.
+
+    normed = towers.normed(model, layer, capture.stream_inputs[layer])       # what W_Q and W_K multiply
+    key = towers.keys(model, layer, normed)                                  # before rotation
+    u, c = towers.carried_back(model, layer, head, query, positions, normed) # score = u . normed + c
+
+A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures differ: the rotation R
+is there in rotary models only, turns all or some of a head's numbers, in halves or as neighbours; the norm of each
+head is Qwen 3's; OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this against the scores
+captured.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from twotowers.errors import TwoTowersError
+from twotowers.model.architectures import Model, norm_eps, rms
+
+
+def normed(model: Model, layer: int, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`)."""
+    return _of(model.part(layer, "attention_norm"), x)
+
+
+def _of(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm of x; under a device_map the norm may live elsewhere than what was captured."""
+    return norm(x.to(norm.weight.device)).to(x.device)
+
+
+def queries(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows head d_head"]:
+    """Queries before rotation, the scaling included: at the last position, `capture.queries * capture.scaling` there.
+
+    Their product with `keys`, both turned to their positions, is the score before a soft cap.
+    """
+    weight, bias = model.query_weight(layer)
+    return _head_normed(model, layer, 0, _through(weight, bias, normed)) * model.score_scaling(layer)
+
+
+def keys(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows kv_head d_head"]:
+    """Keys before rotation; turned to their positions they are `capture.keys`."""
+    return _head_normed(model, layer, 1, _through(*model.key_weight(layer), normed))
+
+
+def values(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows kv_head d_head"]:
+    """Value vectors, biases included, as the model makes them (not divided by the scale of a norm after W_O)."""
+    return _through(*model.value_weight(layer), normed)
+
+
+def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
+    out = torch.einsum("...d,hkd->...hk", x, weight.to(x.device))
+    return out if bias is None else out + bias.to(x.device)
+
+
+def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
+    name = model.architecture.head_norms[which]
+    return _of(model.part(layer, "attention").get_submodule(name), v) if name else v
+
+
+def rotated(
+    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*rows"], back: bool = False
+) -> Float[Tensor, "*rows d_head"]:
+    """Queries or keys turned to their positions, which broadcast to the rows; `back` turns them back.
+
+    Leaves v alone in a model without rotary positions. `back` is the transpose of the rotation: also its inverse,
+    unless the rotation lengthens (YaRN). Raises TwoTowersError where the angles depend on the prompt's length.
+    """
+    if model.architecture.positions != "rotary":
+        return v
+    cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
+    n, sin = cos.shape[-1], -sin if back else sin
+    turned, rest = v[..., :n], v[..., n:]
+    if model.architecture.rotates_neighbours:
+        other = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+    else:
+        other = torch.cat((-turned[..., n // 2 :], turned[..., : n // 2]), -1)
+    turned = turned * cos + other * sin
+    return torch.cat((turned, rest.expand(*turned.shape[:-1], -1)), -1)
+
+
+def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The model's own, in its dtype, for the numbers of a head that it turns."""
+    if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours
+        table = model.part(layer, "attention").embed_positions
+        sin, cos = (half.repeat_interleave(2, -1) for half in table[positions.to(table.device)].chunk(2, -1))
+        return cos, sin
+    rotary = model.hf.get_submodule(model.architecture.rotary)
+    if rotary.rope_type in ("dynamic", "longrope"):
+        raise TwoTowersError(
+            f"{model.name} turns by angles that depend on the prompt's length ({rotary.rope_type}), so its scores "
+            "cannot be rebuilt: choose a model with default, linear, llama3 or yarn positions"
+        )
+    like = torch.empty(0, dtype=model.dtype, device=rotary.inv_freq.device)
+    cos, sin = rotary(like, positions.reshape(1, -1).to(like.device))
+    return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
+
+
+def query_in_input_space(
+    model: Model,
+    layer: int,
+    head: int,
+    query: Float[Tensor, "batch d_head"],
+    positions: Int[Tensor, "*batch position"] | None,
+    normed: Float[Tensor, "batch position d_model"],
+) -> tuple[Float[Tensor, "batch position d_model"], Float[Tensor, "batch position"]]:
+    """The last query of a head carried through W_K into the input space of the keys: (u, c), so that
+
+        score at a position (before a soft cap) = u . normed + c
+
+    `query` holds the scaling: one of `queries`, turned, or of `capture.queries[layer] * capture.scaling[layer]`.
+    `normed` is the attention norm's output at `positions`, (position,) or one row a prompt. Exact for every
+    architecture; a norm of the keys (Qwen 3) is frozen at `normed`, elsewhere u does not depend on it. With
+    positions=None the keys are not turned: give a query turned back as well (`rotated(..., back=True)`), and the score
+    is the one without the positions' influence. Raises as `rotated`.
+    """
+    query = query[:, None].expand(-1, normed.shape[1], -1)
+    if positions is not None:
+        query = rotated(model, layer, query, positions, back=True)
+    (weight, bias), shared = model.key_weight(layer), model.value_head(head)
+    weight, bias = weight[shared], None if bias is None else bias[shared]
+    name = model.architecture.head_norms[1]
+    if name:
+        norm = model.part(layer, "attention").get_submodule(name)
+        key = _through(weight[None], None if bias is None else bias[None], normed)[..., 0, :]
+        query = query * model.norm_gain(norm).to(query) / rms(key, norm_eps(norm))[..., None]
+    constant = torch.zeros_like(query[..., 0]) if bias is None else query @ bias.to(query)
+    return query @ weight.to(query), constant

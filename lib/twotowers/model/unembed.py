@@ -1,0 +1,183 @@
+"""Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words, streamed over the vocabulary.
+
+The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`; the final norm's
+bias is left out. Three readings of the scale s:
+
+- "frozen" (default): s of the final norm at the last position of the same forward pass. bs is then linear,
+  `bs(x + v) = bs(x) + bs(v)`, which the paper's argument needs.
+- "recomputed": the norm applied to each vector by itself, s from the vector projected.
+- "raw": no norm at all, `E v`, the formula as printed.
+
+Memory: rows x `SLAB` numbers at a time, never rows x vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twotowers.errors import TwoTowersError
+from twotowers.model.architectures import Unembedding
+from twotowers.model.products import matmul_t
+
+NORMS = ("frozen", "recomputed", "raw")
+SLAB = 4096  # vocabulary entries projected at a time
+
+
+def check_norm(norm: str) -> str:
+    """Return `norm`, or raise TwoTowersError naming the choices."""
+    if norm not in NORMS:
+        raise TwoTowersError(f"unknown norm '{norm}': choose one of {', '.join(NORMS)}")
+    return norm
+
+
+def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
+    """Subtract the mean for LayerNorm; RMSNorm leaves v as it is."""
+    return v - v.mean(-1, keepdim=True) if unembedding.centred else v
+
+
+def norm_scale(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows"]:
+    """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
+    return (centre(_wide(v), unembedding).square().mean(-1) + unembedding.eps).sqrt()
+
+
+def _wide(v: Tensor) -> Tensor:
+    return v.to(torch.promote_types(v.dtype, torch.float32))
+
+
+def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str) -> Float[Tensor, "*rows d_model"]:
+    """What E multiplies, before the division by s: `gamma * centre(v)`, or v itself when raw. Linear in v."""
+    v = _wide(v)
+    return v if norm == "raw" else centre(v, unembedding) * unembedding.gamma.to(v.dtype)
+
+
+def divisor(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str, scale: Tensor | None
+) -> Float[Tensor, "*rows"]:
+    """s of every row under a reading of the norm; `scale` is the frozen one, broadcast to the rows."""
+    if norm == "frozen":
+        if scale is None:
+            raise TwoTowersError("norm='frozen' needs the final norm's scale at the last position of the same pass")
+        return scale.to(_wide(v).dtype).expand(v.shape[:-1])
+    return norm_scale(v, unembedding) if norm == "recomputed" else torch.ones_like(_wide(v)[..., 0])
+
+
+def prepared(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+) -> Float[Tensor, "*rows d_model"]:
+    """The vector whose product with E is bs(v)."""
+    check_norm(norm)
+    return direction(v, unembedding, norm) / divisor(v, unembedding, norm, scale)[..., None]
+
+
+def vocab_chunks(unembedding: Unembedding, size: int = SLAB) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
+    """Stretches of E, each with the id of its first word, widened to float32 where E is narrower."""
+    for start in range(0, unembedding.vocabulary, size):
+        yield start, _wide(unembedding.weight[start : start + size])
+
+
+def bs_values(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+) -> Float[Tensor, "*rows vocabulary"]:
+    """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
+    return prepared(v, unembedding, norm, scale) @ _wide(unembedding.weight).T
+
+
+def _of_words(p: Float[Tensor, "*rows d"], words: Int[Tensor, "*rows"], e: Unembedding) -> Float[Tensor, "*rows"]:
+    return (p * e.weight[words].to(p.dtype)).sum(-1)
+
+
+def log_prob(
+    v: Float[Tensor, "*rows d_model"],
+    words: Int[Tensor, "*rows"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*rows"] | None = None,
+) -> Float[Tensor, "*rows"]:
+    """Log-probability in nats of each row's word under softmax(bs(v)). `words`, `scale` broadcast to the rows.
+
+    Cost: 2 x rows x vocabulary x d_model operations. Memory: rows x SLAB.
+    """
+    p = prepared(v, unembedding, norm, scale)
+    words = words.expand(p.shape[:-1])
+    rows = p.reshape(-1, p.shape[-1])
+    return _of_words(p, words, unembedding) - log_sum_exp(rows, unembedding).reshape(words.shape)
+
+
+def fold_norm(e: Unembedding, rows: Float[Tensor, "word d_model"], norm: str, dtype: torch.dtype) -> Tensor:
+    """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
+    rows = rows.to(dtype)
+    if norm == "raw":
+        return rows
+    return centre(rows * e.gamma.to(dtype), e)
+
+
+def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
+    """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as `prepared` gives it."""
+    total = torch.full(p.shape[:1], float("-inf"), dtype=p.dtype, device=p.device)
+    for _, slab in vocab_chunks(unembedding):
+        total = torch.logaddexp(total, matmul_t(p, slab).logsumexp(-1))
+    return total
+
+
+def rank(
+    v: Float[Tensor, "*rows d_model"],
+    words: Int[Tensor, "*rows"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*rows"] | None = None,
+) -> Int[Tensor, "*rows"]:
+    """Rank of each row's word by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
+
+    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike.
+    """
+    if norm == "frozen" and scale is None:
+        norm = "recomputed"
+    p = prepared(v, unembedding, norm, scale)
+    words = words.expand(p.shape[:-1])
+    rows, targets = p.reshape(-1, p.shape[-1]), words.reshape(-1)
+    own = _of_words(rows, targets, unembedding)[:, None]
+    above = torch.zeros(rows.shape[0], dtype=torch.long, device=rows.device)
+    for start, slab in vocab_chunks(unembedding):
+        product = matmul_t(rows, slab)
+        # A word must not outrank itself by the rounding of another product.
+        here = ((targets >= start) & (targets < start + len(slab))).nonzero()[:, 0]
+        product[here, targets[here] - start] = float("-inf")
+        above += (product > own).sum(-1)
+    return (above + 1).reshape(words.shape)
+
+
+def top_words(
+    v: Float[Tensor, "*rows d_model"],
+    k: int,
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*rows"] | None = None,
+    without: Int[Tensor, "word"] | None = None,
+) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
+    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
+
+    `without` names words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are left, these are all.
+    """
+    if norm == "frozen" and scale is None:
+        norm = "recomputed"
+    p = prepared(v, unembedding, norm, scale)
+    rows = p.reshape(-1, p.shape[-1])
+    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=rows.device)
+    if without is not None:
+        skipped[without.to(rows.device)] = True
+    k = min(k, int((~skipped).sum()))
+    values = torch.empty(rows.shape[0], 0, dtype=rows.dtype, device=rows.device)
+    ids = torch.empty(rows.shape[0], 0, dtype=torch.long, device=rows.device)
+    for start, slab in vocab_chunks(unembedding):
+        product = matmul_t(rows, slab).masked_fill(skipped[start : start + len(slab)], float("-inf"))
+        values = torch.cat([values, product], -1)
+        here = torch.arange(start, start + len(slab), device=rows.device).expand(rows.shape[0], -1)
+        ids = torch.cat([ids, here], -1)
+        values, order = values.topk(min(k, values.shape[-1]), -1)
+        ids = ids.gather(-1, order)
+    shape = (*p.shape[:-1], values.shape[-1])
+    return values.reshape(shape), ids.reshape(shape)

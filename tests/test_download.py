@@ -1,0 +1,117 @@
+"""Pinned files: the user's folder, the cache, the download; all against a server of our own."""
+
+import hashlib
+import threading
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+
+import pandas as pd
+import pytest
+from twotowers.errors import TwoTowersError
+from twotowers.prompts import download
+
+CONTENT = b"two lines\nof a set\n"
+FILE = "mine/some file.txt"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        self.server.asked.append(self.path)
+
+
+@pytest.fixture
+def pinned(tmp_path, monkeypatch):
+    """One pinned file, an empty cache, no folder of the user's."""
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    row = ["mine", FILE, "someone/repo", "data/some file.txt", "abc123", sha256, str(len(CONTENT))]
+    table = pd.DataFrame([row], columns=["set", "file", "repository", "path", "commit", "sha256", "bytes"])
+    monkeypatch.setattr(download, "pins", lambda: table)
+    monkeypatch.delenv(download.DATA, raising=False)
+    monkeypatch.setenv(download.CACHE, str(tmp_path / "cache"))
+    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.upper(), raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def server(pinned, monkeypatch):
+    remote = pinned / "remote" / "someone/repo" / "abc123" / "data" / "some file.txt"
+    remote.parent.mkdir(parents=True)
+    remote.write_bytes(CONTENT)
+    with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=pinned / "remote")) as one:
+        one.asked, one.remote = [], remote
+        thread = threading.Thread(target=one.serve_forever)
+        thread.start()
+        monkeypatch.setattr(download, "SERVER", f"http://127.0.0.1:{one.server_port}")
+        yield one
+        one.shutdown()
+        thread.join()
+
+
+def refused(words):
+    with pytest.raises(TwoTowersError, match=words) as error:
+        download.fetch(FILE)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_is_downloaded_once(server, pinned):
+    assert download.fetch(FILE) == download.fetch(FILE) == CONTENT
+    assert server.asked == ["/someone/repo/abc123/data/some%20file.txt"]
+    assert (pinned / "cache" / FILE).read_bytes() == CONTENT
+
+
+def test_an_empty_name_of_a_folder_is_none(server, monkeypatch):
+    monkeypatch.setenv(download.DATA, "")
+    assert download.fetch(FILE) == CONTENT
+
+
+def test_a_changed_cache_is_fetched_again(server, pinned):
+    (pinned / "cache" / "mine").mkdir(parents=True)
+    (pinned / "cache" / FILE).write_bytes(b"half a fi")
+    assert download.fetch(FILE) == CONTENT and len(server.asked) == 1
+
+
+def test_a_download_that_is_another_file_is_thrown_away(server, pinned):
+    server.remote.write_bytes(CONTENT + b"and more")
+    refused("SHA-256.*TWOTOWERS_DATA to a folder that holds the right mine/some file.txt")
+    assert [p for p in (pinned / "cache").rglob("*") if p.is_file()] == []
+
+
+def test_a_missing_file_on_the_server_is_refused(server):
+    server.remote.unlink()
+    refused("HTTPError.*TWOTOWERS_DATA.*mine/some file.txt")
+
+
+def test_offline_names_the_folder_to_set(pinned, monkeypatch):
+    monkeypatch.setattr(download, "SERVER", "http://127.0.0.1:9")  # nothing listens on the discard port
+    refused("cannot be fetched.*ConnectionError.*set TWOTOWERS_DATA to a folder that holds mine/some file.txt")
+
+
+def test_a_cache_that_cannot_be_written_is_refused(server, pinned, monkeypatch):
+    (pinned / "afile").write_text("")
+    monkeypatch.setenv(download.CACHE, str(pinned / "afile"))
+    refused("TWOTOWERS_")
+
+
+def test_the_users_folder_goes_first_and_is_proved_too(server, pinned, monkeypatch):
+    monkeypatch.setenv(download.DATA, str(pinned / "own"))
+    refused("own' is no folder")
+    (pinned / "own" / "mine").mkdir(parents=True)
+    refused("own' lacks mine/some file.txt: put it there")
+    (pinned / "own" / FILE).write_bytes(CONTENT.replace(b"\n", b"\r\n"))
+    refused("not the pinned file")
+    (pinned / "own" / FILE).write_bytes(CONTENT)
+    assert download.fetch(FILE) == CONTENT
+    assert server.asked == []
+
+
+def test_the_shipped_pins_name_each_set_once_and_in_full():
+    from twotowers.prompts.corpora import SETS
+
+    table = download.pins.__wrapped__()
+    found = {name: tuple(group["file"]) for name, group in table.groupby("set")}
+    trained_on = found.pop("mini-sentences")  # what only the training of that miniature reads
+    assert found == {n: s.files for n, s in SETS.items()} and not set(trained_on) & set().union(*found.values())
+    assert table["commit"].str.fullmatch("[0-9a-f]{40}").all() and table["sha256"].str.fullmatch("[0-9a-f]{64}").all()
+    assert table["repository"].str.fullmatch(r"[\w.-]+/[\w.-]+").all()

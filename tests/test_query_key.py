@@ -1,0 +1,87 @@
+"""Attention scores rebuilt from layer inputs equal those the model computed, on every architecture."""
+
+import pytest
+import torch
+from conftest import random_prompts, tiny
+from twotowers.errors import TwoTowersError
+from twotowers.model import query_key
+from twotowers.model.capture import capture
+
+WANT = {"weights", "scores", "queries", "keys", "streams"}
+
+
+def cap(model, scores):
+    softcap = getattr(model.config, "attn_logit_softcapping", None)
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+@pytest.fixture
+def seen(any_model):
+    return capture(any_model, random_prompts(2, lengths=(11,)), WANT)
+
+
+def test_queries_and_keys_from_layer_inputs_are_the_captured_ones(any_model, seen):
+    positions = torch.arange(11)
+    for layer in range(any_model.n_layers):
+        normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
+        query = query_key.rotated(any_model, layer, query_key.queries(any_model, layer, normed[:, -1]), positions[-1:])
+        torch.testing.assert_close(query, seen.queries[layer] * seen.scaling[layer])
+        key = query_key.rotated(any_model, layer, query_key.keys(any_model, layer, normed).transpose(1, 2), positions)
+        torch.testing.assert_close(key, seen.keys[layer])
+
+
+def test_the_query_carried_back_through_w_k_gives_the_captured_scores(any_model, seen):
+    per_prompt = torch.tensor([[0, 2, 5, 10], [1, 2, 7, 9]])
+    for layer in range(any_model.n_layers):
+        normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
+        query = seen.queries[layer] * seen.scaling[layer]
+        for head in range(any_model.n_heads):
+            u, c = query_key.query_in_input_space(any_model, layer, head, query[:, head], torch.arange(11), normed)
+            scores = cap(any_model, (u * normed).sum(-1) + c)
+            captured = seen.scores[layer, :, head]
+            inside = captured > -1e30  # a sliding window masks the rest
+            assert inside.any(-1).all()
+            torch.testing.assert_close(scores[inside], captured[inside])
+            weights = scores.masked_fill(~inside, float("-inf")).softmax(-1)
+            torch.testing.assert_close(weights, seen.weights[layer, :, head])
+
+            some = normed.gather(1, per_prompt[..., None].expand(-1, -1, any_model.d_model))
+            v, d = query_key.query_in_input_space(any_model, layer, head, query[:, head], per_prompt, some)
+            torch.testing.assert_close((v * some).sum(-1) + d, ((u * normed).sum(-1) + c).gather(1, per_prompt))
+
+
+def test_without_positions_the_query_meets_the_unturned_keys(any_model, seen):
+    normed = query_key.normed(any_model, 1, seen.stream_inputs[1])
+    turned = seen.queries[1] * seen.scaling[1]
+    query = query_key.rotated(any_model, 1, turned, torch.tensor([10]), back=True)
+    torch.testing.assert_close(query, query_key.queries(any_model, 1, normed[:, -1]))
+    keys = query_key.keys(any_model, 1, normed)
+    for head in range(any_model.n_heads):
+        u, c = query_key.query_in_input_space(any_model, 1, head, query[:, head], None, normed)
+        plain = torch.einsum("bk,bpk->bp", query[:, head], keys[:, :, any_model.value_head(head)])
+        torch.testing.assert_close((u * normed).sum(-1) + c, plain)
+        # The last key stands where the query does, so turning both changes nothing; elsewhere it does.
+        whole = torch.einsum("bk,bpk->bp", turned[:, head], seen.keys[1][:, any_model.value_head(head)])
+        torch.testing.assert_close(plain[:, -1], whole[:, -1])
+        if any_model.architecture.positions == "rotary":
+            assert (plain - whole).abs().max() > 1e-3
+
+
+def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, seen):
+    kind = any_model.name
+    masked = (seen.weights[..., :-1] == 0).any(-1).all(-1).all(-1)  # per layer
+    windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False]}
+    assert masked.tolist() == windowed.get(kind, [False] * any_model.n_layers)
+    if kind == "gemma2":
+        products = torch.einsum(
+            "lbkgd,lbkpd->lbkgp", seen.queries.unflatten(2, (any_model.n_key_value_heads, -1)), seen.keys
+        )
+        assert (products * seen.scaling[0]).abs().max() > 2 * 1.5  # beyond the cap, where it bends
+        assert seen.logits.abs().max() < 4.0
+
+
+def test_angles_that_depend_on_the_length_are_refused():
+    model = tiny("llama")
+    model.hf.model.rotary_emb.rope_type = "dynamic"
+    with pytest.raises(TwoTowersError, match="dynamic"):
+        query_key.rotated(model, 0, torch.ones(1, 4), torch.tensor([0]))
