@@ -23,8 +23,12 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.prompts import sentences
-from twotowers.prompts.prompt import Demonstration, Prompt, check_labels
+from twotowers.prompts.prompt import SEPARATORS, Demonstration, Prompt, check_labels
 from twotowers.prompts.sampling import distinct_codes, take_distinct
+
+# Texts without content for contextual calibration. Zhao et al. use "N/A", "[MASK]" and the empty string; a prompt here
+# has no empty text (the tokens of its separators would change), so "..." stands for it.
+CONTENT_FREE = ("N/A", "[MASK]", "...")
 
 COLUMNS = ("word", "class", "heldout", "ambiguous")
 WORDS = ("all", "seen", "heldout")
@@ -40,12 +44,14 @@ def draw(
     k: int = 2,
     words: str = "all",
     table: pd.DataFrame | None = None,
+    separator: str = "space",
 ) -> list[Prompt]:
     """n different prompts of a named dataset, `k` demonstrations of each class; `true_label` defaults to the first.
 
-    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for words.csv,
-    or for `sentences.rows` of a set of sentences. The same name, seed and k give the same prompts, whatever the labels;
-    two names give different ones.
+    `separator`: "space" or "line break", between demonstrations. `words`: "all", "seen" (met by the miniatures beside a
+    label) or "heldout" (never). `table` stands in for words.csv, or for `sentences.rows` of a set. The same name,
+    seed and k give the same prompts, whatever the labels; two names give different ones.
+
     Raises TwoTowersError on an unknown name, more prompts than there are, and labels that are equal or of a class.
     """
     labels = tuple(labels) if not isinstance(labels, str) else (labels,)
@@ -57,10 +63,13 @@ def draw(
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise TwoTowersError(f"{what}={value!r}: give a whole number of at least {least}")
     check_name(name, table)
+    if separator not in SEPARATORS:
+        raise TwoTowersError(f"separator='{separator}': choose {' or '.join(SEPARATORS)}")
     drawer = DATASETS.get(str(name).partition(":")[0], draw_words)
-    return drawer(
+    drawn = drawer(
         name, int(n), seed=int(seed), labels=labels, true_label=true_label, k=int(k), words=words, table=table
     )
+    return [replace(prompt, separator=SEPARATORS[separator]) for prompt in drawn]
 
 
 def check_name(name: str, table: pd.DataFrame | None = None) -> None:
