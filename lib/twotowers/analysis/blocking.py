@@ -237,8 +237,8 @@ def class_auc(
 
     The direction is the difference of the two classes' mean keys, for each key from other prompts and other texts only:
     neither the prompt nor the word can be recognised. The mean of each stratum is taken out first, so that a stratum of
-    one class says nothing. 0.5 is chance; ties count half. Raises TwoTowersError when every stratum holds one class only, for a prompt without both
-    classes, and when a key has nothing to be compared with.
+    one class says nothing. 0.5 is chance; ties count half. Raises TwoTowersError when every stratum holds one class
+    only, for a prompt without both classes, and when a key has nothing to be compared with.
     """
     n, k, d = keys.shape
     c, prompt = cls.ravel(), np.repeat(np.arange(n), k)

@@ -221,7 +221,7 @@ def moved(table: pd.DataFrame, **settings) -> pd.DataFrame:
     for heads, what in table[["heads", "what"]].drop_duplicates().itertuples(index=False):
         columns = np.stack([wide[heads, what], wide[heads, "all"], wide["source"]], 1)
         row = {"heads": heads, "what": what, **cluster_interval(columns, queries, 0, **settings).as_row("moved")}
-        row["pairs"] = len(wide)
+        row["pairs"] = len(queries)
         for name, whole in (("share_of_all", 1), ("share_of_source", 2)):
             total = cluster_interval(columns, queries, whole, **settings)
             share = cluster_interval(columns, queries, 0, whole, **settings)
