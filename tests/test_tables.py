@@ -9,8 +9,7 @@ import pytest
 from twotowers import paths
 from twotowers.errors import TwoTowersError
 from twotowers.stats import tables
-from twotowers.stats.intervals import bootstrap
-from twotowers.stats.tables import intervals, load, published, published_value, save
+from twotowers.stats.tables import load, published, published_value, save
 
 ROOT = Path(__file__).parents[1]
 HEADS = pd.DataFrame(
@@ -154,13 +153,3 @@ def test_shipped_models_are_folders_with_a_config(monkeypatch, tmp_path):
         (tmp_path / name).write_text("")
     monkeypatch.setenv(paths.HOME, str(tmp_path))
     assert list(paths.shipped_models().items()) == [(n, tmp_path.resolve() / "data/models" / n) for n in "ab"]
-
-
-def test_intervals_are_one_bootstrap_a_group_in_order_of_appearance():
-    table = pd.DataFrame({"head": ["2-0"] * 4 + ["0-1"] * 3, "weight": [0.1, 0.2, 0.3, 0.8, 0.5, 0.5, 0.5]})
-    got = intervals(table, ["head"], "weight", seed=3)
-    assert got["head"].tolist() == ["2-0", "0-1"] and got["n"].tolist() == [4, 3]
-    assert got.loc[0, ["weight", "low", "high", "n"]].tolist() == list(
-        bootstrap([0.1, 0.2, 0.3, 0.8], seed=3).as_row("weight").values()
-    )
-    assert got.loc[1, ["weight", "low", "high"]].tolist() == [0.5, 0.5, 0.5]

@@ -16,7 +16,6 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.stats.intervals import bootstrap
 
 STAMP = "model_fingerprint"
 # pandas reads floats exactly from 3.1 on; before, it must be asked to.
@@ -94,20 +93,6 @@ def _path(folder: Path, name: str) -> Path:
     if not name or Path(name).name != name or "\\" in name:
         raise TwoTowersError(f"the table name '{name}' is not a plain file name: leave folders to `folder`")
     return folder / f"{name}.csv"
-
-
-def intervals(
-    table: pd.DataFrame, by: list[str], value: str, *, statistic: str = "mean", seed: int = 0
-) -> pd.DataFrame:
-    """One row per group of `by`, in order of appearance: its bootstrap estimate under `value`, then low, high and n.
-
-    Give a table with one row per prompt in each group: rows are resampled. Raises TwoTowersError as `bootstrap`.
-    """
-    groups = table.groupby(by, sort=False, observed=True)
-    return pd.DataFrame(
-        dict(zip(by, key, strict=True)) | bootstrap(group[value].to_numpy(), statistic, seed=seed).as_row(value)
-        for key, group in groups
-    )
 
 
 def published(where: str | None = None) -> pd.DataFrame:
