@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from twotowers.errors import TwoTowersError
-from twotowers.stats.resample import bca, cluster_codes, inside, sample, statistic_named, variance_of_mean
+from twotowers.stats.resample import bca, cluster_codes, inside, pairs, sample, statistic_named, variance_of_mean
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Overlap:
 
 def bootstrap(
     values: ArrayLike, statistic: str = "mean", level: float = 0.95, draws: int = 2000, seed: int = 0,
-    clusters: Iterable[Hashable] | None = None,
+    clusters: Iterable | None = None,
 ) -> Interval:  # fmt: skip
     """Statistic of values (n,) with its bootstrap interval. `statistic`: mean, median or std (over n - 1).
 
-    `clusters` (n,): values of one cluster are drawn together. Raises TwoTowersError on no values, NaN or infinite
+    `clusters` (n,), of hashables: values of one cluster are drawn together. Raises TwoTowersError on no values, NaN or infinite
     values, more than one axis, an unknown statistic, or clusters that do not name every value.
     """
     values, of = sample(values), statistic_named(statistic)
@@ -87,7 +87,7 @@ def bootstrap(
 
 def bootstrap_difference(
     a: ArrayLike, b: ArrayLike, paired: bool = True, statistic: str = "mean", level: float = 0.95, draws: int = 2000,
-    seed: int = 0, clusters: Iterable[Hashable] | None = None,
+    seed: int = 0, clusters: Iterable | None = None,
 ) -> Interval:  # fmt: skip
     """statistic(a) - statistic(b) with its bootstrap interval.
 
@@ -95,11 +95,9 @@ def bootstrap_difference(
     itself and n is the smaller sample. Raises TwoTowersError as `bootstrap`, on pairs of unequal length, and on
     clusters without pairs.
     """
-    a, b, of = sample(a), sample(b), statistic_named(statistic)
     if clusters is not None and not paired:
         raise TwoTowersError("clusters are for pairs: give paired=True, or leave the clusters out")
-    if paired:
-        _same_length(a, b)
+    of, (a, b) = statistic_named(statistic), pairs(a, b) if paired else (sample(a), sample(b))
     codes = [cluster_codes(clusters, len(a))] if paired else [np.arange(len(a)), np.arange(len(b))]
     # Pairs share one list of weights.
     return Interval(*bca(lambda *weights: of(a, weights[0]) - of(b, weights[-1]), codes, level, draws, seed))
@@ -107,7 +105,7 @@ def bootstrap_difference(
 
 def bootstrap_of_means(
     table: ArrayLike, of: Callable[[np.ndarray], np.ndarray], level: float = 0.95, draws: int = 2000, seed: int = 0,
-    clusters: Iterable[Hashable] | None = None,
+    clusters: Iterable | None = None,
 ) -> Interval:  # fmt: skip
     """A function of column means with its bootstrap interval over rows (prompts): ratios, differences, spreads.
 
@@ -135,7 +133,8 @@ def bootstrap_correlation(
     if kind not in ("spearman", "pearson"):
         raise TwoTowersError(f"kind='{kind}': choose 'spearman' or 'pearson'")
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    n, grid = len(x), x.ndim == 2 and x.shape == y.shape
+    grid = x.ndim == 2 and x.shape == y.shape
+    n = len(x) if grid else x.size
     x, y = (a.reshape(n, -1) for a in _varying(x.ravel() if grid else x, y.ravel() if grid else y))
     if x.size < 3:
         raise TwoTowersError(f"a correlation of {x.size} pairs says nothing: give at least 3")
@@ -153,7 +152,7 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     return float(stats.spearmanr(*_varying(x, y)).statistic)
 
 
-def rate(successes: ArrayLike, clusters: Iterable[Hashable] | None = None, level: float = 0.95) -> Interval:
+def rate(successes: ArrayLike, clusters: Iterable | None = None, level: float = 0.95) -> Interval:
     """Share of `successes` (n,), each 0 or 1, with its Wilson interval, which has a width at 0% and 100% too.
 
     With `clusters` (n,), at the effective sample size n / deff (Korn and Graubard 1998): deff, at least 1, is the
@@ -174,7 +173,7 @@ def rate(successes: ArrayLike, clusters: Iterable[Hashable] | None = None, level
     return Interval(p, max(0.0, min(low, p)), min(1.0, max(high, p)), groups)
 
 
-def p_value(values: ArrayLike, clusters: Iterable[Hashable] | None = None) -> float:
+def p_value(values: ArrayLike, clusters: Iterable | None = None) -> float:
     """Two-sided p that values (n,) have mean zero: t test with the cluster-robust variance, clusters - 1 degrees.
 
     With clusters of equal size it is the t test of cluster means. No spread between clusters, no t: then it is the p of
@@ -239,8 +238,8 @@ def grouped(
 ) -> pd.DataFrame:
     """One row per group of `by`, in order of appearance: its `bootstrap` under `value`, then low, high and n.
 
-    `statistic` "rate" takes `rate`. Rows are drawn: give one per prompt in each group, or name the column `clusters`.
-    Raises TwoTowersError as those, on a missing column, and on groups without a name.
+    `statistic` "rate" takes `rate` instead. Give one row per prompt in each group, or in `clusters` the column of what
+    rows share. Raises TwoTowersError as both, on a missing column, and on groups without a name.
     """
     _has(table, *by, value, *([clusters] if clusters else []))
     if table[by].isna().any(axis=None):
@@ -279,14 +278,8 @@ def _has(table: pd.DataFrame, *columns: str) -> None:
         raise TwoTowersError(f"no column '{missing[0]}': the table has {', '.join(map(str, table.columns))}")
 
 
-def _same_length(a: np.ndarray, b: np.ndarray) -> None:
-    if len(a) != len(b):
-        raise TwoTowersError(f"pairs of {len(a)} and {len(b)} values: give two lists of equal length")
-
-
 def _varying(x: ArrayLike, y: ArrayLike) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    x, y = sample(x), sample(y)
-    _same_length(x, y)
+    x, y = pairs(x, y)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         raise TwoTowersError("a list that never varies has no correlation: give values that differ")
     return x, y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,14 @@ def sample(values: ArrayLike) -> Float[np.ndarray, " n"]:
     return values
 
 
+def pairs(a: ArrayLike, b: ArrayLike) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Both as `sample`. Raises TwoTowersError as it, and on unequal lengths."""
+    a, b = sample(a), sample(b)
+    if len(a) != len(b):
+        raise TwoTowersError(f"pairs of {len(a)} and {len(b)} values: give two lists of equal length")
+    return a, b
+
+
 def inside(share: float) -> float:
     """The share. Raises TwoTowersError when it is not between 0 and 1."""
     if not 0 < share < 1:
@@ -60,7 +68,7 @@ def statistic_named(name: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]
     return STATISTICS[name]
 
 
-def cluster_codes(clusters: Iterable[Hashable] | None, n: int) -> Int[np.ndarray, " n"]:
+def cluster_codes(clusters: Iterable | None, n: int) -> Int[np.ndarray, " n"]:
     """The number of each value's cluster, in order of appearance; without clusters each value is its own.
 
     Raises TwoTowersError when they do not name each of n values.
@@ -78,7 +86,7 @@ def cluster_codes(clusters: Iterable[Hashable] | None, n: int) -> Int[np.ndarray
 
 
 def variance_of_mean(values: Float[np.ndarray, " n"], codes: Int[np.ndarray, " n"]) -> float:
-    """Cluster-robust: G / (G - 1) sum over G clusters of (sum of deviations)^2 / n^2; s^2 / n when each has one value."""
+    """Cluster-robust: G / (G - 1) sum of (deviations summed in a cluster)^2 / n^2 over G clusters; else s^2 / n."""
     sums = np.bincount(codes, values - values.mean())
     return len(sums) / (len(sums) - 1) * float(sums @ sums) / len(values) ** 2
 
@@ -105,10 +113,13 @@ def bca(
             counts = np.bincount(flat, minlength=len(at) * size).reshape(-1, size)
             weights.append(counts if size == len(code) else counts[:, code])
         with np.errstate(all="ignore"):
-            found = np.asarray(of(*weights), dtype=float)
-        return np.where(np.isfinite(found), found, np.nan).reshape(drawn[0].shape[:-1])
+            found = np.array(of(*weights), dtype=float)
+        found[~np.isfinite(found)] = np.nan
+        # BCa counts resamples below the estimate: how a sum was rounded must not decide on which side one lies.
+        found[np.abs(found - estimate) <= 1e-12 * np.nanmax(np.abs(found), initial=0)] = estimate
+        return found.reshape(drawn[0].shape[:-1])
 
-    clusters, n = [np.arange(size) for size in sizes], min(sizes)
+    clusters, n, estimate = [np.arange(size) for size in sizes], min(sizes), math.nan
     estimate = float(statistic(*clusters))
     if n < 2 or math.isnan(estimate):
         return estimate, math.nan, math.nan, n
