@@ -258,7 +258,7 @@ def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -
 
     A prompt is told by prompt, and by dataset and true_label where the table has them.
     """
-    unit = [c for c in ("dataset", "true_label", "prompt") if c in table and c not in by]
+    unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table and c not in by]
     return table.groupby([*by, *unit], sort=False, as_index=False)[list(columns)].mean()
 
 
@@ -299,13 +299,16 @@ def reciprocal_ranks(ranks: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def mrr(ranks: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """MRR with its interval over prompts, per value of `by`: mrr, low, high, n (prompts), median_rank, at_rank_1."""
+    """MRR with its interval, per value of `by`: mrr, low, high, n, median_rank, at_rank_1.
+
+    n counts prompts, or query words where the table has the column `query`.
+    """
     rows = []
     for key, table in ranks.groupby(list(by), sort=False):
-        per_prompt = reciprocal_ranks(table, by)["reciprocal"].to_numpy()
+        prompts = reciprocal_ranks(table, by)
         rows.append(
             dict(zip(by, key, strict=True))
-            | intervals.bootstrap(per_prompt, seed=seed).as_row("mrr")
+            | intervals.bootstrap(prompts["reciprocal"], clusters=prompts.get("query"), seed=seed).as_row("mrr")
             | {"median_rank": float(table["rank"].median()), "at_rank_1": float((table["rank"] == 1).mean())}
         )
     return pd.DataFrame(rows)
@@ -320,9 +323,10 @@ def preferences(ranks: pd.DataFrame, labels: Sequence[str], seed: int = 0) -> pd
     first, second = labels
     rows = []
     for head, table in reciprocal_ranks(ranks, ["head", "label"]).groupby("head", sort=False):
-        unit = [c for c in ("dataset", "true_label", "prompt") if c in table]
+        unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table]
         both = table.pivot_table(index=unit, columns="label", values="reciprocal").dropna()
-        found = intervals.bootstrap_difference(both[first], both[second], seed=seed)
+        queries = both.index.get_level_values("query") if "query" in unit else None
+        found = intervals.bootstrap_difference(both[first], both[second], clusters=queries, seed=seed)
         reads = first if found.low > 0 else second if found.high < 0 else "neither"
         means = {label: both[label].mean() for label in labels}
         rows.append({"head": head, **means, **found.as_row("difference"), "reads": reads})
