@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twotowers.model.architectures import Model, Unembedding
+from twotowers.model.model import Model, Unembedding
 from twotowers.model.products import matmul_t
 from twotowers.model.unembed import check_norm, direction, fold_norm, log_sum_exp, norm_scale
 

@@ -25,7 +25,7 @@ from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.chapters.parameters import CHECKS, at_least_two, check_parameters, yes_or_no
 from twotowers.errors import TwoTowersError
 from twotowers.model import loading
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 from twotowers.prompts import datasets, sentences
 from twotowers.prompts.prompt import Encoded, Prompt, encode_all
 from twotowers.stats import tables

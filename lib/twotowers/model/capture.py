@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model, norm_eps, rms
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.model import Model, norm_eps, rms
 from twotowers.prompts.prompt import Encoded, batches
 
 WANT = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})

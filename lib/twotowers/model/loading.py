@@ -26,9 +26,10 @@ from transformers.utils import logging as transformers_logging
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import ARCHITECTURES, Model
+from twotowers.model.architectures import ARCHITECTURES, REFUSED
 from twotowers.model.attention_hooks import implementation
 from twotowers.model.capture import Capture, capture
+from twotowers.model.model import Model
 from twotowers.paths import shipped_models
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
@@ -65,8 +66,8 @@ def load(
     config = files.config()
     row = ARCHITECTURES.get(config.model_type)
     if row is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise TwoTowersError(f"'{name}' is a {config.model_type} model, which is not supported: choose one of {known}")
+        remedy = REFUSED.get(config.model_type) or f"choose one of {', '.join(sorted(ARCHITECTURES))}"
+        raise TwoTowersError(f"'{name}' is a {config.model_type} model, which is not supported: {remedy}")
     refusal = row.refusal(config)
     if refusal is not None:
         raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Unembedding
+from twotowers.model.model import Unembedding
 from twotowers.model.products import matmul_t
 
 NORMS = ("frozen", "recomputed", "raw")
