@@ -92,7 +92,7 @@ def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
     gemma = tiny("gemma3_text")
     sliding, full = (query_key.rotated(gemma, layer, v, at) for layer in (0, 1))
     # By hand, for the second pair of numbers (of four): theta ** -(1 / 4), under the linear scaling a quarter of it.
-    for turned, angle in ((sliding, 5 * 10 ** -0.25), (full, 5 / 4 * 100 ** -0.25)):
+    for turned, angle in ((sliding, 5 * 10**-0.25), (full, 5 / 4 * 100**-0.25)):
         expected = torch.tensor([math.cos(angle) - math.sin(angle), math.sin(angle) + math.cos(angle)]).double()
         torch.testing.assert_close(turned[0, [1, 5]], expected, atol=1e-6, rtol=0)
     smol = tiny("smollm3")
@@ -100,7 +100,9 @@ def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
     assert still == [False, True, False]
 
 
-@pytest.mark.parametrize(("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)])
+@pytest.mark.parametrize(
+    ("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)]
+)
 def test_positions_from_which_all_angles_change_are_refused(kind, rope_type, longest):
     model = tiny(kind)
     model.hf.model.rotary_emb.rope_type = rope_type

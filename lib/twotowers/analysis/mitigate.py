@@ -109,12 +109,7 @@ def free_scores(
         part = position_part - position_part.mean(-1, keepdim=True)  # every model with learned positions has LayerNorm
         scale = (unembed._wide(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
         inputs = inputs - (model.norm_gain(norm) * part / scale).to(inputs.dtype)
-    query = query_key.unrotated(model, layer, query_key.queries(model, layer, inputs[:, -1]))
-    key = query_key.unrotated(model, layer, query_key.keys(model, layer, inputs))
-    key = key.repeat_interleave(model.n_heads // model.n_key_value_heads, dim=2)
-    scores = torch.einsum("bhk,bphk->bhp", unembed._wide(query), unembed._wide(key))
-    cap = getattr(model.config, "attn_logit_softcapping", None)
-    scores = scores if cap is None else cap * (scores / cap).tanh()
+    scores = query_key.last_scores(model, layer, inputs, torch.zeros(x.shape[1], dtype=torch.long, device=x.device))
     window = model.window(layer)
     if window is not None:
         scores[..., : max(0, x.shape[1] - window)] = float("-inf")

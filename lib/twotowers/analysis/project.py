@@ -12,8 +12,9 @@ Five kinds of vectors, each at places of the prompt:
 - "query": the last position's query carried through W_K of the head's key-value group, into the space in which the key
   matrix takes its input. In rotary models the query is taken before it is turned to its position, so the relative
   position is left out.
-- "query, turned" (layers that rotate only): the query as the key at a label position meets it, turned to its own position
-  and back by the key's. Its product with the normed input there is the model's own score, but for a bias of W_K.
+- "query, turned" (layers that rotate only): the query as the key at a label position meets it, turned to its own
+  position and back by the key's. Its product with the normed input there is the model's own score, but for a bias of
+  W_K.
 """
 
 from __future__ import annotations

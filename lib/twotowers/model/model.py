@@ -161,8 +161,8 @@ class Model:
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """W_O^h of every head of a layer: a head's vector is `capture.z[..., h, :] @ output_weight(layer)[h]`.
 
-        A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's weight, so that the vectors are
-        those added to the residual stream and still sum to the block's output.
+        A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's weight, so that the
+        vectors are those added to the residual stream and still sum to the block's output.
         """
         return self._written(layer, "attention").reshape(self.n_heads, self.d_head, self.d_model)
 

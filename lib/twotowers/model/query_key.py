@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from twotowers.errors import TwoTowersError
+from twotowers.model.attention_hooks import scores
 from twotowers.model.model import Model, norm_eps, rms
 
 
@@ -88,8 +89,7 @@ def rotated(
 
 
 def unrotated(model: Model, layer: int, v: Float[Tensor, "*rows d_head"]) -> Float[Tensor, "*rows d_head"]:
-    """Queries or keys as if they all stood at position 0: not turned, but lengthened where the rotation lengthens, so
-    that their product is a score without the positions' influence, at the temperature that the model has."""
+    """Queries or keys as if they all stood at position 0: not turned, but lengthened where the rotation lengthens."""
     return rotated(model, layer, v, torch.zeros((), dtype=torch.long, device=v.device))
 
 
@@ -110,6 +110,19 @@ def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tenso
     like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
     cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
     return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
+
+
+def last_scores(
+    model: Model, layer: int, normed: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
+) -> Float[Tensor, "batch head position"]:
+    """Scores of the last position with every position, soft-capped where the model does so; no mask, no softmax.
+
+    `positions` are where queries and keys stand: 0, 1, ... as in the model, or all 0 for scores without the positions'
+    influence (at the temperature that the model has: LongRoPE and YaRN lengthen what they turn). Raises as `rotated`.
+    """
+    query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
+    key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
+    return scores(query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None))[:, :, 0]
 
 
 def query_in_input_space(
