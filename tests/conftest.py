@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
+
+# Every annotation of what is imported from here on is checked at every call, shapes too.
+jaxtyping.install_import_hook("twotowers", "typechecker.check")
+
 from twotowers.model import chat, loading
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation

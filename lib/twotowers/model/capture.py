@@ -97,9 +97,9 @@ class _Recorder:
 
     model: Model
     record: Collection[str]
-    entries: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    entries: dict[str, dict[int, Tensor | float]] = field(default_factory=dict)
 
-    def put(self, name: str, layer: int, tensor: Tensor) -> None:
+    def put(self, name: str, layer: int, tensor: Tensor | float) -> None:
         self.entries.setdefault(name, {})[layer] = tensor
 
     def stacked(self, name: str) -> Tensor:

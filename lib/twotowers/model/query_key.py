@@ -67,7 +67,7 @@ def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
 
 
 def rotated(
-    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*rows"], back: bool = False
+    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"], back: bool = False
 ) -> Float[Tensor, "*rows d_head"]:
     """Queries or keys turned to their positions, which broadcast to the rows; `back` turns them back.
 
