@@ -2,16 +2,12 @@
 
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 import transformers
+import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-
-# Every annotation of what is imported from here on is checked at every call, shapes too.
-jaxtyping.install_import_hook("twotowers", "typechecker.check")
-
 from twotowers.model import chat, loading
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation

@@ -1,5 +1,8 @@
-"""What checks the annotations of the package while tests run: beartype, to which an int is a float as to Python's typing."""
+"""Annotations of the package are checked at every call while tests run, shapes too: import this before `twotowers`."""
 
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
+# As in Python's own typing, an int is a float.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+jaxtyping.install_import_hook("twotowers", "typechecker.check")

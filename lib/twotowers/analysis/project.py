@@ -210,19 +210,25 @@ def related_words(
     random_seed: int | None = None,
     max_tokens: int = 2048,
     progress: str | None = None,
+    means: Mapping[tuple[str, str], Tensor] | None = None,
 ) -> pd.DataFrame:
     """How many of the top k words of every reading have each relation to its place; stop words are passed over.
 
     One row per (prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other text"
-    as the mean over the other texts so that it compares with "own text". With
-    `random_seed` each vector is first replaced by a random one of its norm. Memory: `max_tokens` streams of all layers.
+    as the mean over the other texts so that it compares with "own text". `means` (`label_reading.mean_readings`) are
+    first taken out of the vectors. With `random_seed` each is then replaced by a random one of its norm. Memory:
+    `max_tokens` streams of all layers.
     """
     classes, rows = datasets.class_words(), []
     generator = None if random_seed is None else torch.Generator().manual_seed(random_seed)
     for seen in captures(model, encoded, WANT, max_tokens, progress):
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
         for reading in readings(seen, model, heads):
-            vectors = reading.vectors if generator is None else random_directions(reading.vectors, generator)
+            vectors = reading.vectors
+            if means is not None:
+                vectors = vectors - means[reading.kind, reading.of].to(vectors)
+            if generator is not None:
+                vectors = random_directions(vectors, generator)
             _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.stopword_ids)
             for row, (at, one) in enumerate(zip(seen.index, seen.prompts, strict=True)):
                 for place, known in enumerate(_relations_of(one, reading.kind, classes)):
@@ -255,7 +261,7 @@ def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -
 
     A prompt is told by prompt, and by dataset and true_label where the table has them.
     """
-    unit = [c for c in ("dataset", "true_label", "prompt") if c in table and c not in by]
+    unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table and c not in by]
     return table.groupby([*by, *unit], sort=False, as_index=False)[list(columns)].mean()
 
 
@@ -296,13 +302,16 @@ def reciprocal_ranks(ranks: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def mrr(ranks: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """MRR with its interval over prompts, per value of `by`: mrr, low, high, n (prompts), median_rank, at_rank_1."""
+    """MRR with its interval, per value of `by`: mrr, low, high, n, median_rank, at_rank_1.
+
+    n counts prompts, or query words where the table has the column `query`.
+    """
     rows = []
     for key, table in ranks.groupby(list(by), sort=False):
-        per_prompt = reciprocal_ranks(table, by)["reciprocal"].to_numpy()
+        prompts = reciprocal_ranks(table, by)
         rows.append(
             dict(zip(by, key, strict=True))
-            | intervals.bootstrap(per_prompt, seed=seed).as_row("mrr")
+            | intervals.bootstrap(prompts["reciprocal"], clusters=prompts.get("query"), seed=seed).as_row("mrr")
             | {"median_rank": float(table["rank"].median()), "at_rank_1": float((table["rank"] == 1).mean())}
         )
     return pd.DataFrame(rows)
@@ -317,9 +326,10 @@ def preferences(ranks: pd.DataFrame, labels: Sequence[str], seed: int = 0) -> pd
     first, second = labels
     rows = []
     for head, table in reciprocal_ranks(ranks, ["head", "label"]).groupby("head", sort=False):
-        unit = [c for c in ("dataset", "true_label", "prompt") if c in table]
+        unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table]
         both = table.pivot_table(index=unit, columns="label", values="reciprocal").dropna()
-        found = intervals.bootstrap_difference(both[first], both[second], seed=seed)
+        queries = both.index.get_level_values("query") if "query" in unit else None
+        found = intervals.bootstrap_difference(both[first], both[second], clusters=queries, seed=seed)
         reads = first if found.low > 0 else second if found.high < 0 else "neither"
         means = {label: both[label].mean() for label in labels}
         rows.append({"head": head, **means, **found.as_row("difference"), "reads": reads})
