@@ -123,7 +123,9 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
     plain = biases.answers(model, encoded)
     assert found.correct.shape == (2, 3, 7)
     for i in range(2):
-        assert np.array_equal(found.correct[i, 0], plain.correct) and np.array_equal(found.two_label[i, 0], plain.two_label)
+        assert np.array_equal(found.correct[i, 0], plain.correct) and np.array_equal(
+            found.two_label[i, 0], plain.two_label
+        )
         np.testing.assert_allclose(found.margin[i, 0], plain.margin)
     for row, one in enumerate(encoded):
         seen = capture(model, [one], {"weights", "values"})
@@ -132,7 +134,9 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
                 x = seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, heads)
                 top = int(loading.finished(model, x).argmax())
                 assert found.correct[i, j, row] == (top == one.true_id)
-    assert (found.two_label[0, 0] != found.two_label[0, 2]).any() or (found.two_label[1, 0] != found.two_label[1, 2]).any()
+    assert (found.two_label[0, 0] != found.two_label[0, 2]).any() or (
+        found.two_label[1, 0] != found.two_label[1, 2]
+    ).any()
 
 
 def test_a_shortcut_from_a_planted_head_raises_the_minority_label():

@@ -13,9 +13,10 @@ from twotowers.analysis import locate, rankings
 from twotowers.analysis.edit_heads import Edit, edited, mean_fed
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import ARCHITECTURES, Model
+from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
 from twotowers.model.capture import capture, predict
+from twotowers.model.model import Model
 from twotowers.prompts import datasets
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
 
 Metric = Callable[[Float[Tensor, "batch vocabulary"], Sequence[Encoded]], Float[Tensor, "batch"]]

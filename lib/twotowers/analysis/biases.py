@@ -25,9 +25,9 @@ from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.analysis.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.errors import TwoTowersError
 from twotowers.model.answers import Answers, answers, true_column
-from twotowers.model.architectures import Model
 from twotowers.model.capture import captures, predict
 from twotowers.model.loading import finished
+from twotowers.model.model import Model
 from twotowers.prompts.datasets import CONTENT_FREE
 from twotowers.prompts.prompt import Encoded, Prompt, encode_all
 from twotowers.stats.intervals import Interval, bootstrap_of_means

@@ -28,9 +28,9 @@ from twotowers.analysis.edit_heads import all_heads
 from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, control_heads
-from twotowers.model.architectures import Model
 from twotowers.model.attention_edits import EXCHANGES, can_realign, exchanged, reading_parts, realigned
 from twotowers.model.capture import predict
+from twotowers.model.model import Model
 from twotowers.prompts.datasets import swapped_labels, with_other_class_text
 from twotowers.prompts.prompt import Encoded, Prompt, batches, encode_all
 from twotowers.stats.intervals import Interval, bootstrap_of_means

@@ -25,8 +25,8 @@ from twotowers.analysis.locate import Head, check_heads
 from twotowers.analysis.logit_changes import logits, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
 

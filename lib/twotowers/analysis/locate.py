@@ -28,8 +28,8 @@ from twotowers.analysis.logit_changes import Changes, block_changes, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import ROLES, Encoded, roles
 
 GROUP_BYTES = 128 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twotowers.model.architectures import Model, Unembedding
 from twotowers.model.capture import Capture
+from twotowers.model.model import Model, Unembedding
 from twotowers.model.unembed import divisor, fold_norm, norm_scale
 
 

@@ -12,8 +12,9 @@ Five kinds of vectors, each at places of the prompt:
 - "query": the last position's query carried through W_K of the head's key-value group, into the space in which the key
   matrix takes its input. In rotary models the query is taken before it is turned to its position, so the relative
   position is left out.
-- "query, turned" (rotary models only): the query as the key at a label position meets it, turned to its own position
-  and back by the key's. Its product with the normed input there is the model's own score, but for a bias of W_K.
+- "query, turned" (layers that rotate only): the query as the key at a label position meets it, turned to its own
+  position and back by the key's. Its product with the normed input there is the model's own score, but for a bias of
+  W_K.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from torch import Tensor
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.model.token_text import Lexicon, content_words
 from twotowers.prompts import datasets
 from twotowers.prompts.prompt import Encoded
@@ -88,7 +89,7 @@ def carried_query(
 ) -> Float[Tensor, "batch place d_model"]:
     """The last query carried through W_K, without rotation (one place) or as seen from `places`.
 
-    Needs want={"queries", "streams"}. Raises TwoTowersError for `places` in a model that does not rotate: there all
+    Needs want={"queries", "streams"}. Raises TwoTowersError for `places` in a layer that does not rotate: there all
     places see the same.
     """
     capture.require("queries", "stream_inputs")
@@ -98,8 +99,10 @@ def carried_query(
         return query_key.query_in_input_space(
             model, layer, head, query, None, query_key.normed(model, layer, _at(capture.stream_inputs[layer], last))
         )[0]
-    if model.architecture.positions != "rotary":
-        raise TwoTowersError(f"{model.name} does not rotate its queries: leave out the places, all see the same")
+    if not model.rotates(layer):
+        raise TwoTowersError(
+            f"layer {layer} of {model.name} does not rotate its queries: leave out the places, all see the same"
+        )
     seen = query_key.normed(model, layer, _at(capture.stream_inputs[layer], places))
     return query_key.query_in_input_space(model, layer, head, query, places, seen)[0]
 
@@ -124,7 +127,7 @@ def readings(capture: Capture, model: Model, heads: Sequence[Head]) -> Iterator[
         values = value_outputs(capture, model, layer, [head], labels)[:, 0]
         yield Reading("value", layer, head, labels, values)
         yield Reading("query", layer, head, last, carried_query(capture, model, layer, head))
-        if model.architecture.positions == "rotary":
+        if model.rotates(layer):
             yield Reading("query, turned", layer, head, labels, carried_query(capture, model, layer, head, labels))
 
 

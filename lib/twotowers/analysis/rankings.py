@@ -31,9 +31,9 @@ from twotowers.analysis.edit_heads import all_heads, mean_fed
 from twotowers.analysis.logit_changes import logit_change, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.attention_hooks import _masked, reading_attention, scores
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
 
 LEAST = 0.25  # of the prompts in which a place, or a label word, must carry the true label to count as counterbalanced

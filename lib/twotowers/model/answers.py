@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from twotowers.model.architectures import Model
 from twotowers.model.capture import predict
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
 
 SAID = ("true label", "other label", "another word")

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
-from twotowers.model.architectures import Model
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.model import Model
 
 PARTS = ("query", "keys", "values")
 EXCHANGES: dict[str, tuple[str, ...]] = {**{part: (part,) for part in PARTS}, "all": PARTS}
