@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
-from twotowers.analysis.decide import REST, split, split_heads
+from twotowers.analysis.decide import PLACES, REST, split, split_heads
 from twotowers.analysis.factorial import factorial
 from twotowers.errors import TwoTowersError
 from twotowers.prompts.datasets import draw
@@ -44,9 +44,9 @@ def by_term(table, column):
 )
 def test_hand_made_margins_are_split_exactly(balanced, effects, shares):
     found = split(margin_of(balanced, effects), balanced, draws=50)
-    assert found["term"].tolist() == ["prior", "last", "alternation", "place", "match", REST]
+    assert found["term"].tolist() == ["prior", "last", "alternation", "place", "match", PLACES, REST]
     for term, nats in by_term(found, "nats").items():
-        assert term == REST or nats == pytest.approx(effects.get(term, 0), abs=1e-12)
+        assert term in (PLACES, REST) or nats == pytest.approx(effects.get(term, 0), abs=1e-12)
     for column in ("share", "share_low", "share_high"):
         assert by_term(found, column) == pytest.approx({t: shares.get(t, 0) for t in found["term"]}, abs=1e-7)
     assert (found["n"] == balanced["cluster"].nunique()).all()
@@ -58,7 +58,7 @@ def test_a_margin_that_counts_is_split_exactly_from_imbalanced_prompts(imbalance
     assert by_term(found, "share")["count"] == pytest.approx(1)
     effects = {"prior": 0.3, "last": 1.0, "alternation": 0.7, "place": -0.2, "count": 0.5, "match": 0.9}
     found = split(margin_of(imbalanced, effects), imbalanced, draws=50)
-    assert by_term(found[:-1], "nats") == pytest.approx(effects)
+    assert by_term(found[:-2], "nats") == pytest.approx(effects)
     assert by_term(found, "share")[REST] == pytest.approx(0, abs=1e-9)
 
 
@@ -82,8 +82,19 @@ def test_what_texts_decide_is_the_rest():
     assert by_term(found, "share")[REST] == pytest.approx(0.1)
 
 
+def test_a_weight_for_each_place_is_told_apart_from_place_and_from_texts():
+    design = factorial(draw("animal/country", 4, k=3))[1]
+    second = design["labels"].str[1].map({"a": 1.0, "b": -1.0}).to_numpy()
+    columns = design.assign(prior=1.0)[["prior", "last", "alternation", "place", "match"]].to_numpy()
+    by_terms = columns @ np.linalg.lstsq(columns, second)[0]
+    by_texts = np.where(design["source"] % 2, 0.5, -0.5)
+    found = by_term(split(second + by_texts, design, draws=20), "share")
+    assert found[PLACES] == pytest.approx(((second - by_terms) ** 2).mean() / 1.25)
+    assert found[REST] == pytest.approx(0.2) and found["match"] == pytest.approx(0)
+
+
 def test_intervals_resample_clusters_not_prompts(balanced):
-    two = pd.DataFrame({"cluster": [0, 0, 1, 1], "match": [1.0, -1.0, 1.0, -1.0]})
+    two = pd.DataFrame({"cluster": [0, 0, 1, 1], "labels": "ab"})
     found = split(np.array([0.0, 0.0, 1.0, 1.0]), two, terms=("prior",))
     assert found.loc[0, ["nats", "low", "high"]].tolist() == [0.5, 0, 1]  # resamples of two clusters: 0, 0.5 or 1
     margin = np.random.default_rng(1).normal(size=len(balanced))
@@ -106,7 +117,7 @@ def test_heads_are_split_as_margins_are(balanced):
     values = rng.normal(size=(len(balanced), 2, 3))
     values[:, 1, 2] += margin_of(balanced, {"prior": 0.5, "last": 1.0, "match": 0.8})
     found = split_heads(values, balanced)
-    assert len(found) == 2 * 3 * 6
+    assert len(found) == 2 * 3 * 7
     for (layer, head), rows in found.groupby(["layer", "head"]):
         one = split(values[:, layer, head], balanced, draws=10)
         assert rows["term"].tolist() == one["term"].tolist()
@@ -114,11 +125,11 @@ def test_heads_are_split_as_margins_are(balanced):
         np.testing.assert_allclose(rows["share"], one["share"])
     hits = found[found["discovery"]]
     assert set(zip(hits["layer"], hits["head"], hits["term"], strict=True)) >= {(1, 2, "match"), (1, 2, "last")}
-    assert not found.loc[found["term"] == REST, "discovery"].any()
+    assert not found.loc[found["term"].isin([PLACES, REST]), "discovery"].any()
 
 
 def test_the_p_of_an_equal_sized_clusters_mean_is_that_of_a_t_test_on_cluster_means():
-    design = pd.DataFrame({"cluster": np.repeat(np.arange(7), 4)})
+    design = pd.DataFrame({"cluster": np.repeat(np.arange(7), 4), "labels": "ab"})
     values = np.random.default_rng(4).normal(0.3, size=(28, 1, 2))
     found = split_heads(values, design, terms=("prior",))
     expected = ttest_1samp(values.reshape(7, 4, 2).mean(1), 0).pvalue
