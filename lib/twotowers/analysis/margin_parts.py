@@ -21,7 +21,7 @@ from torch import Tensor
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 from twotowers.model.capture import Capture, captures
 from twotowers.prompts.prompt import Encoded
 
