@@ -86,9 +86,9 @@ def split_heads(
     One row per (layer, head, term): layer, head, term, nats, share, p, discovery, n (clusters). `p` is two-sided, from
     the least-squares effect with a cluster-robust standard error (CR1) and a t distribution of n - 1 degrees of
     freedom. `discovery`: p survives Benjamini and Hochberg's control of false discoveries at `rate` over all heads,
-    within the term. PLACES and REST have no nats and no p. A small p says that an effect is not 0, not that it
-    is large: layers above a head that matches all show a little. Raises TwoTowersError as `split`; a head whose values are
-    all 0 has no shares.
+    within the term. A small p says that an effect is not 0, not that it is large: layers above a head that matches all
+    show a little. PLACES and REST have no nats and no p. Raises TwoTowersError as `split`; a head whose values are all
+    0 has no shares.
     """
     _, layers, heads = np.shape(values)
     y = _values(np.asarray(values).reshape(len(values), layers * heads), design)
