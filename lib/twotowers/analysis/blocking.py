@@ -27,7 +27,6 @@ from twotowers.analysis.attention import check_labels_left
 from twotowers.analysis.interchange import cluster_interval
 from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head
 from twotowers.model import query_key
 from twotowers.model.attention_edits import blocked
 from twotowers.model.capture import capture, predict
@@ -168,7 +167,7 @@ def blocked_margins(
 def class_in_keys(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     edges: Mapping[str, Callable[[Encoded], Edges]],
     layers: Mapping[str, Sequence[int]],
     max_tokens: int = 1024,

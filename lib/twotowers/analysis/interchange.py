@@ -117,7 +117,7 @@ def encode_pairs(pairs: Sequence[tuple[Prompt, Prompt]], model: Model) -> tuple[
     return kept, len(found) - len(kept)
 
 
-def head_sets(model: Model, heads: Sequence[Head], draws: int = 3, seed: int = 0) -> dict[str, list[Head]]:
+def head_sets(model: Model, heads: Sequence[tuple[int, int]], draws: int = 3, seed: int = 0) -> dict[str, list[Head]]:
     """The heads, `draws` random sets of the same layers ("random heads 1", ...), and all heads of the model.
 
     Raises TwoTowersError when the model has not enough other heads.
@@ -133,7 +133,7 @@ def head_sets(model: Model, heads: Sequence[Head], draws: int = 3, seed: int = 0
 def interchange(
     model: Model,
     pairs: Sequence[Pair],
-    sets: Mapping[str, Sequence[Head]],
+    sets: Mapping[str, Sequence[tuple[int, int]]],
     what: Sequence[str] = tuple(EXCHANGES),
     max_tokens: int = 4096,
     progress: str | None = None,
