@@ -35,7 +35,7 @@ def logit_minus_of(
     words: tuple[int, int],
     model: Model,
     norm: str = "frozen",
-    scale: Float[Tensor, "*rows"] | None = None,
+    scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows"]:
     """`log p(a | v) - log p(b | v)` (nats) of vectors, under softmax(bs(v)): the normaliser cancels, so bs_a - bs_b."""
     v = unembed.prepared(vectors, model.unembedding, norm, scale)
@@ -46,7 +46,7 @@ def logit_minus_of(
 def logit_minus(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     labels: tuple[str, str],
     norm: str = "frozen",
     max_tokens: int = 4096,
@@ -79,7 +79,7 @@ def compare(
     model: Model,
     first: Sequence[Encoded],
     second: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     max_tokens: int = 4096,
     progress: str | None = None,
 ) -> pd.DataFrame:
@@ -137,7 +137,7 @@ def _rows(seen: Capture, head: Head, **columns: Float[Tensor, "batch place"]) ->
     return pd.DataFrame(table | {name: x.double().flatten().cpu().numpy() for name, x in columns.items()})
 
 
-def _in_order(parts: list[pd.DataFrame], heads: Sequence[Head]) -> pd.DataFrame:
+def _in_order(parts: list[pd.DataFrame], heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
     if not parts:
         raise TwoTowersError("no prompts to read: draw at least one")
     order = {f"{layer}-{head}": i for i, (layer, head) in enumerate(heads)}
