@@ -189,7 +189,8 @@ def label_heads(
 
     `increases[label]` are the increases of that label on prompts whose true label it is; the prompts of the two must be
     the same but for the labels, in the same order. Columns: head ("22-0"), serves (a label), lean (nats: mean increase
-    of the first label less that of the second), low, high, n (`clusters`, by default prompts), clear (the interval leaves zero out).
+    of the first label less that of the second), low, high, n (`clusters`, by default prompts), clear (the interval
+    leaves zero out).
     """
     (first, a), (second, b) = increases.items()
     rows = []

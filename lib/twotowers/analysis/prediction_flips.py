@@ -184,6 +184,10 @@ def _sums(pairs: pd.DataFrame, size: pd.Series, column: str) -> pd.DataFrame:
 def _ratio(parts: list[pd.DataFrame], seed: int) -> Interval:
     """Mean size / mean before of the first part, less that of the second where there is one; by cluster of query."""
     table = pd.concat(parts, axis=1, join="inner")
-    of = (lambda m: m[..., 0] / m[..., 1]) if len(parts) == 1 else lambda m: m[..., 0] / m[..., 1] - m[..., 2] / m[..., 3]
+    of = (
+        (lambda m: m[..., 0] / m[..., 1])
+        if len(parts) == 1
+        else lambda m: m[..., 0] / m[..., 1] - m[..., 2] / m[..., 3]
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         return bootstrap_of_means(table.to_numpy(), of, seed=seed, clusters=table.index.get_level_values("query"))

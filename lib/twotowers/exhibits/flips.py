@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import estimate
 from twotowers.studies.flips import DEMONSTRATION, OVER, OWN, QUERY, RANDOM
@@ -24,17 +24,24 @@ def label_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def label_heads(t: pd.DataFrame) -> Claim:
-    kinds = [f"{code(kind)}: {listed(own['head'])} ({int(own['clear'].sum())} clearly)" for kind, own in t.groupby("kind", sort=False)]
+    kinds = [
+        f"{code(kind)}: {listed(own['head'])} ({int(own['clear'].sum())} clearly)"
+        for kind, own in t.groupby("kind", sort=False)
+    ]
     alone = " No head serves the other label." if len(kinds) == 1 else ""
     return Claim(None, f"{'; '.join(kinds)}.{alone} The largest lean is {t['lean'].abs().max():.2f} nats.")
 
 
 def zeroed_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["measure"] == MARGIN) & t["source"].isin([OWN, RANDOM])]
-    own = own.assign(zeroed=[f"{r.zeroed}" if r.source == OWN else f"random beside {r.zeroed}" for r in own.itertuples()])
+    own = own.assign(
+        zeroed=[f"{r.zeroed}" if r.source == OWN else f"random beside {r.zeroed}" for r in own.itertuples()]
+    )
     return charts.bars(
-        own.rename(columns={"true_label": "true label"}), x="zeroed", y="value", group="true label", sort=list(dict.fromkeys(own["zeroed"])),
-        x_title="heads zeroed at the last position", y_title="change of the margin (nats)", title="Zeroing the heads that serve one label",
+        own.rename(columns={"true_label": "true label"}), x="zeroed", y="value", group="true label",
+        sort=list(dict.fromkeys(own["zeroed"])),
+        x_title="heads zeroed at the last position", y_title="change of the margin (nats)",
+        title="Zeroing the heads that serve one label",
         description="Grouped bars with 95% intervals: change of the true label's margin on prompts of either true label.",
     )  # fmt: skip
 
@@ -45,7 +52,9 @@ def zeroed(t: pd.DataFrame) -> Claim:
     for kind in kinds:
         cells = {}
         for serves, sign in (("own label", -1), ("other label", 1)):
-            own, over = (estimate(t, "value", zeroed=kind, source=s, serves=serves, measure=MARGIN) for s in (OWN, OVER))
+            own, over = (
+                estimate(t, "value", zeroed=kind, source=s, serves=serves, measure=MARGIN) for s in (OWN, OVER)
+            )
             verdicts.append(judge(own, over, sign=sign))
             cells[serves] = own
         said.append(
@@ -53,7 +62,7 @@ def zeroed(t: pd.DataFrame) -> Claim:
             f"{cells['other label']:+.2f} where the other is"
         )
     verdict = together(verdicts) if t["passes"].all() else Verdict.UNTESTABLE
-    held = f"{sum(v is Verdict.HOLDS for v in verdicts)} of {len(verdicts)} expected changes are there beyond those of random heads"
+    held = f"{sum(v is Verdict.HOLDS for v in verdicts)} of {len(verdicts)} expected changes go beyond random heads"
     learns = "" if t["passes"].all() else " The model is not shown to learn this set."
     return Claim(verdict, f"{held}: {'; '.join(said)}.{learns}")
 
@@ -67,7 +76,8 @@ def minus_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["quantity"] == "logit minus") & t["source"].isin([OWN, RANDOM])]
     own = own.assign(shown=[r.heads if r.source == OWN else f"random beside {r.heads}" for r in own.itertuples()])
     return charts.bars(
-        own.rename(columns={"at": "position of"}), x="shown", y="value", group="position of", sort=list(dict.fromkeys(own["shown"])),
+        own.rename(columns={"at": "position of"}), x="shown", y="value", group="position of",
+        sort=list(dict.fromkeys(own["shown"])),
         x_title="heads", y_title="logit minus (nats)", title="Which label the heads write at each label position",
         description="Grouped bars with 95% intervals: mean logit minus of what heads add from the positions of either label.",
     )  # fmt: skip
@@ -86,14 +96,16 @@ def minus(t: pd.DataFrame) -> Claim:
         where = {"heads": kind, "at": labels[place], "quantity": "logit minus"}
         own, over = (estimate(t, "value", source=source, **where) for source in (OWN, OVER))
         verdicts.append(judge(own, over, sign=-1 if place else 1))
-        said.append(f"{code(kind)} {own:+.3f} nats at {code(labels[place])} positions, {over:+.3f} from random heads")
+        said.append(
+            f"{code(kind)} {own:+.3f} nats at {code(labels[place])} positions ({over:+.3f} more than random heads)"
+        )
     verdict = together(verdicts)
     lead = {
         Verdict.HOLDS: "They write the label they serve, beyond random heads",
         Verdict.CONTROL: "They write the label they serve no more than random heads do",
         Verdict.FAILS: "Not all of them write the label they serve",
     }.get(verdict, "It cannot be told whether they write the label they serve")
-    return Claim(verdict, f"{lead}: {'; '.join(said)} (a position above zero stands for {code(labels[0])}).")
+    return Claim(verdict, f"{lead}: {'; '.join(said)} (above zero stands for {code(labels[0])}).")
 
 
 def flip_rates(t: pd.DataFrame) -> Claim:
@@ -139,14 +151,21 @@ def flips(t: pd.DataFrame) -> Claim:
                 own, over = (estimate(mine, "value", source=source) for source in (OWN, OVER))
                 verdicts.append(judge(own, over, sign=sign))
                 if len(said) < 2:
-                    said.append(f"{code(label + 'heads')} at {code(label)} positions {own:+.0%}, {over:+.0%} from random heads ({move})")
+                    said.append(
+                        f"{code(label + 'heads')} at {code(label)} positions {own:+.0%}, less random heads {over:+.0%} ({move})"
+                    )
     if not verdicts or not t["passes"].all():
-        why = "no heads of either label could be followed at their own label" if not verdicts else "the model is not shown to learn this set"
+        why = (
+            "no heads of either label could be followed at their own label"
+            if not verdicts
+            else "the model is not shown to learn this set"
+        )
         return Claim(Verdict.UNTESTABLE, f"The decisive cells cannot be judged: {why}.")
     held = sum(v is Verdict.HOLDS for v in verdicts)
     return Claim(
         together(verdicts),
-        f"On a flip attention moves as the paper has it, and beyond random heads, in {held} of {len(verdicts)} cells: {'; '.join(said)}.",
+        f"On a flip attention moves as the paper has it, and beyond random heads, in {held} of {len(verdicts)} cells: "
+        f"{'; '.join(said)}.",
     )
 
 
@@ -155,10 +174,16 @@ def values(t: pd.DataFrame) -> Claim:
     own = t[(t["outcome"] == "flips") & (t["move"] == DEMONSTRATION) & (t["quantity"] == "attention less values")]
     own = own[own["at"] + "heads" == own["heads"]]
     if own[own["source"] == OWN].empty:
-        return Claim(Verdict.UNTESTABLE, "Too few predictions flip when a demonstration is moved: values cannot be held against attention.")
+        return Claim(
+            Verdict.UNTESTABLE,
+            "Too few predictions flip when a demonstration is moved: values cannot be held against attention.",
+        )
     verdicts, said = [], []
     for kind in dict.fromkeys(own["heads"]):
-        found = {source: estimate(own, "value", heads=kind, source=source) for source in set(own[own["heads"] == kind]["source"])}
+        found = {
+            source: estimate(own, "value", heads=kind, source=source)
+            for source in set(own[own["heads"] == kind]["source"])
+        }
         verdict = judge(found[OWN], found[OWN])
         if verdict is Verdict.HOLDS and (RANDOM not in found or found[OWN].low <= found[RANDOM].high):
             verdict = Verdict.CONTROL
@@ -167,5 +192,6 @@ def values(t: pd.DataFrame) -> Claim:
         said.append(f"{code(kind)} {found[OWN]:+.0%}{random}")
     return Claim(
         together(verdicts) if t["passes"].all() else Verdict.UNTESTABLE,
-        f"Attention on labels behind a moved demonstration, less how far the values there move, as shares of themselves: {'; '.join(said)}.",
+        f"Attention on labels behind a moved demonstration, less how far the values there move, as shares of themselves: "
+        f"{'; '.join(said)}.",
     )

@@ -9,7 +9,19 @@ from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, discoveries, estimate
 from twotowers.studies.interventions import (
-    ACCURACY, ANY, CHANGE, IN, LOG_PROB, MARGIN, NAMES, NOTHING, OVER, POOLED, SAME, TWO_LABEL, UNION,
+    ACCURACY,
+    ANY,
+    CHANGE,
+    IN,
+    LOG_PROB,
+    MARGIN,
+    NAMES,
+    NOTHING,
+    OVER,
+    POOLED,
+    SAME,
+    TWO_LABEL,
+    UNION,
 )  # fmt: skip
 
 RARE = 0.05  # share of random draws that may cost as much as the heads in question
@@ -44,7 +56,10 @@ def _taken(t: pd.DataFrame) -> Claim:
     if accuracy is Verdict.HOLDS and fell(t, TWO_LABEL) is not Verdict.HOLDS:
         verdict = Verdict.UNDECIDED
     before, after = (estimate(t, "value", heads=heads, measure=ACCURACY) for heads in (NOTHING, IN))
-    random, choice = estimate(t, "value", heads=SAME, measure=ACCURACY), estimate(t, "value", heads=IN, measure=TWO_LABEL)
+    random, choice = (
+        estimate(t, "value", heads=SAME, measure=ACCURACY),
+        estimate(t, "value", heads=IN, measure=TWO_LABEL),
+    )
     names = estimate(t, "value", heads=IN, measure=NAMES)
     margin = estimate(t, "value", heads=OVER, measure=MARGIN)
     said = {
@@ -89,7 +104,11 @@ def headline_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_dataset_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    mine = t[(t["positions"] == "all") & t["heads"].isin([NOTHING, IN, SAME]) & t["measure"].isin([ACCURACY, TWO_LABEL, NAMES])]
+    mine = t[
+        (t["positions"] == "all")
+        & t["heads"].isin([NOTHING, IN, SAME])
+        & t["measure"].isin([ACCURACY, TWO_LABEL, NAMES])
+    ]
     return charts.bars(
         mine[mine["dataset"] != POOLED], x="dataset", y="value", group="heads", facet="measure", x_title="set (false/true class)",
         y_title="share of prompts", title="Every set without the in-context heads, and without as many random ones",
@@ -105,12 +124,16 @@ def by_dataset(t: pd.DataFrame) -> Claim:
         own = t[t["positions"] == positions]
         return sum(fell(own[own["dataset"] == name], measure) is Verdict.HOLDS for name in sets)
 
-    lead = f" {plural(int(t['from_elsewhere'].iloc[0]), 'random head')} had to come from other layers." if t["from_elsewhere"].iloc[0] else ""
+    lead = (
+        f" {plural(int(t['from_elsewhere'].iloc[0]), 'random head')} had to come from other layers."
+        if t["from_elsewhere"].iloc[0]
+        else ""
+    )
     return Claim(
         None,
-        f"Of {plural(len(sets), 'set')}, accuracy falls more than without random heads in {falls(ACCURACY, 'all')}, two-label accuracy in "
-        f"{falls(TWO_LABEL, 'all')} and the share of label words in {falls(NAMES, 'all')}; zeroed at the last position only, accuracy "
-        f"in {falls(ACCURACY, 'last')}.{lead}",
+        f"Of {plural(len(sets), 'set')}, accuracy falls more than without random heads in {falls(ACCURACY, 'all')}, "
+        f"two-label accuracy in {falls(TWO_LABEL, 'all')} and the share of label words in {falls(NAMES, 'all')}; zeroed at the last "
+        f"position only, accuracy in {falls(ACCURACY, 'last')}.{lead}",
     )
 
 
@@ -129,8 +152,8 @@ def single(t: pd.DataFrame) -> Claim:
     ours = int((clear & (t["kind"] == IN)).sum())
     return Claim(
         None,
-        f"For {plural(int(clear.sum()), 'head')} of {len(t)} the true label clearly loses when it is zeroed (false discovery rate as "
-        f"in chapter 1), {ours} of them in-context heads. It loses most without {code(worst['name'])}: "
+        f"For {plural(int(clear.sum()), 'head')} of {len(t)} the true label clearly loses when it is zeroed (false discovery "
+        f"rate as in chapter 1), {ours} of them in-context heads. It loses most without {code(worst['name'])}: "
         f"{worst['log_prob_drop']:.2f} nats, {worst['margin_drop']:.2f} nats of margin; accuracy then falls by "
         f"{worst['accuracy_drop']:.0%}.",
     )
@@ -146,7 +169,8 @@ def redundancy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 def redundancy(t: pd.DataFrame) -> Claim:
     together, alone, more = (
-        estimate(t, "value", heads=IN, measure=LOG_PROB, drop=drop) for drop in ("together", "sum of singles", "together less sum")
+        estimate(t, "value", heads=IN, measure=LOG_PROB, drop=drop) 
+        for drop in ("together", "sum of singles", "together less sum")
     )  # fmt: skip
     margin = estimate(t, "value", heads=IN, measure=MARGIN, drop="together less sum")
     said = "cannot be told from"
@@ -156,8 +180,8 @@ def redundancy(t: pd.DataFrame) -> Claim:
         said = "overlap in what they take: together they take less than"
     return Claim(
         None,
-        f"The {plural(int(t['k'].iloc[0]), 'head')} {said} the sum of what each takes alone: {together:.2f} against {alone:.2f} nats of the "
-        f"true label's log-probability, {more:+.2f} in all, and {margin:+.2f} of the margin.",
+        f"The {plural(int(t['k'].iloc[0]), 'head')} {said} the sum of what each takes alone: {together:.2f} against "
+        f"{alone:.2f} nats of the true label's log-probability, {more:+.2f} in all, and {margin:+.2f} of the margin.",
     )
 
 
@@ -200,20 +224,36 @@ def union(t: pd.DataFrame) -> Claim:
             return ""
         return f"{Interval(row[name], row[f'{name}_low'], row[f'{name}_high'], row[f'{name}_heads']):.2f} {text}"
 
-    parts = [agree("rho", "over all heads"), agree("deep", "over the deep half"), agree("label_rho", "with our ranking in its place")]
+    parts = [
+        agree("rho", "over all heads"),
+        agree("deep", "over the deep half"),
+        agree("label_rho", "with our ranking in its place"),
+    ]
     ranks = ", ".join(part for part in parts if part)
-    more = "more than chance within the layers gives" if row["p"] < 0.05 else "no more than chance within the layers may give"
+    more = (
+        "more than chance within the layers gives"
+        if row["p"] < 0.05
+        else "no more than chance within the layers may give"
+    )
     return Claim(
         None,
-        f"The paper's union of two top lists holds {plural(int(row['theirs']), 'head')}; {row['shared']} of our {row['ours']} are among them, "
-        f"{more}. " + (f"Increase and drop go together with a rank correlation of {ranks}." if ranks else "One ranking never varies."),
+        f"The paper's union of two top lists holds {plural(int(row['theirs']), 'head')}; {row['shared']} of our {row['ours']} "
+        f"are among them, {more}. "
+        + (
+            f"Increase and drop go together with a rank correlation of {ranks}."
+            if ranks
+            else "One ranking never varies."
+        ),
     )
 
 
 def union_zeroed(t: pd.DataFrame) -> Claim:
     heads = f"{UNION.capitalize()}, {listed(str(t['named'].iloc[0]).split(', '))}, on {code(t['dataset'].iloc[0])}: "
     if not t["passes"].all():
-        return Claim(Verdict.UNTESTABLE, f"{heads}the model is not shown to learn this set, so there is no learning to take away.")
+        return Claim(
+            Verdict.UNTESTABLE,
+            f"{heads}the model is not shown to learn this set, so there is no learning to take away.",
+        )
     claim = _taken(t)
     return Claim(claim.verdict, heads + claim.sentence[0].lower() + claim.sentence[1:])
 
@@ -242,12 +282,16 @@ def curve(t: pd.DataFrame) -> Claim:
     }  # fmt: skip
     said = [
         f"{what} from {plural(int(clear[m][0]), 'head')} on" if clear[m] else f"{what} at no number of heads"
-        for m, what in ((ACCURACY, "accuracy falls"), (TWO_LABEL, "two-label accuracy"), (NAMES, "the share of label words"))
+        for m, what in (
+            (ACCURACY, "accuracy falls"),
+            (TWO_LABEL, "two-label accuracy"),
+            (NAMES, "the share of label words"),
+        )
     ]
     last = t[t["k"] == t["k"].max()]
     ours, same, every = (estimate(last, "value", heads=heads, measure=MARGIN) for heads in (IN, SAME, ANY))
     return Claim(
         None,
-        f"More than without random heads of the same layers, {', '.join(said)}. With most heads gone the margin is {ours:+.2f} nats, "
-        f"with random heads of the same layers gone {same:+.2f}, of all layers {every:+.2f}.",
+        f"More than without random heads of the same layers, {', '.join(said)}. With most heads gone the margin is "
+        f"{ours:+.2f} nats, with random heads of the same layers gone {same:+.2f}, of all layers {every:+.2f}.",
     )

@@ -44,7 +44,10 @@ def label_heads(run: Run) -> pd.DataFrame:
 def _groups(run: Run) -> dict[str, list[Head]]:
     """Label -> the in-context heads that serve it, for labels that any serves."""
     table, ours = run.table(label_heads), run.heads()
-    groups = {label: [h for h, of in zip(ours, table["serves"], strict=True) if of == label] for label in run.parameters.labels}
+    groups = {
+        label: [h for h, of in zip(ours, table["serves"], strict=True) if of == label]
+        for label in run.parameters.labels
+    }
     return {label: some for label, some in groups.items() if some}
 
 
@@ -158,7 +161,9 @@ def flip_rates(run: Run) -> pd.DataFrame:
         mine = part[part["before"] == first]
         if len(mine):
             found = rate(mine["after"] == second, clusters=mine["query"])
-            rows.append({"move": move, **found.as_row("value"), "prompts": len(mine), "answered": len(mine) / len(part)})
+            rows.append(
+                {"move": move, **found.as_row("value"), "prompts": len(mine), "answered": len(mine) / len(part)}
+            )
     if not rows:
         raise TwoTowersError(f"the model answers no prompt with {first}, so its prediction cannot flip from {first}")
     return pd.DataFrame(rows).assign(first=first, second=second, dataset=p.datasets[0])

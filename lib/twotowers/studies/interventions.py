@@ -16,7 +16,13 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import control_heads, named
 from twotowers.prompts.datasets import swapped_labels
 from twotowers.stats.intervals import (
-    bootstrap, bootstrap_correlation, bootstrap_difference, overlap_within_layers, p_value, rate, spearman,
+    bootstrap,
+    bootstrap_correlation,
+    bootstrap_difference,
+    overlap_within_layers,
+    p_value,
+    rate,
+    spearman,
 )  # fmt: skip
 from twotowers.studies import located
 from twotowers.studies.context import chapter_studies
@@ -83,7 +89,11 @@ def _compared(values: dict[str, np.ndarray], queries: np.ndarray, seed: int, ran
     rows = []
     for measure, one in values.items():
         plain, ours, draws = one[0], one[1], one[2:]
-        of = rate if measure in (ACCURACY, TWO_LABEL, NAMES) else lambda x, clusters: bootstrap(x, clusters=clusters, seed=seed)
+        of = (
+            rate
+            if measure in (ACCURACY, TWO_LABEL, NAMES)
+            else lambda x, clusters: bootstrap(x, clusters=clusters, seed=seed)
+        )
         control = draws.mean(0)
         found = {
             NOTHING: of(plain, clusters=queries), IN: of(ours, clusters=queries),
@@ -249,17 +259,31 @@ def union(run: Run) -> pd.DataFrame:
     p, table, ours = run.parameters, _union(run), [tuple(head) for head in run.heads()]
     theirs = in_context_heads(table, min(p.top_k, len(table)))
     names = set(named(theirs)), set(named(ours))
-    kinds = {(True, True): "both", (True, False): UNION + " only", (False, True): IN + " only", (False, False): "neither"}
+    kinds = {
+        (True, True): "both",
+        (True, False): UNION + " only",
+        (False, True): IN + " only",
+        (False, False): "neither",
+    }
     table["kind"] = [kinds[name in names[0], name in names[1]] for name in table["name"]]
     shared = overlap_within_layers(ours, theirs, run.about["heads"])
     about: dict[str, Any] = {"shared": shared.count, "ours": len(ours), "theirs": len(theirs)}
     about |= {"expected": shared.expected, "p": shared.probability, "dataset": p.datasets[0], "top_k": p.top_k}
     deep = table[table["layer"] >= run.about["layers"] / 2]
-    for name, rows, column in (("rho", table, "increase"), ("deep", deep, "increase"), ("label_rho", table, "label_margin")):
+    for name, rows, column in (
+        ("rho", table, "increase"),
+        ("deep", deep, "increase"),
+        ("label_rho", table, "label_margin"),
+    ):
         about |= dict.fromkeys((name, f"{name}_low", f"{name}_high", f"{name}_heads"), np.nan)
         if len(rows) > 2 and np.ptp(rows[column]) > 0 and np.ptp(rows["log_prob_drop"]) > 0:
             found = bootstrap_correlation(rows[column], rows["log_prob_drop"], seed=p.seed)
-            about |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high, f"{name}_heads": found.n}
+            about |= {
+                name: found.estimate,
+                f"{name}_low": found.low,
+                f"{name}_high": found.high,
+                f"{name}_heads": found.n,
+            }
     return table.assign(**about)
 
 
@@ -296,7 +320,9 @@ def curve(run: Run) -> pd.DataFrame:
         sets.append(order[:k])
         for same in (True, False):
             sets += [
-                control_heads(order[:k], run.about["layers"], run.about["heads"], 1000 * p.seed + i, same, order[: ks[-1]])
+                control_heads(
+                    order[:k], run.about["layers"], run.about["heads"], 1000 * p.seed + i, same, order[: ks[-1]]
+                )
                 for i in range(p.draws)
             ]
     values, rows = _zeroed(run, p.datasets[0], sets, "last"), []
