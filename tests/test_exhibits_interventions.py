@@ -38,7 +38,8 @@ def cells(accuracy, two_label, names, margin=FALLS, over=None, as_low=0):
     for measure, change in zip((ACCURACY, TWO_LABEL, NAMES, MARGIN), (accuracy, two_label, names, margin), strict=True):
         more = change if over is None else over
         for heads, (value, low, high) in (
-            (NOTHING, (0.9, 0.8, 1.0)), (IN, (0.9 + change[0], 0.3, 0.5)), (SAME, (0.9, 0.8, 1.0)), (CHANGE, change), (OVER, more),
+            (NOTHING, (0.9, 0.8, 1.0)), (IN, (0.9 + change[0], 0.3, 0.5)), (SAME, (0.9, 0.8, 1.0)), 
+            (CHANGE, change), (OVER, more),
         ):  # fmt: skip
             rows.append({"heads": heads, "measure": measure, "value": value, "low": low, "high": high, "n": 20})
     return pd.DataFrame(rows).assign(draws=20, draws_as_low=as_low)

@@ -98,7 +98,7 @@ def headline_rows(t: pd.DataFrame) -> pd.DataFrame:
     """Every measure over the sets that pass (the first set where none does), at both positions, with intervals."""
     of = POOLED if POOLED in set(t["dataset"]) else t["dataset"].iloc[0]
     mine = t[t["dataset"] == of]
-    shown = [f"{Interval(r.value, r.low, r.high, r.n):.2f}" for r in mine.itertuples()]
+    shown = [f"{Interval(r.value, r.low, r.high, int(r.n)):.2f}" for r in mine.itertuples()]
     wide = mine.assign(shown=shown).pivot(index=["positions", "measure"], columns="heads", values="shown")
     return wide[[NOTHING, IN, SAME, OVER]].reset_index().set_index(["positions", "measure"])
 
@@ -132,7 +132,7 @@ def by_dataset(t: pd.DataFrame) -> Claim:
     return Claim(
         None,
         f"Of {plural(len(sets), 'set')}, accuracy falls more than without random heads in {falls(ACCURACY, 'all')}, "
-        f"two-label accuracy in {falls(TWO_LABEL, 'all')} and the share of label words in {falls(NAMES, 'all')}; zeroed at the last "
+        f"two-label accuracy in {falls(TWO_LABEL, 'all')} and the share of label words in {falls(NAMES, 'all')}; at the last "
         f"position only, accuracy in {falls(ACCURACY, 'last')}.{lead}",
     )
 
@@ -152,8 +152,8 @@ def single(t: pd.DataFrame) -> Claim:
     ours = int((clear & (t["kind"] == IN)).sum())
     return Claim(
         None,
-        f"For {plural(int(clear.sum()), 'head')} of {len(t)} the true label clearly loses when it is zeroed (false discovery "
-        f"rate as in chapter 1), {ours} of them in-context heads. It loses most without {code(worst['name'])}: "
+        f"For {plural(int(clear.sum()), 'head')} of {len(t)} the true label clearly loses when it is zeroed (false "
+        f"discovery rate held), {ours} of them in-context heads. It loses most without {code(worst['name'])}: "
         f"{worst['log_prob_drop']:.2f} nats, {worst['margin_drop']:.2f} nats of margin; accuracy then falls by "
         f"{worst['accuracy_drop']:.0%}.",
     )
@@ -222,7 +222,7 @@ def union(t: pd.DataFrame) -> Claim:
     def agree(name: str, text: str) -> str:
         if pd.isna(row[name]):
             return ""
-        return f"{Interval(row[name], row[f'{name}_low'], row[f'{name}_high'], row[f'{name}_heads']):.2f} {text}"
+        return f"{Interval(row[name], row[f'{name}_low'], row[f'{name}_high'], int(row[f'{name}_heads'])):.2f} {text}"
 
     parts = [
         agree("rho", "over all heads"),
