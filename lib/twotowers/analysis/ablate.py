@@ -182,18 +182,20 @@ def in_context_heads(table: pd.DataFrame, k: int) -> list[Head]:
 
 
 def label_heads(
-    increases: dict[str, Float[np.ndarray, "prompt layer head"]], heads: Sequence[tuple[int, int]], seed: int = 0
-) -> pd.DataFrame:
+    increases: dict[str, Float[np.ndarray, "prompt layer head"]], heads: Sequence[tuple[int, int]], seed: int = 0,
+    clusters: Sequence[str] | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """Which of two labels each head serves: the one it raises more where it is true.
 
     `increases[label]` are the increases of that label on prompts whose true label it is; the prompts of the two must be
     the same but for the labels, in the same order. Columns: head ("22-0"), serves (a label), lean (nats: mean increase
-    of the first label less that of the second), low, high, n (prompts), clear (the interval leaves zero out).
+    of the first label less that of the second), low, high, n (`clusters`, by default prompts), clear (the interval
+    leaves zero out).
     """
     (first, a), (second, b) = increases.items()
     rows = []
     for layer, head in heads:
-        lean = bootstrap_difference(a[:, layer, head], b[:, layer, head], seed=seed)
+        lean = bootstrap_difference(a[:, layer, head], b[:, layer, head], seed=seed, clusters=clusters)
         rows.append(
             {"head": f"{layer}-{head}", "serves": first if lean.estimate > 0 else second, **lean.as_row("lean"),
              "clear": not lean.low <= 0 <= lean.high}
