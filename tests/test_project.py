@@ -184,7 +184,7 @@ def test_related_words_count_what_the_top_words_hold(any_model):
     assert set(everything.of) == {"1-0", "0-1", "layer 1", "layer 0"}
     one = project.related_words(any_model, encoded, heads, lexicon(), k=3)
     table = project.top_word_table(any_model, encoded[1], heads, lexicon(), k=3)
-    left = table[(table.stopword_ids == "left out") & (table["head"] == "1-0")]
+    left = table[(table.silent == "left out") & (table["head"] == "1-0")]
     for kind in ("value", "query"):
         slow = left[left.kind == kind].groupby("position").relation.apply(lambda r: (r == "other label").sum())
         fast = one[(one.prompt == 1) & (one.kind == kind) & (one.of == "1-0")].set_index("position")["other label"]
@@ -199,7 +199,7 @@ def test_the_table_of_top_words_ranks_them_and_names_their_token(any_model):
     assert list(dict.fromkeys(table["head"])) == ["1-1", "1-0"]
     for _, group in table.groupby(["head", "kind", "position", "silent"]):
         assert list(group["rank"]) == [1, 2, 3, 4] and group["value"].is_monotonic_decreasing
-    assert not set(table[table.stopword_ids == "left out"].word) & {"the", ":"}
+    assert not set(table[table.silent == "left out"].word) & {"the", ":"}
     assert (table[table.position == 2].token == lexicon().texts[encoded.ids[2]]).all()
     keys = table[table.kind == "key"]
     first, second = (keys[keys["head"] == h].drop(columns="head").reset_index(drop=True) for h in ("1-1", "1-0"))

@@ -12,7 +12,16 @@ import difflib
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
@@ -63,7 +72,7 @@ class Parameters(BaseModel):
     n_prompts: Count = 1000
     n_locate: Count = 200
     labels: Words = ["foo", "bar"]
-    k: Annotated[int | Literal["auto"], BeforeValidator(_number)] = AUTO
+    k: Annotated[StrictInt | Literal["auto"], BeforeValidator(_number)] = AUTO
     separator: Literal["auto", "space", "line break"] = AUTO
     long: Literal["drop", "truncate"] = "drop"
     norm: Literal["frozen", "recomputed", "raw"] = "frozen"

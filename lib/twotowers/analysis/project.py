@@ -178,7 +178,7 @@ def top_word_table(
     rows = []
     for reading in readings(seen, model, heads):
         named = [f"{a}-{b}" for a, b in heads if a == reading.layer and reading.head in (None, b)]
-        for silent, without in (("left out", lexicon.silent), ("kept", None)):
+        for silent, without in (("left out", lexicon.stopword_ids), ("kept", None)):
             values, ids = unembed.top_words(reading.vectors[0], k, model.unembedding, norm, scale, without)
             for place, position in enumerate(reading.places[0].tolist()):
                 known = _relations_of(encoded, reading.kind, classes)[place]
@@ -207,20 +207,26 @@ def related_words(
     random_seed: int | None = None,
     max_tokens: int = 2048,
     progress: str | None = None,
+    means: Mapping[tuple[str, str], Tensor] | None = None,
 ) -> pd.DataFrame:
     """How many of the top k words of every reading have each relation to its place; stop words are passed over.
 
     One row per (prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other text"
-    as the mean over the other texts so that it compares with "own text". With
-    `random_seed` each vector is first replaced by a random one of its norm. Memory: `max_tokens` streams of all layers.
+    as the mean over the other texts so that it compares with "own text". `means` (`label_reading.mean_readings`) are
+    first taken out of the vectors. With `random_seed` each is then replaced by a random one of its norm. Memory:
+    `max_tokens` streams of all layers.
     """
     classes, rows = datasets.class_words(), []
     generator = None if random_seed is None else torch.Generator().manual_seed(random_seed)
     for seen in captures(model, encoded, WANT, max_tokens, progress):
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
         for reading in readings(seen, model, heads):
-            vectors = reading.vectors if generator is None else random_directions(reading.vectors, generator)
-            _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.silent)
+            vectors = reading.vectors
+            if means is not None:
+                vectors = vectors - means[reading.kind, reading.of].to(vectors)
+            if generator is not None:
+                vectors = random_directions(vectors, generator)
+            _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.stopword_ids)
             for row, (at, one) in enumerate(zip(seen.index, seen.prompts, strict=True)):
                 for place, known in enumerate(_relations_of(one, reading.kind, classes)):
                     words = {lexicon.plain[i] for i in ids[row, place].tolist()}

@@ -106,12 +106,12 @@ class Chapter(Run):
         seconds = sum(one["seconds"] for one in told)
         return f"{plural(len(told), 'table')} recorded on {when} ({where}, computed in {seconds:,.0f} s){rest}."
 
-    def paper(self, where: str, text: str, *published: str) -> None:
+    def paper(self, where: str, text: str, source: str = "", quantity: str = "", at: str = "") -> None:
         """What the paper found; `where` is its place, for example "v1, fig 2".
 
-        `published` names the source and quantity of one printed number: its {value}, {where}, {note} fill the text.
+        `source`, `quantity` and `at` name one printed number: its {value}, {where}, {note} ... fill the text.
         """
-        row = published_value(*published) if published else {}
+        row = published_value(source, quantity, where=at) if source else {}
         display(Markdown(f"**The paper** ({where}): {text.format_map(row)}"))
 
 

@@ -54,8 +54,12 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 @contextmanager
 def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[None]:
-    """Let `reader(query, key, value, mask, scaling, softcap)` see one layer's attention; always let go."""
+    """Let `reader(query, key, value, mask, scaling, softcap)` see one layer's attention; always let go.
+
+    Several readers may see the same layer, one inside the other.
+    """
     module, method = model.part(layer, "attention"), model.architecture.attention_method
+    before = module.__dict__.get(method or "twotowers_reader")
     if method:
         stock = getattr(module, method)
 
@@ -65,12 +69,18 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
 
         reader_name, found = method, wrapped
     else:
-        reader_name, found = "twotowers_reader", reader
+
+        def found(*seen):
+            for one in (before, reader):
+                if one is not None:
+                    one(*seen)
+
+        reader_name = "twotowers_reader"
     setattr(module, reader_name, found)  # on the instance: it hides the class's own method, and delattr shows it again
     try:
         yield
     finally:
-        delattr(module, reader_name)
+        setattr(module, reader_name, before) if before is not None else delattr(module, reader_name)
 
 
 @contextmanager
