@@ -59,8 +59,13 @@ class Plan:
             others = [one for one, job in self.jobs.items() if draws(job["chapter"])]
             first = [one for one in others if one.startswith(f"{home}/")][:1]
             self.after[key] = first if draws(chapter) else others
-            self.jobs[key] = {"model": model, "chapter": chapter, "parameters": mine | model_of_it}
-            self.jobs[key]["state"] = stamps.state(self.jobs[key], reads_all=not draws(chapter))
+            job = {
+                "model": model,
+                "chapter": chapter,
+                "parameters": mine | model_of_it,
+                "reads_all": not draws(chapter),
+            }
+            self.jobs[key] = job | {"state": stamps.state(job)}
 
 
 def draws(chapter: str) -> bool:
@@ -99,13 +104,15 @@ def checked(given: dict[str, Any], names: Sequence[str], models: Iterable[str]) 
 
 def check_model(name: str) -> None:
     """Raise TwoTowersError for what is clearly no model, without torch; loading says the rest."""
-    Parameters.of({"model": name})
     path, known = Path(name), shipped_models()
+    offer = f"give a folder, a GGUF file, a hub id, or one of {', '.join(known)}"
+    if not name.strip():
+        raise TwoTowersError(f"model={name!r} names nothing: {offer}")
     if path.is_dir() and name not in known and not (path / "config.json").is_file():
-        raise TwoTowersError(f"'{name}' holds no config.json: give a folder written by save_pretrained")
+        raise TwoTowersError(f"{name!r} holds no config.json: give a folder written by save_pretrained")
     is_path = name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     if is_path and not path.exists():
-        raise TwoTowersError(f"there is no folder '{name}': give a folder, a file, a hub id, or one of {', '.join(known)}")
+        raise TwoTowersError(f"there is no folder {name!r}: {offer}")
 
 
 def homes(models: Iterable[str], suffix: str = "") -> dict[str, str]:
@@ -176,7 +183,9 @@ def for_record(model: str, out: str) -> Plan:
     """The chapters that data/results/MODEL/run.yml names, computed afresh."""
     path = data_folder() / "results" / slug(model) / RECORD
     if not path.is_file():
-        raise TwoTowersError(f"there is no '{path}': write it, such as  model: {model}  and  parameters: {{n_prompts: 200}}")
+        raise TwoTowersError(
+            f"there is no '{path}': write it, such as  model: {model}  and  parameters: {{n_prompts: 200}}"
+        )
     recorded, settings = record(path)
     plan = Plan(out)
     for chapter, values in settings.items():

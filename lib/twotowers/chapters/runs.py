@@ -16,17 +16,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from twotowers.chapters import stamps
 from twotowers.chapters.plan import Plan
-from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.stats import tables
 from twotowers.studies.context import SINCE
@@ -56,16 +55,14 @@ class Ended:
         return f"{self.status}{': ' if self.why else ''}{self.why}"
 
 
-def work(
-    plan: Plan, jobs: int = 1, threads: int = 1, force: bool = False, profile: str | None = None
-) -> list[Ended]:
+def work(plan: Plan, jobs: int = 1, threads: int = 1, force: bool = False, profile: str | None = None) -> list[Ended]:
     """Run what is not done, chapters side by side, then the book's pages if the plan has any; see the module.
 
     `threads`: of one chapter. `profile`: Snakemake's, for a cluster. Raises TwoTowersError when the root cannot be
     written or Snakemake does not start, KeyboardInterrupt after all that was started is stopped.
     """
     root = tables.writable(plan.root).resolve()
-    homes = sorted({key.split("/")[0] for key in plan.jobs}) + [PAGES] * bool(plan.main)
+    homes = sorted({key.split("/")[0] for key in plan.jobs}) + [f"@{PAGES}"] * bool(plan.main)
     with alone(tables.writable(root / OWN), homes) as held:
         todo = voided(plan, root, force)
         events: dict[str, dict[str, Any]] = {}
@@ -73,7 +70,8 @@ def work(
             log = root / OWN / f"{homes[0]}.log"
             for event in _snakemake(plan, root, todo, log, jobs, threads, profile, held):
                 events[event["key"]] = event
-            lost = {"status": stamps.FAILED, "why": f"it ended without a word, or was not started ({log})"}
+            where = Path(plan.root) / OWN / log.name
+            lost = {"status": stamps.FAILED, "why": f"it ended without a word, or was not started ({where})"}
             events |= {key: lost for key in todo if events.get(key, {}).get("status", "running") == "running"}
     ended = [_ended(plan, key, events.get(key, {"status": SKIPPED})) for key in plan.jobs]
     return ended + ([_ended(plan, PAGES, events.get(PAGES, {"status": SKIPPED}))] if plan.main else [])
@@ -106,19 +104,14 @@ def voided(plan: Plan, root: Path, force: bool) -> list[str]:
             part.unlink(missing_ok=True)
     todo: list[str] = []
     for key, job in plan.jobs.items():
-        reads = not_drawing(plan, key) and set(plan.after[key]) & set(todo)
-        if force or reads or not stamps.whole(root, key, job):
+        outdated = job["reads_all"] and set(plan.after[key]) & set(todo)
+        if force or outdated or not stamps.whole(root, key, job):
             todo.append(key)
     if plan.main and (todo or not pages_whole(plan, root)):
         todo.append(PAGES)
     for key in todo:
         (root / (f"{PAGES}.json" if key == PAGES else stamps.stamp_of(key))).unlink(missing_ok=True)
     return todo
-
-
-def not_drawing(plan: Plan, key: str) -> bool:
-    """Whether a job only shows what others leave: it comes after several."""
-    return len(plan.after[key]) > 1
 
 
 def pages_whole(plan: Plan, root: Path) -> bool:
@@ -139,7 +132,14 @@ def pages_state(plan: Plan, root: Path) -> str:
 
 
 def _snakemake(
-    plan: Plan, root: Path, todo: Sequence[str], log: Path, jobs: int, threads: int, profile: str | None, held: list[int]
+    plan: Plan,
+    root: Path,
+    todo: Sequence[str],
+    log: Path,
+    jobs: int,
+    threads: int,
+    profile: str | None,
+    held: list[int],
 ) -> Iterator[dict[str, Any]]:
     """Start Snakemake on the stamps of `todo`; what its jobs tell, while a bar over chapters shows it."""
     file = log.with_suffix(".json")
@@ -162,26 +162,24 @@ def _snakemake(
             raise
 
 
-def shown(lines: Iterator[str], plan: Plan, total: int, log: Any) -> Iterator[dict[str, Any]]:
+def shown(lines: Iterable[str], plan: Plan, total: int, log: TextIO) -> Iterator[dict[str, Any]]:
     """The events among `lines`, each shown as it comes: under a bar for who watches, else a line; the rest is logged."""
-    watched = sys.stderr.isatty()
+    watched, n = sys.stderr.isatty(), 0
     with tqdm(total=total, disable=not watched, unit="chapter", leave=False) as bar:
         for line in lines:
-            try:
-                event = json.loads(line) if line.startswith('{"key"') else None
-            except ValueError:
-                event = None
-            if event is None:
+            if not line.startswith('{"key"'):
                 log.write(line)
                 continue
-            job = plan.jobs.get(event["key"], {"chapter": PAGES, "model": "the book"})
-            what = f"{job['chapter']} on {job['model']}" if event["key"] != PAGES else PAGES
+            event = json.loads(line)
+            ended = _ended(plan, event["key"], event)
+            what = f"{ended.chapter} on {ended.model}" if ended.model else ended.chapter
             if event["status"] == "running":
                 bar.set_description(what)
             else:
+                n += 1
                 bar.update()
                 if not watched:
-                    print(f"[{bar.n or bar.update() or 0}/{total}] {what}: {_ended(plan, event['key'], event)}", flush=True)
+                    print(f"[{n}/{total}] {what}: {ended}", flush=True)
             yield event
 
 

@@ -44,7 +44,9 @@ def whole(root: Path, key: str, job: dict[str, Any]) -> bool:
     if stamp.get("status") != DONE or stamp["job"] != job:
         return False
     try:
-        return stamp["page"] == digest([root / f"{key}.ipynb"]) and stamp["tables"] == table_digests(home, job["chapter"])
+        return stamp["page"] == digest([root / f"{key}.ipynb"]) and stamp["tables"] == table_digests(
+            home, job["chapter"]
+        )
     except TwoTowersError:
         return False
 
@@ -57,13 +59,13 @@ def table_digests(home: Path, chapter: str) -> dict[str, str]:
     return found
 
 
-def state(job: dict[str, Any], reads_all: bool) -> str:
+def state(job: dict[str, Any]) -> str:
     """One checksum of all that a job's result depends on beside its parameters."""
     p, data = job["parameters"], data_folder()
     models = [job["model"], *p.get("more_models", []), *filter(None, [p.get("chat_model")])]
     recorded = results_folder(job["model"]).glob("*.csv") if p.get("recorded") != "never" else []
-    elsewhere = [*data.glob("results/*/*.csv"), *data.parent.glob("benchmarks/results/*")] if reads_all else []
-    elsewhere += data.parent.glob("runs/*/tables/*.csv") if reads_all else []
+    elsewhere = [*data.glob("results/*/*.csv"), *data.parent.glob("benchmarks/results/*")] if job["reads_all"] else []
+    elsewhere += data.parent.glob("runs/*/tables/*.csv") if job["reads_all"] else []
     parts = [
         digest([book_folder() / f"{job['chapter']}.ipynb"]), shared_sources(), digest([*recorded, *elsewhere]),
         *map(model_state, models),
@@ -101,5 +103,5 @@ def digest(files: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes() if path.is_file() else b"absent"
-        total.update(f"{path.parent.name}/{path.name}".encode() + hashlib.sha256(content).digest())
+        total.update(path.name.encode() + hashlib.sha256(content).digest())
     return total.hexdigest()
