@@ -9,7 +9,6 @@ A study's table comes from `out`, from the recorded results, or is computed; eit
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -18,26 +17,15 @@ import altair as alt
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 
+from twotowers.chapters.notebooks import assigned, declared
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits.claim import Claim, code, plural
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
-from twotowers.paths import book_folder, results_folder, shipped_models
+from twotowers.paths import shipped_models
 from twotowers.stats import tables
 from twotowers.studies.context import CHAPTERS, Study
 from twotowers.studies.run import Run
-
-
-def declared(chapter: str) -> dict[str, Any]:
-    """The parameters that a chapter's notebook declares, with the values in its parameters cell."""
-    import nbformat
-
-    path = book_folder() / f"{chapter}.ipynb"
-    if not path.is_file():
-        raise TwoTowersError(f"there is no chapter '{chapter}' in {path.parent}")
-    cells = nbformat.read(path, 4).cells
-    source = "\n".join(cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
-    return {name: ast.literal_eval(value) for name, value in assigned(source).items()}
 
 
 class Chapter(Run):
@@ -81,7 +69,7 @@ class Chapter(Run):
 
     def banner(self) -> None:
         """Say which model the figures come from, whether they were recorded, and whether it learns the task."""
-        p, about = self.parameters, self._told_about()
+        p, about = self.parameters, self.about
         kind = (
             "a miniature trained for this book, not one of the paper's models"
             if p.model in shipped_models()
@@ -115,14 +103,6 @@ class Chapter(Run):
         elif left := [d for d in self.parameters.datasets if d not in passing]:
             display(Markdown(f"It does not clearly learn {', '.join(map(code, left))}: claims leave these sets out."))
 
-    def _told_about(self) -> dict[str, Any]:
-        """About the model, from its files, or from a recorded table where only those are at hand."""
-        if self.parameters.recorded != "only":
-            return self.about
-        for path in sorted(results_folder(self.parameters.model).glob("*.csv")):
-            return tables.provenance_of(path)["about"]
-        raise TwoTowersError(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
-
     def _recorded(self) -> str:
         """When and where this chapter's tables were made, for those that are not made afresh."""
         found = [self.saved(study) for study in CHAPTERS.get(self.name, [])]
@@ -146,15 +126,6 @@ class Chapter(Run):
 
 
 WITHOUT_FORM = {"scorecard", "cost", "playground"}  # chapters that read no prompts of their own
-
-
-def assigned(source: str) -> dict[str, ast.expr]:
-    """Name -> value of every plain assignment of a cell, top level only; nothing of a cell that is no Python."""
-    try:
-        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
-    except SyntaxError:  # a cell with %magic
-        return {}
-    return {target.id: node.value for node in nodes for target in node.targets if isinstance(target, ast.Name)}
 
 
 def named_in_cells(scope: dict[str, Any]) -> list[str]:
