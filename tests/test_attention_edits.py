@@ -8,7 +8,7 @@ from conftest import random_prompts, tiny
 from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.errors import TwoTowersError
 from twotowers.model import attention_edits
-from twotowers.model.attention_edits import EXCHANGES, blocked, exchanged, head_output, reading_parts, realigned
+from twotowers.model.attention_edits import EXCHANGES, blocked, exchanged, head_output, last_position, realigned
 from twotowers.model.attention_hooks import reading_attention
 from twotowers.model.capture import capture
 
@@ -20,7 +20,7 @@ def positions(encoded):
 
 
 def parts_of(model, encoded):
-    with reading_parts(model, range(model.n_layers), positions(encoded)) as found:
+    with attention_edits.reading_parts(model, range(model.n_layers), positions(encoded)) as found:
         capture(model, encoded)
     return found
 
@@ -72,6 +72,15 @@ def by_hand(model, base, source, what):
             edits.append(Edit(heads, positions="last", replacement=torch.stack(rows)))
     with edited(model, edits):
         return capture(model, [base]).logits[0]
+
+
+def test_the_last_position_alone_says_what_a_whole_run_says_exchanged_or_not(any_model):
+    base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
+    run, parts = last_position(any_model, base), parts_of(any_model, source)
+    for heads, what in ((HEADS, "all"), (HEADS[1:], "keys")):
+        with exchanged(any_model, heads, what, parts, positions(base)):
+            torch.testing.assert_close(run(), capture(any_model, base).logits, rtol=0, atol=1e-11)
+    torch.testing.assert_close(run(), capture(any_model, base).logits, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("what", EXCHANGES)

@@ -75,7 +75,7 @@ def test_what_a_block_costs_by_hand():
     (row,) = blocking.lost(table).to_dict("records")
     assert (row["plain"], row["blocked"], row["lost"], row["n"]) == (4, 1, 3, 2)
     assert (row["low"], row["high"]) == (2, 5)  # a twice, b twice
-    assert row["share"] == pytest.approx(9 / 12) and (row["share_low"], row["share_high"]) == (4 / 6, 5 / 6)
+    assert (row["share"], row["share_low"], row["share_high"]) == pytest.approx((9 / 12, 4 / 6, 5 / 6))
     (row,) = blocking.lost(table, chance=1.0).to_dict("records")
     assert row["share"] == pytest.approx(9 / 9)
     (row,) = blocking.lost(table.assign(plain=[-1.0, -1.0, 1.0])).to_dict("records")

@@ -158,14 +158,6 @@ def test_what_goes_beyond_the_controls_by_hand():
         ic.moved(hand_made().query("what == 'keys'"))
 
 
-def test_an_interval_counts_clusters_and_is_as_wide_as_they_are_different():
-    columns = np.array([[0.0], [0.0], [0.0], [4.0]])
-    apart = ic.cluster_interval(columns, np.arange(4))
-    joined = ic.cluster_interval(columns, np.array([0, 0, 0, 1]))
-    assert apart.estimate == joined.estimate == 1 and (apart.n, joined.n) == (4, 2)
-    assert (joined.low, joined.high) == (0, 4) and apart.high < 4
-
-
 def test_in_the_miniature_keys_carry_the_class_and_values_the_label():
     model = loading.load("mini-gpt2")
     prompts = counterbalanced(draw("animal/country", 24))

@@ -24,14 +24,16 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from twotowers.analysis.attention import check_labels_left
-from twotowers.analysis.interchange import cluster_interval
+from twotowers.analysis.interchange import share_of
 from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
+from twotowers.model.answers import Answers
 from twotowers.model.attention_edits import blocked
 from twotowers.model.capture import capture, predict
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
+from twotowers.stats.intervals import bootstrap
 
 Edges = list[tuple[Sequence[int], Sequence[int]]]
 """(from positions, to positions): every position of the first may attend to none of the second"""
@@ -140,18 +142,15 @@ def blocked_margins(
     max_tokens: int = 4096,
     progress: str | None = None,
 ) -> pd.DataFrame:
-    """The margin of the true label over the other one (nats), with nothing blocked and with each edge in each layers.
+    """The margin of the true label over the best other (nats), with nothing blocked and with each edge in each layers.
 
     One row per prompt, edges and layers: prompt, query (its text), edges, layers (their names), plain, blocked. One run
-    for each edges and layers and one beside. Raises TwoTowersError for prompts without two labels, and as `blocked`.
+    for each edges and layers and one beside. Raises TwoTowersError as `blocked`.
     """
-    if any(len(e.label_ids) != 2 for e in encoded):
-        raise TwoTowersError("a margin is between two labels: give prompts of two")
 
     def measure(batch: list[Encoded]) -> np.ndarray:
-        _, labels = predict(model, batch, max(max_tokens, len(batch) * len(batch[0].ids)))  # one batch
-        true = torch.tensor([list(e.label_ids).index(e.prompt.true_label) for e in batch])[:, None]
-        return (labels.gather(1, true) - labels.gather(1, 1 - true))[:, 0].numpy()
+        top, labels = predict(model, batch, max(max_tokens, len(batch) * len(batch[0].ids)))  # one batch
+        return Answers.read(top.numpy(), labels.numpy(), batch).margin
 
     parts = []
     for index, batch, plain, found in _runs(model, encoded, edges, layers, max_tokens, progress, measure):
@@ -279,14 +278,9 @@ def lost(table: pd.DataFrame, chance: float = 0.0, **settings) -> pd.DataFrame:
     """
     by, rows = [name for name in ("head", "edges", "layers") if name in table], []
     for key, cell in table.groupby(by, sort=False):
-        columns = np.stack([cell["plain"] - cell["blocked"], cell["plain"] - chance], 1)
-        found, whole, share = (
-            cluster_interval(columns, cell["query"].to_numpy(), *which, **settings) for which in ((0,), (1,), (0, 1))
-        )
-        clear = whole.low > 0 or whole.high < 0
-        values = (share.estimate, share.low, share.high) if clear else (np.nan,) * 3
+        change, drawn = cell["plain"] - cell["blocked"], {"clusters": cell["query"], **settings}
         rows.append(
-            dict(zip(by, key, strict=True)) | {"plain": cell["plain"].mean(), "blocked": cell["blocked"].mean()}
-            | found.as_row("lost") | dict(zip(("share", "share_low", "share_high"), values, strict=True))
+            dict(zip(by, key, strict=True)) | cell[["plain", "blocked"]].mean().to_dict()
+            | bootstrap(change, **drawn).as_row("lost") | share_of(change, cell["plain"] - chance, "share", **drawn)
         )  # fmt: skip
     return pd.DataFrame(rows)

@@ -22,18 +22,20 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from numpy.typing import ArrayLike
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from twotowers.analysis.edit_heads import all_heads
 from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, control_heads
-from twotowers.model.attention_edits import EXCHANGES, can_realign, exchanged, reading_parts, realigned
-from twotowers.model.capture import predict
+from twotowers.heads import control_heads
+from twotowers.model.attention_edits import EXCHANGES, can_realign, exchanged, last_position, reading_parts, realigned
+from twotowers.model.capture import capture
 from twotowers.model.model import Model
 from twotowers.prompts.datasets import swapped_labels, with_other_class_text
 from twotowers.prompts.prompt import Encoded, Prompt, batches, encode_all
-from twotowers.stats.intervals import Interval, bootstrap_of_means
+from twotowers.stats.intervals import bootstrap, bootstrap_of_means
 
 OURS, CONTROL, ALL = "in-context heads", "random heads", "all heads"
 
@@ -117,7 +119,9 @@ def encode_pairs(pairs: Sequence[tuple[Prompt, Prompt]], model: Model) -> tuple[
     return kept, len(found) - len(kept)
 
 
-def head_sets(model: Model, heads: Sequence[tuple[int, int]], draws: int = 3, seed: int = 0) -> dict[str, list[Head]]:
+def head_sets(
+    model: Model, heads: Sequence[tuple[int, int]], draws: int = 3, seed: int = 0
+) -> dict[str, list[tuple[int, int]]]:
     """The heads, `draws` random sets of the same layers ("random heads 1", ...), and all heads of the model.
 
     Raises TwoTowersError when the model has not enough other heads.
@@ -135,7 +139,7 @@ def interchange(
     pairs: Sequence[Pair],
     sets: Mapping[str, Sequence[tuple[int, int]]],
     what: Sequence[str] = tuple(EXCHANGES),
-    max_tokens: int = 4096,
+    max_tokens: int = 1024,
     progress: str | None = None,
 ) -> pd.DataFrame:
     """Margins with the query of the last position, or the keys or values at label positions, taken from the source.
@@ -143,9 +147,9 @@ def interchange(
     One row per pair, set of heads and exchange: pair, query (the base's text), toward (+1 where the label that is not
     the base's true one is the first label, -1 where it is the second), aligned, heads (the set's name), what, and base,
     source, patched: log p(first label) - log p(second), nats, of the two prompts as they are and of the base with the
-    exchange; says: the label that is then the top word of the vocabulary, "" when none is. Cost: one run of each base,
-    one of each source, one for each set and exchange. Raises TwoTowersError on no pairs or sets, heads outside the
-    model, and pairs that do not fit (see `exchanged`, `realigned`).
+    exchange; says: the label that is then the top word of the vocabulary, "" when none is. Cost: one run of each base
+    and source, and one of the last position alone for each set and exchange. Raises TwoTowersError on no pairs or sets,
+    heads outside the model, and pairs that do not fit (see `exchanged`, `realigned`).
     """
     if not pairs or not sets or not what:
         raise TwoTowersError("nothing to exchange: give at least one pair, one set of heads and one exchange")
@@ -158,9 +162,10 @@ def interchange(
             bases, sources = ([pairs[i][side] for i in index] for side in (0, 1))
             at, there = (torch.tensor([e.label_positions for e in batch]) for batch in (bases, sources))
             with reading_parts(model, layers, there) as parts:
-                source, _ = _answered(model, sources, max_tokens)
+                source, _ = _answered(capture(model, sources).logits, sources)
             parts = realigned(model, parts, there, sources[0].last, at, bases[0].last)
-            base, _ = _answered(model, bases, max_tokens)
+            run = last_position(model, bases)
+            base, _ = _answered(run(), bases)
             common = {
                 "pair": index, "query": [e.prompt.query for e in bases],
                 "toward": [1 if e.prompt.true_label == e.prompt.labels[1] else -1 for e in bases],
@@ -169,7 +174,7 @@ def interchange(
             for name, heads in sets.items():
                 for one in what:
                     with exchanged(model, heads, one, parts, at):
-                        patched, says = _answered(model, bases, max_tokens)
+                        patched, says = _answered(run(), bases)
                     rows.append(pd.DataFrame({**common, "heads": name, "what": one, "patched": patched, "says": says}))
             bar.update(len(index))
     order = ["pair", "query", "toward", "aligned", "heads", "what", "base", "source", "patched", "says"]
@@ -196,14 +201,13 @@ def _batches(pairs: Sequence[Pair], max_tokens: int) -> Iterator[list[int]]:
             yield [group[i] for i in index]
 
 
-def _answered(model: Model, batch: Sequence[Encoded], max_tokens: int) -> tuple[np.ndarray, list[str]]:
+def _answered(logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]) -> tuple[np.ndarray, list[str]]:
     """log p(first label) - log p(second), nats, and the label that is the top word ("" when none is)."""
-    # One batch, or hooks that hold a batch's rows would not fit.
-    top, labels = predict(model, batch, max(max_tokens, len(batch) * len(batch[0].ids)))
-    columns = [[list(e.label_ids).index(label) for label in e.prompt.labels] for e in batch]
-    margin = labels.gather(1, torch.tensor(columns)) @ torch.tensor([1.0, -1.0], dtype=labels.dtype)
-    words = [{word: label for label, word in e.label_ids.items()} for e in batch]
-    return margin.numpy(), [of.get(int(word), "") for of, word in zip(words, top, strict=True)]
+    words = torch.tensor([[e.label_ids[label] for label in e.prompt.labels] for e in batch], device=logits.device)
+    labels = logits.double().gather(1, words)  # the normaliser of log p cancels
+    said = [{word: label for label, word in e.label_ids.items()} for e in batch]
+    top = [of.get(int(word), "") for of, word in zip(said, logits.argmax(-1), strict=True)]
+    return (labels[:, 0] - labels[:, 1]).cpu().numpy(), top
 
 
 def moved(table: pd.DataFrame, **settings) -> pd.DataFrame:
@@ -211,24 +215,32 @@ def moved(table: pd.DataFrame, **settings) -> pd.DataFrame:
 
     One row per set of heads and exchange: heads, what, moved, low, high, n (different queries), pairs, share_of_all (of
     what "all" of these parts in the same heads moves) and share_of_source (of what the source prompt itself differs
-    by), each with _low and _high. A share whose whole has an interval that holds zero is NaN: it would be noise over
-    noise. `settings`: level, draws, seed. Raises TwoTowersError when the table has no exchange of "all".
+    by), each with _low and _high. `settings`: level, draws, seed. Raises TwoTowersError when the table has no exchange
+    of "all".
     """
     if "all" not in set(table["what"]):
         raise TwoTowersError("shares need the whole exchange: add 'all' to `what`")
     wide, rows = _wide(table), []
-    queries = wide["query"].to_numpy()
+    settings = {"clusters": wide["query"], **settings}
     for heads, what in table[["heads", "what"]].drop_duplicates().itertuples(index=False):
         columns = np.stack([wide[heads, what], wide[heads, "all"], wide["source"]], 1)
-        row = {"heads": heads, "what": what, **cluster_interval(columns, queries, 0, **settings).as_row("moved")}
-        row["pairs"] = len(queries)
+        row = {"heads": heads, "what": what, **bootstrap(columns[:, 0], **settings).as_row("moved")}
+        row["pairs"] = len(columns)
         for name, whole in (("share_of_all", 1), ("share_of_source", 2)):
-            total = cluster_interval(columns, queries, whole, **settings)
-            share = cluster_interval(columns, queries, 0, whole, **settings)
-            values = (share.estimate, share.low, share.high) if total.low > 0 or total.high < 0 else (np.nan,) * 3
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+            row |= share_of(columns[:, 0], columns[:, whole], name, **settings)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def share_of(part: ArrayLike, whole: ArrayLike, name: str, **settings) -> dict[str, float]:
+    """Mean of a part / mean of its whole, as columns `name`, name_low, name_high; `settings` of the bootstrap.
+
+    NaN where the interval of the whole holds zero: that share would be noise over noise.
+    """
+    total, columns = bootstrap(whole, **settings), np.stack([part, whole], 1)
+    share = bootstrap_of_means(columns, lambda m: m[..., 0] / m[..., 1], **settings)
+    values = (share.estimate, share.low, share.high) if total.low > 0 or total.high < 0 else (np.nan,) * 3
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
 def beyond_controls(table: pd.DataFrame, heads: str = OURS, control: str = CONTROL, **settings) -> pd.DataFrame:
@@ -243,7 +255,7 @@ def beyond_controls(table: pd.DataFrame, heads: str = OURS, control: str = CONTR
         raise TwoTowersError(f"the table needs '{heads}' and sets named '{control} ...': see head_sets")
     for what in dict.fromkeys(table["what"]):
         ours, theirs = wide[heads, what], sum(wide[name, what] for name in names) / len(names)
-        found = cluster_interval(np.stack([ours - theirs], 1), wide["query"].to_numpy(), **settings)
+        found = bootstrap(ours - theirs, clusters=wide["query"], **settings)
         rows.append({"what": what, "moved": ours.mean(), "control": theirs.mean(), **found.as_row("beyond")})
     return pd.DataFrame(rows)
 
@@ -256,13 +268,3 @@ def _wide(table: pd.DataFrame) -> dict:
         rows = rows.set_index("pair").reindex(first.index)
         out[cell] = rows["toward"] * (rows["patched"] - rows["base"])
     return out
-
-
-def cluster_interval(
-    columns: Float[np.ndarray, "row column"], clusters: np.ndarray, over: int = 0, under: int | None = None, **settings
-) -> Interval:
-    """The mean of column `over`, or its ratio to that of column `under`, resampled by cluster; n counts clusters."""
-    of, at = np.unique(clusters, return_inverse=True)
-    sums = np.zeros((len(of), columns.shape[1] + 1))
-    np.add.at(sums, at, np.column_stack([columns, np.ones(len(columns))]))
-    return bootstrap_of_means(sums, lambda m: m[..., over] / m[..., -1 if under is None else under], **settings)

@@ -95,9 +95,11 @@ def block_changes(
     e, found = model.unembedding, []
     scale = norm_scale(capture.resid_final, e)
     for layer in range(model.n_layers):
-        x, attention = capture.resid_pre[layer], capture.attention_output[layer]
-        heads = torch.einsum("bhk,hkd->bhd", capture.z[layer], model.output_weight(layer).to(capture.z.device))
-        added = ((x, attention), (x + attention, capture.ffn_output[layer]), (x, heads))
+        x, attention, ffn, z = (
+            of[layer].to(rows) for of in (capture.resid_pre, capture.attention_output, capture.ffn_output, capture.z)
+        )
+        heads = torch.einsum("bhk,hkd->bhd", z, model.output_weight(layer).to(rows))
+        added = ((x, attention), (x + attention, ffn), (x, heads))
         found.append([logit_change(at, v, rows, e, norm, scale) for at, v in added])
     attention, ffn, heads = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
     return attention, ffn, heads

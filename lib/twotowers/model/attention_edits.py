@@ -1,9 +1,10 @@
 """Edits of attention while a stock model runs: parts of heads from another run, or no attention along chosen edges.
 
     with reading_parts(model, layers, at) as source:      # the source prompts run
-        predict(model, sources)
-    with exchanged(model, heads, "keys", source, at):      # the base prompts run, with the source's keys at the labels
-        predict(model, bases)
+        capture(model, sources)
+    run = last_position(model, bases)                      # the base prompts run, up to their last position
+    with exchanged(model, heads, "keys", source, at):      # and there, with the source's keys at the labels
+        run()
 
     with blocked(model, layers, closed):                   # closed[b, q, p]: position q may not attend to p
         predict(model, batch)
@@ -20,11 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import DynamicCache
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
 from twotowers.model.attention_hooks import last_scores, reading_attention
 from twotowers.model.model import Model
+from twotowers.prompts.prompt import Encoded
 
 PARTS = ("query", "keys", "values")
 EXCHANGES: dict[str, tuple[str, ...]] = {**{part: (part,) for part in PARTS}, "all": PARTS}
@@ -40,6 +43,24 @@ class Parts:
     keys: Float[Tensor, "batch kv_head label d_head"]
     """at the label positions, as are the values"""
     values: Float[Tensor, "batch kv_head label d_head"]
+
+
+def last_position(model: Model, batch: Sequence[Encoded]) -> Callable[[], Float[Tensor, "batch vocabulary"]]:
+    """Run prompts of one length up to their last position; what is returned runs the last one, as often as called.
+
+    Its logits are those of a whole run, so long as hooks change nothing but the last position. Memory: keys and values
+    of all positions in all layers.
+    """
+    ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
+    cache = DynamicCache()
+    model.hf(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def run() -> Float[Tensor, "batch vocabulary"]:
+        logits = model.hf(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+        cache.crop(-1)
+        return logits.to(model.device)
+
+    return run
 
 
 @contextmanager

@@ -164,6 +164,7 @@ def scores(
 def _masked(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return values
+    mask = mask[:, :, -values.shape[-2] :]  # with a cache there are fewer queries than keys: the last ones
     return values.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else values + mask
 
 

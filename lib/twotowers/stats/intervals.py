@@ -77,8 +77,8 @@ def bootstrap(
 ) -> Interval:  # fmt: skip
     """Statistic of values (n,) with its bootstrap interval. `statistic`: mean, median or std (over n - 1).
 
-    `clusters` (n,), of hashables: values of one cluster are drawn together. Raises TwoTowersError on no values, NaN or infinite
-    values, more than one axis, an unknown statistic, or clusters that do not name every value.
+    `clusters` (n,), of hashables: values of one cluster are drawn together. Raises TwoTowersError on no values, NaN or
+    infinite values, more than one axis, an unknown statistic, or clusters that do not name every value.
     """
     values, of = sample(values), statistic_named(statistic)
     codes = [cluster_codes(clusters, len(values))]

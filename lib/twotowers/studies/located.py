@@ -12,7 +12,7 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.prompts.datasets import counterbalanced
+from twotowers.prompts.datasets import counterbalanced, swapped_labels
 from twotowers.studies.context import Context, chapter_studies
 
 study = chapter_studies("01-locate")
@@ -36,7 +36,8 @@ def heads(run: Context) -> pd.DataFrame:
     for dataset in p.datasets:
         prompts = run.locating(dataset)
         plain += run.encode(prompts)
-        balanced += run.encode(counterbalanced(prompts))
+        # Every order in turn, and each with both assignments of the labels: preferences for a word cancel exactly.
+        balanced += run.encode([q for one in counterbalanced(prompts) for q in (one, swapped_labels(one))])
         n_sets[dataset] = len(prompts)
     increase = locate.increases(lm, plain, norm=p.norm, progress="increase of every head").heads
     label = np.asarray(rankings.label_margin(lm, balanced, progress="increase from label positions"))
@@ -45,8 +46,10 @@ def heads(run: Context) -> pd.DataFrame:
     for dataset, n in n_sets.items():
         columns = {"dataset": dataset, "layer": layer, "head": head}
         columns["name"] = [f"{a}-{b}" for a, b in zip(layer, head, strict=True)]
-        for name, error, values in (("increase", "standard_error", increase), ("label_margin", "label_error", label)):
-            mine = values[at : at + n]
+        pairs = label[2 * at : 2 * (at + n)].reshape(n, 2, *label.shape[1:]).mean(1)
+        for name, error, mine in (
+            ("increase", "standard_error", increase[at : at + n]), ("label_margin", "label_error", pairs),
+        ):  # fmt: skip
             columns[name] = mine.mean(0).ravel()
             columns[error] = (mine.std(0, ddof=1) / np.sqrt(n)).ravel() if n > 1 else 0.0
         parts.append(pd.DataFrame(columns | {"n": n}))
