@@ -77,7 +77,7 @@ def judged(run: Run) -> list[str]:
 
 
 def kinds(run: Run) -> dict[str, list[Head]]:
-    return {IN: run.heads(), RANDOM: list(dict.fromkeys(run.controls()))}
+    return {IN: run.heads(), RANDOM: [Head(*pair) for pair in dict.fromkeys(run.controls())]}
 
 
 def _of(values: np.ndarray, heads) -> np.ndarray:

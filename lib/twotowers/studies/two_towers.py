@@ -57,7 +57,7 @@ def _pair(run: Run) -> dict[str, Head]:
     table = run.table(separation)
     best = table[(table["kind"] == IN) & (table["reading"] == COMPARED)].sort_values("auc").iloc[-1]["head"]
     at = named(run.heads()).index(best)
-    pair = (run.heads()[at], run.controls()[at])
+    pair = (run.heads()[at], Head(*run.controls()[at]))
     return {f"{kind} head {Head(*head)}": head for kind, head in zip(("in-context", "random"), pair, strict=True)}
 
 
@@ -93,7 +93,7 @@ def dissociation(run: Run) -> pd.DataFrame:
     """
     from twotowers.analysis.project import label_ranks, mrr
 
-    p, ours, theirs = run.parameters, run.heads(), run.controls()
+    p, ours, theirs = run.parameters, run.heads(), [Head(*pair) for pair in run.controls()]
     encoded = balanced(run, judged(run)[0])[:SHOWN]
     ranks = label_ranks(run.lm, encoded, list(dict.fromkeys([*ours, *theirs])), p.norm, progress="words of labels")
     ranks["query"] = np.array([e.prompt.query for e in encoded])[ranks["prompt"]]
