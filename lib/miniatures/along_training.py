@@ -27,8 +27,8 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
 from twotowers.model import loading, unembed
 from twotowers.model.answers import Answers, clusters
-from twotowers.model.architectures import Model
 from twotowers.model.capture import captures
+from twotowers.model.model import Model
 from twotowers.paths import data_folder
 from twotowers.prompts.datasets import WORD_SETS, counterbalanced, draw
 from twotowers.prompts.prompt import Encoded, encode_all

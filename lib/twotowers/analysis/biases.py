@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 
-from twotowers.analysis.edit_heads import Head, check_heads
+from twotowers.analysis.edit_heads import check_heads
 from twotowers.analysis.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.errors import TwoTowersError
 from twotowers.model.answers import Answers, answers, true_column
@@ -52,7 +52,7 @@ def check_apart(chosen: Sequence[Prompt], judged: Sequence[Prompt], same_prompts
 def majority_answers(
     model: Model,
     encoded: Sequence[Encoded],
-    head_sets: Sequence[Sequence[Head]],
+    head_sets: Sequence[Sequence[tuple[int, int]]],
     a_cs: Sequence[float],
     max_tokens: int = 4096,
     progress: str | None = None,
@@ -87,7 +87,7 @@ def order_answers(model: Model, by_prompt: Sequence[Sequence[Encoded]], progress
 def order_weights(
     model: Model,
     by_prompt: Sequence[Sequence[Encoded]],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     shortcut: str | tuple[float, float] | None = None,
     progress: str | None = None,
 ) -> Float[np.ndarray, "prompt order head demonstration"]:

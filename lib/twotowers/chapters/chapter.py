@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import altair as alt
 import pandas as pd
-from IPython.display import Markdown, display
+from IPython.display import HTML, Markdown, display
 
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits.claim import Claim, code, plural
@@ -68,6 +69,15 @@ class Chapter(Run):
                 self._kept["said"].append(note)
                 display(Markdown(f"*Note.* {code(note)}"))
         return table
+
+    def show_text(self, text: Callable[[Run], str]) -> None:
+        """Show a text that stands in no table, where it is at hand: not on a page that is made of recorded tables."""
+        if self.parameters.recorded == "only":
+            return
+        try:
+            display(HTML(f"<pre style='white-space: pre-wrap'>{escape(text(self))}</pre>"))
+        except TwoTowersError as error:
+            display(Markdown(f"*The text cannot be shown here:* {code(error)}"))
 
     def banner(self) -> None:
         """Say which model the figures come from, whether they were recorded, and whether it learns the task."""

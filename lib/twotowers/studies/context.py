@@ -127,21 +127,29 @@ class Context:
             "data": data_fingerprint(self.parameters.datasets), "parameters": {name: p[name] for name in names},
         }  # fmt: skip
 
+    def file_of(self, study: Study) -> str:
+        """The name under which a table is saved: those that chapters share have one file for each choice of sets."""
+        sets = self.parameters.datasets
+        if study.uses is None or sets == list(datasets.WORD_SETS):
+            return study.name
+        return f"{study.name}-{hashlib.sha256('|'.join(sets).encode()).hexdigest()[:6]}"
+
     def saved(self, study: Study) -> pd.DataFrame | None:
         """The table as it was saved in `out`, or recorded, when its identity agrees; a damaged one is named."""
         if self.parameters.recorded == "never":
             return None
         wanted = self.identity(study)
         for folder in (Path(self.parameters.out), results_folder(self.parameters.model)):
-            if not (folder / f"{study.name}.csv").is_file():
+            if not (folder / f"{self.file_of(study)}.csv").is_file():
                 continue
             try:
-                found = tables.load(folder, study.name)
+                found = tables.load(folder, self.file_of(study))
             except TwoTowersError as error:
                 self.notes.append(str(error))
                 continue
-            if found.attrs["provenance"].get("identity") == wanted:
-                return found
+            told = found.attrs["provenance"]
+            if told.get("identity") == wanted and (self.parameters.recorded == "only" or not told["unavailable"]):
+                return found  # what could not be made once may be made now
         return None
 
     def table(self, study: Study) -> pd.DataFrame:
@@ -171,8 +179,8 @@ class Context:
             "libraries": {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},
             "notes": list(dict.fromkeys(self.notes[before:])), "unavailable": unavailable,
         }  # fmt: skip
-        tables.save(table, self.parameters.out, study.name, provenance)
-        return tables.load(self.parameters.out, study.name)
+        tables.save(table, self.parameters.out, self.file_of(study), provenance)
+        return tables.load(self.parameters.out, self.file_of(study))
 
     # --- prompts ---
 
