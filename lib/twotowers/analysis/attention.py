@@ -255,8 +255,9 @@ class Towers:
         """Both towers in one plane, and the share of the variance that the plane shows.
 
         Each tower is centred on its own mean, both are brought to the same spread, and one PCA is fitted on queries and
-        keys together. The common spread costs nothing: queries times c and keys over c have the same scores. Columns:
-        prompt, tower ("query" / "key"), label (-1 for a query), class, x, y.
+        keys together. The spread multiplies all scores by one number. Centring keys changes no attention weight; centring
+        queries takes away what the head prefers whatever is asked, so scores do change. Columns: prompt, tower
+        ("query" / "key"), label (-1 for a query), class, x, y.
         """
         keys = self.keys.reshape(-1, self.keys.shape[-1])
         q, k = self.queries - self.queries.mean(0), keys - keys.mean(0)
