@@ -1,4 +1,4 @@
-"""Mend the two biases of in-context heads, and measure them (EMNLP 2024 section 6, as summarised; our reading of it).
+"""Mitigate the two biases of in-context heads (EMNLP 2024 section 6, as summarised; our reading of it).
 
 Majority label. The heads carry more of the label that has more demonstrations. What they write at the positions of the
 minority label is added once more, a little of it, to the final residual vector x:
@@ -12,7 +12,7 @@ position stands a shortcut: the same values under weights whose scores lack the 
     with position_free(model, heads, "mean"):          # half the head as it is, half the shortcut
         predict(model, encoded)
 
-What becomes of accuracy and of the biases is measured in the room above, `biases`.
+What becomes of accuracy and of the biases is measured by `biases`.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def position_free(
     """The model with a position-free shortcut in some heads, at the last position; later layers run on from there.
 
     `shortcut`: "mean" (half the head as it is, half the shortcut), "replace", "add", or the two shares themselves;
-    (1, 0) changes nothing, bit for bit. Composes with `intervene.edited`; restored on the way out, after errors too.
+    (1, 0) changes nothing, bit for bit. Composes with `edit_heads.edited`; restored on the way out, after errors too.
     """
     keep, share = shares_of(shortcut)
-    heads = dict.fromkeys(check_heads(heads, model))  # a head named twice is mended once
+    heads = dict.fromkeys(check_heads(heads, model))  # a head named twice is changed once
     seen: dict[str | int, Tensor] = {}
 
     def reads_input(name: str | int):
