@@ -39,24 +39,23 @@ class Chapter(Run):
         chart: Callable[[pd.DataFrame], alt.TopLevelMixin] | None = None,
         claim: Callable[[pd.DataFrame], Claim] | None = None,
         rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
-    ) -> pd.DataFrame | None:
-        """Show a study's table: its chart, its claim, and `rows` of it as a table. Returns the whole table.
+    ) -> None:
+        """Show a study's table: its chart, `rows` of it as a table, and its claim; `table(study)` gives the whole.
 
-        An exhibit that cannot be made says why in its place; the rest of the chapter stands. None is returned then.
+        An exhibit that cannot be made says why in its place; the rest of the chapter stands.
         """
         try:
             table = self.table(study)
             shown = [made(table) for made in (chart, rows, claim) if made is not None]
         except TwoTowersError as error:
             display(Markdown(f"*This exhibit ({code(study.name)}) cannot be made here:* {code(error)}"))
-            return None
+            return
         for one in shown:
             display(Markdown(one.markdown) if isinstance(one, Claim) else one)
         for note in table.attrs["provenance"]["notes"]:
             if note not in self._kept.setdefault("said", []):
                 self._kept["said"].append(note)
                 display(Markdown(f"*Note.* {code(note)}"))
-        return table
 
     def show_text(self, text: Callable[[Run], str]) -> None:
         """Show a text that stands in no table, where it is at hand: not on a page that is made of recorded tables."""

@@ -72,7 +72,7 @@ def reads(t: pd.DataFrame) -> Claim:
 def looks(t: pd.DataFrame) -> Claim:
     """Appendix D, second half, judged where neither a place nor a label word tells the class."""
     verdict, gap, clear = _gap(t, BALANCED)
-    _, paper, in_order = _gap(t, PAPER)
+    _, paper, _ = _gap(t, PAPER)
     if gap is None:
         return Claim(
             verdict,
