@@ -1,93 +1,187 @@
-"""Every chapter runs by itself under papermill with 20 prompts, leaves its tables, and refuses what it must."""
+"""Every chapter: golden tables with 20 prompts, cells in any order, and models whose answers are of every kind."""
 
 import os
+import random
 import re
-import subprocess
-import sys
+import shutil
+from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, shared
+import torch
+from conftest import ROOT, SHARED
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from safetensors.torch import load_file, save_file
+from twotowers.errors import TwoTowersError
+from twotowers.parameters import Parameters
+from twotowers.stats import tables
 
 CHAPTERS = sorted(p.stem for p in (ROOT / "book").glob("[0-9]*.ipynb"))
+ON_SENTENCES = ("08-llama", "09-sentence-case")
+GOLDEN = ROOT / "tests" / "golden"
+FEW = {"n_prompts": 20, "n_locate": 40, "recorded": "never"}
 
 
-def said_in(notebook):
-    outputs = [o["data"] for c in nbformat.read(notebook, 4).cells for o in c.get("outputs", []) if "data" in o]
-    return "\n".join(o.get("text/markdown", "") for o in outputs)
+def cells(chapter):
+    found = nbformat.read(ROOT / f"book/{chapter}.ipynb", 4).cells
+    return [c for c in found if c.cell_type == "code"]
 
 
-def papermill(notebook, output, **parameters):
-    command = [sys.executable, "-m", "papermill", str(notebook), str(output), "--no-progress-bar"]
-    for name, value in parameters.items():
-        command += ["-p", name, str(value)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=600)
+class Page:
+    """A chapter run in this process, cell by cell, as Jupyter would: what it said stands in `said`."""
+
+    def __init__(self, chapter, **parameters):
+        self.cells = [c.source for c in cells(chapter)]
+        self.cells.insert(1, "# Parameters\n" + "\n".join(f"{k} = {v!r}" for k, v in parameters.items()))
+        InteractiveShell.clear_instance()
+        self.shell, self.said = InteractiveShell.instance(), []
+
+    def run(self, *numbers):
+        for source in [self.cells[i] for i in numbers] if numbers else self.cells:
+            with capture_output() as out:
+                done = self.shell.run_cell(source, store_history=True)
+            done.raise_error()
+            self.said += [o.data["text/markdown"] for o in out.outputs if "text/markdown" in o.data]
+        return self
+
+    @property
+    def text(self):
+        return "\n".join(self.said)
+
+    @property
+    def chapter(self):
+        return self.shell.user_ns["chapter"]
 
 
-def default_model(chapter):
-    cells = nbformat.read(ROOT / f"book/{chapter}.ipynb", 4).cells
-    (source,) = (c.source for c in cells if "parameters" in c.metadata.get("tags", []))
-    return re.search(r'^model = "(.+?)"', source, re.MULTILINE)[1]
+@pytest.fixture(autouse=True)
+def place(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    if (SHARED / "datasets").is_dir():
+        monkeypatch.setenv("TWOTOWERS_DATA", str(SHARED / "datasets"))
 
 
+def says_nan(text):
+    return re.search(r"\bnan(?![a-z])|\binf\b", text, re.IGNORECASE)
+
+
+def test_the_guard_sees_every_nan():
+    for text in ("it is nan%", "nan, 3", "[nan, nan]", "NaN", "inf nats"):
+        assert says_nan(text)
+    assert not says_nan("a banana, in fact, inference by nanometre")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_runs_with_few_prompts_and_leaves_stamped_tables(chapter, tmp_path):
-    done = papermill(f"book/{chapter}.ipynb", tmp_path / "out.ipynb", n_prompts=20, out=tmp_path / "tables")
-    assert done.returncode == 0, done.stderr[-3000:]
-    tables, model = sorted((tmp_path / "tables").glob(f"{chapter}-*.csv")), default_model(chapter)
-    assert tables
-    for path in tables:
-        assert pd.read_csv(path)["model_fingerprint"].str.startswith(f"{model}@").all(), path.name
-    said = said_in(tmp_path / "out.ipynb")
-    assert f"**Here** (`{model}`)" in said and "**The paper**" in said
-    assert "nan" not in said.lower().split(), "a sentence says nan"
+def test_a_chapter_makes_its_golden_tables(chapter, tmp_path):
+    """To write them again after a change of numbers: TWOTOWERS_GOLDEN=write, and raise the study's version."""
+    if chapter in ON_SENTENCES and not (SHARED / "datasets").is_dir():
+        pytest.skip("the sentence sets are not here")
+    page = Page(chapter, **FEW, out=str(tmp_path)).run()
+    assert not says_nan(page.text)
+    made = {path.stem: path for path in tmp_path.glob(f"{chapter}-*.csv")}
+    assert made
+    for name, path in made.items():
+        told = tables.provenance_of(path)
+        assert told["identity"]["study"].startswith(chapter) and told["about"]["fingerprint"], name
+    folder = GOLDEN / chapter
+    if os.environ.get("TWOTOWERS_GOLDEN") == "write":
+        shutil.rmtree(folder, ignore_errors=True)
+        small = sorted(made.values(), key=lambda path: path.stat().st_size)[:5]
+        for path in small:
+            if not tables.provenance_of(path)["unavailable"]:
+                version = tables.provenance_of(path)["identity"]["version"]
+                folder.mkdir(parents=True, exist_ok=True)
+                tables.load(tmp_path, path.stem).to_csv(folder / f"{path.stem}@{version}.csv", index=False)
+    golden = sorted(folder.glob("*.csv"))
+    assert golden, "no golden tables: write them with TWOTOWERS_GOLDEN=write"
+    for path in golden:
+        name, version = path.stem.split("@")
+        found = tables.load(tmp_path, name)
+        told = found.attrs["provenance"]["identity"]
+        assert told["version"] == int(version), f"{name}: version {told['version']} needs golden tables of its own"
+        wanted = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        assert list(found.columns) == list(wanted.columns) and len(found) == len(wanted), name
+        for column in wanted:
+            if wanted[column].dtype.kind == "f":
+                np.testing.assert_allclose(found[column], wanted[column], rtol=1e-3, atol=1e-3, err_msg=f"{name} {column}")
+            else:
+                assert found[column].astype(str).tolist() == wanted[column].astype(str).tolist(), f"{name} {column}"
 
 
-def test_an_unknown_parameter_fails_in_one_line_and_leaves_no_table(tmp_path):
-    done = papermill("book/01-locate.ipynb", tmp_path / "out.ipynb", n_promts=20, out=tmp_path / "tables")
-    assert done.returncode != 0
-    assert done.stderr.strip().splitlines()[-1].startswith("TwoTowersError: unknown parameter 'n_promts': did you mean")
-    assert not list((tmp_path / "tables").glob("*.csv"))
+@pytest.mark.slow
+def test_cells_run_again_in_any_order_and_a_changed_parameter_gives_what_a_fresh_run_gives(tmp_path):
+    few = FEW | {"n_prompts": 8, "n_locate": 12, "datasets": ["animal/country"]}
+    page = Page("03-mrr", **few, out=str(tmp_path / "a")).run()
+    order = [i for i in range(len(page.cells)) if i > 2]
+    random.Random(0).shuffle(order)
+    page.run(2, *order)  # the set-up cell again, after all others
+    page.shell.run_cell("n_prompts = 10; out = " + repr(str(tmp_path / "b")))
+    page.run(2, *order)
+    fresh = Page("03-mrr", **few | {"n_prompts": 10}, out=str(tmp_path / "c")).run()
+    assert fresh.chapter.parameters.n_prompts == 10
+    names = sorted(path.stem for path in (tmp_path / "c").glob("03-mrr-*.csv"))
+    assert names == sorted(path.stem for path in (tmp_path / "b").glob("03-mrr-*.csv"))
+    for name in names:
+        pd.testing.assert_frame_equal(tables.load(tmp_path / "b", name), tables.load(tmp_path / "c", name))
 
 
-def test_chapter_8_puts_models_side_by_side_and_says_that_sentences_are_missing(tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "empty"))
-    given = {"model": "mini-llama", "more_models": "mini-gpt2", "n_prompts": 20, "out": tmp_path / "tables"}
-    done = papermill("book/08-llama.ipynb", tmp_path / "out.ipynb", **given)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = said_in(tmp_path / "out.ipynb")
-    assert said.count("**The sentence figures were not run.**") == 2
-    assert said.count("lacks sst2-sentences/train.tsv") == 2
-    assert "**Here** (`mini-llama`): the best head is" in said and "**Here** (`mini-gpt2`): the best head is" in said
-    for name in ("mrr", "attention"):
-        for file, model in ((name, "mini-llama"), (f"{name}@mini-gpt2", "mini-gpt2")):
-            table = pd.read_csv(tmp_path / f"tables/08-llama-{file}.csv")
-            assert table["model_fingerprint"].str.startswith(f"{model}@").all() and len(table) >= 8
-            assert set(table["source"]) == {"best head", "random heads"}
+def test_an_unknown_parameter_is_refused_in_one_line(tmp_path):
+    page = Page("03-mrr", n_promts=20, out=str(tmp_path))
+    with pytest.raises(TwoTowersError, match="unknown parameter 'n_promts': did you mean 'n_prompts'"):
+        page.run(0, 1, 2)
+    assert not list(tmp_path.glob("*.csv"))
 
 
-def test_chapter_9_asks_a_chat_model_and_keeps_no_text(tmp_path, chat_folder):
-    given = {"chat_model": chat_folder, "max_new_tokens": 5, "n_prompts": 20, "out": tmp_path / "tables"}
-    done = papermill("book/09-sentence-case.ipynb", tmp_path / "out.ipynb", datasets="animal/country", **given)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = said_in(tmp_path / "out.ipynb")
-    assert f"`{chat_folder}` finds a relation in" in said and "not run" not in said
-    table = pd.read_csv(tmp_path / "tables/09-sentence-case-chat.csv")
-    assert list(table)[1:] == ["demonstration", "class", "words of", "verdict", "chat_model"] and len(table) == 8
+def test_every_declared_parameter_is_one_of_the_list():
+    from twotowers.chapters.chapter import declared
+
+    for path in (ROOT / "book").glob("*.ipynb"):
+        Parameters.of(declared(path.stem))
 
 
-def test_words_and_sentences_run_side_by_side_and_what_was_cut_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("TWOTOWERS_DATA", str(shared("datasets")))
-    given = {"datasets": "sst2,trec:location/human,animal/country", "n_prompts": 8, "long": "truncate"}
-    done = papermill(
-        "book/04-attention-weights.ipynb", tmp_path / "out.ipynb", model="mini-llama", out=tmp_path / "tables", **given
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = said_in(tmp_path / "out.ipynb")
-    assert said.count("sst2: 8 prompts asked for, 8 used: ") == 1 and "their longest texts cut at the end" in said
-    assert "animal/country: 8 prompts asked" not in said
-    table = pd.read_csv(tmp_path / "tables/04-attention-weights-differences.csv")
-    assert set(table["dataset"]) == set(given["datasets"].split(",")) and set(table["n"]) == {8}
+def biased(folder: Path, word: str) -> str:
+    """mini-gpt2 whose final norm's bias makes one word win, whatever the prompt."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    weights = load_file(folder / "model.safetensors")
+    at = AutoTokenizer.from_pretrained(folder)(f"a {word}", add_special_tokens=False)["input_ids"][-1]
+    row = weights["transformer.wte.weight"][at]
+    weights["transformer.ln_f.bias"] += 40 * row / row.square().sum()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def shaken(folder: Path) -> str:
+    """mini-gpt2 with random attention: it answers at random."""
+    shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    weights, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name, tensor in weights.items():
+        if "attn" in name and tensor.dim() == 2:
+            tensor.copy_(torch.randn(tensor.shape, generator=rng) * tensor.std())
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+ANSWERING = {
+    "always foo": lambda folder: biased(folder, "foo"),
+    "never a label": lambda folder: biased(folder, "teapot"),
+    "at random": shaken,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ANSWERING)
+def test_chapters_hold_for_any_outcome(kind, tmp_path):
+    """No failure, no "nan", and no claim about learning that holds on a model that does not learn."""
+    model = ANSWERING[kind](tmp_path / "model")
+    few = {"n_prompts": 8, "n_locate": 12, "recorded": "use", "model": model, "out": str(tmp_path / "out")}
+    few["datasets"] = ["animal/country", "sentiment/number"]
+    for chapter in CHAPTERS:
+        if chapter not in ON_SENTENCES:
+            page = Page(chapter, **few).run()
+            assert not says_nan(page.text), chapter
+            assert "**This model is not shown to learn the task**" in page.text, chapter

@@ -306,10 +306,7 @@ def reciprocal_ranks(ranks: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def mrr(ranks: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """MRR with its interval, per value of `by`: mrr, low, high, n, median_rank, at_rank_1.
-
-    n counts prompts, or query words where the table has the column `query`.
-    """
+    """MRR with its interval per value of `by`: mrr, low, high, n (prompts, or `query` words), median_rank, at_rank_1."""
     rows = []
     for key, table in ranks.groupby(list(by), sort=False):
         prompts = reciprocal_ranks(table, by)

@@ -92,7 +92,7 @@ def checked(given: dict[str, Any], names: Sequence[str], models: Iterable[str]) 
         k = {} if p.k == "auto" else {"k": p.k}
         for name in p.datasets if "datasets" in given else dict.fromkeys(own):
             datasets.draw(name, p.n_prompts if "n_prompts" in given else 1, seed=p.seed, labels=tuple(p.labels), **k)
-    for model in [*models, *p.more_models, *filter(None, [p.chat_model])]:
+    for model in [*models, *filter(None, [p.chat_model])]:
         check_model(model)
     if p.device != "cpu" or p.device_map:  # only torch knows what is here
         from twotowers.model import loading

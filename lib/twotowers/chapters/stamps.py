@@ -62,7 +62,7 @@ def table_digests(home: Path, chapter: str) -> dict[str, str]:
 def state(job: dict[str, Any]) -> str:
     """One checksum of all that a job's result depends on beside its parameters."""
     p, data = job["parameters"], data_folder()
-    models = [job["model"], *p.get("more_models", []), *filter(None, [p.get("chat_model")])]
+    models = [job["model"], *filter(None, [p.get("chat_model")])]
     recorded = results_folder(job["model"]).glob("*.csv") if p.get("recorded") != "never" else []
     elsewhere = [*data.glob("results/*/*.csv"), *data.parent.glob("benchmarks/results/*")] if job["reads_all"] else []
     elsewhere += data.parent.glob("runs/*/tables/*.csv") if job["reads_all"] else []

@@ -72,7 +72,7 @@ def counted(t: pd.DataFrame) -> Claim:
     said = "say words of their own text" if verdict is Verdict.HOLDS else "do not clearly say words of their own text"
     return Claim(
         verdict,
-        f"The keys of {code(t['head'].iloc[0])} {said}: of the top {t['n_words'].iloc[0]} words, {other:+.2f} more are of the own text "
+        f"The keys of {code(t['head'].iloc[0])} {said}: of the top {t['n_words'].iloc[0]} words, {other:+.2f} more are of it "
         f"than of another text of the prompt, {random:+.2f} more than in random directions (n = {plural(other.n, 'query')}).",
     )
 
@@ -94,6 +94,6 @@ def chat(t: pd.DataFrame) -> Claim:
     )
     return Claim(
         verdict,
-        f"{code(t['chat_model'].iloc[0])} finds a relation in {own} of {n} texts with the words of their own key, and in {other} of {n} "
+        f"{code(t['chat_model'].iloc[0])} finds a relation in {own} of {n} texts with words of their own key, and in {other} of {n} "
         f"with those of another text's key; {unclear} answers end in neither yes nor no. {tail}.",
     )

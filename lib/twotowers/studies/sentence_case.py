@@ -60,7 +60,7 @@ def looks(run: Run) -> pd.DataFrame:
     One row a demonstration: number, class, label, kind, weight, random; in every row: head, dataset, query_class,
     correct, prompts, difference (true less false, of the case), usual, usual_low, usual_high, random_usual, below.
     """
-    here, head, others, judged, read, at = _case(run)
+    here, head, _, judged, read, at = _case(run)
     prompt, own = judged[at].prompt, read.labels[read.labels["prompt"] == at]
     mine = own[own["head"] == str(head)].sort_values("label")["weight"].to_numpy()
     theirs = own[own["head"] != str(head)].groupby("label")["weight"].mean().to_numpy()
