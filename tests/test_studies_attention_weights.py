@@ -73,12 +73,9 @@ def test_every_exhibit_of_a_miniature(model, tmp_path):
         assert one.prompt.query == other.prompt.query
         assert one.prompt.true_label != other.prompt.true_label
         assert one.prompt.is_true == other.prompt.is_true
-    # Verdicts are of prompts that located nothing.
-    used = {e.query for e in run.locating(run.parameters.datasets[0])}
-    assert used  # heads were located on prompts of their own
 
 
-class Fixed:
+class Fixed(Run):
     """A run whose prompts were read already."""
 
     def __init__(self, margin):
