@@ -3,17 +3,14 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-MODEL  ?= mini-gpt2
-LLAMA  ?= mini-sentences
+# chapters at a time, and threads of each
 JOBS   ?= 2
 THREADS ?= 1
-# more papermill parameters for every chapter, for example  SET="n_prompts=200 seed=1"
+# more parameters for every chapter that has them, for example  SET="n_prompts=200 seed=1"
 SET    ?=
 # what `make sentences` runs chapters on
 SENTENCES ?= sst2,trec,agnews,ethos,financial,amazon
 N_SENTENCES ?= 200
-# the miniature that reads them; with four heads a layer, five could leave none to compare with
-READER := mini-sentences --top-k 3
 # TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
 TORCH  ?= cpu
 TORCH_VERSION := 2.13.0
@@ -21,35 +18,41 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
-INDEX := _build/html/index.html
+RUN   := exec $(BIN)/python -m twotowers.cli
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# These reach a command as variables of its environment ("$$MODEL"), so nothing in them is ever run.
+GIVEN := SET JOBS THREADS SENTENCES N_SENTENCES
+export $(GIVEN)
+$(foreach name,MODEL $(GIVEN),$(if $(findstring $$,$(value $(name))),$(error $(name) holds a dollar sign: leave it out)))
+MODEL_GIVEN := $(if $(filter undefined,$(origin MODEL)),,--model "$$MODEL")
 
 .DEFAULT_GOAL := help
-.PHONY: help book test pages verify sentences miniatures lab lock clean
+.PHONY: help book test check pages verify sentences miniatures lab lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
-	@echo "  variables: MODEL=$(MODEL) LLAMA=$(LLAMA) JOBS=$(JOBS) THREADS=$(THREADS) SET='n_prompts=50' TORCH=cpu|cuda"
+	@echo "  variables: MODEL=path/or/name JOBS=$(JOBS) THREADS=$(THREADS) SET='n_prompts=50' TORCH=cpu|cuda"
 
 book: $(STAMP)  ## run the chapters that changed and build the HTML
-	@$(BIN)/snakemake --cores $(JOBS) --nolock --rerun-incomplete --quiet all \
-	  --config model="$(MODEL)" llama="$(LLAMA)" threads=$(THREADS) $(SET)
-	@echo "The book is ready. Open"
-	@echo "$(CURDIR)/$(INDEX)"
+	@$(RUN) book $(MODEL_GIVEN) --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
 
-test: $(STAMP)  ## run the tests
+test: $(STAMP)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(STAMP)  ## run the quick tests, in about a minute
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser
 	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest tests/test_pages.py
 
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
-	@TWOTOWERS_VERIFY="$(MODEL)" $(BIN)/python -m pytest tests/test_weights.py -m weights -rs
+	@$(RUN) verify $(or $(MODEL_GIVEN),--model gpt2-large)
 
+# The miniature that reads sentences has four heads a layer: five could leave none to compare with.
 sentences: $(STAMP)  ## the chapters on real sentences (fetches them), then the book with their pages
-	@$(BIN)/twotowers run --model $(if $(filter mini-gpt2 mini-llama,$(MODEL)),$(READER),$(MODEL)) \
-	  --datasets $(SENTENCES) --n-prompts $(N_SENTENCES)
-	@$(MAKE) --no-print-directory book
+	@$(BIN)/python -m twotowers.cli run $(or $(MODEL_GIVEN),--model mini-sentences --top-k 3) \
+	  --datasets "$$SENTENCES" --n-prompts "$$N_SENTENCES" --jobs "$$JOBS" --threads "$$THREADS"
+	@$(MAKE) --no-print-directory MODEL_GIVEN= book
 
 miniatures: $(STAMP)  ## train the shipped models again; the third needs the sentence sets
 	$(BIN)/python -m miniatures.train mini-gpt2
@@ -58,7 +61,7 @@ miniatures: $(STAMP)  ## train the shipped models again; the third needs the sen
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(BIN)/python -m pip install --quiet --constraint requirements.lock jupyterlab
-	$(BIN)/jupyter lab --notebook-dir=. book
+	$(BIN)/python -m jupyter lab --notebook-dir=. book
 
 # The stamp is written last, so an interrupted installation is taken up again by the next make.
 # PyTorch goes first: on Linux the registry's own build brings gigabytes of CUDA libraries.
@@ -91,4 +94,4 @@ lock: $(STAMP)  ## choose the exact versions again
 	@mv _build/requirements.lock requirements.lock
 
 clean:  ## remove what was built (the installation in .venv stays)
-	rm -rf _build .snakemake
+	rm -rf _build .snakemake runs/.snakemake

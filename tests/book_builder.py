@@ -2,25 +2,31 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import nbformat
+import pytest
 
 ROOT = Path(__file__).parent.parent
 TRIAL = ROOT / "tests/data/trial"
 MACHINERY = (
     "Snakefile",
     "_config.yml",
-    "requirements.lock",
     "book/_ext",
     "book/_page",
     "book/references.bib",
+    "data/published.csv",
+    "data/words",
 )
-CONTENT = ("_toc.yml", "book", "lib", "data", "benchmarks/results")
+CONTENT = ("_toc.yml", "book", "data", "benchmarks/results")
 
 
 def copy(name: str, source: Path, target: Path) -> None:
-    ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.egg-info")
+    ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     (target / name).parent.mkdir(parents=True, exist_ok=True)
     if (source / name).is_dir():
         shutil.copytree(source / name, target / name, ignore=ignore, dirs_exist_ok=True)
@@ -37,17 +43,67 @@ def lay_out(target: Path, *, trial: bool) -> Path:
     return target
 
 
-def build(folder: Path, **config) -> subprocess.CompletedProcess:
-    """Run the workflow; its output is in `.stdout`."""
-    settings = [f"{name}={value}" for name, value in config.items()]
-    flags = ["--cores", "2", "--nolock", "--rerun-incomplete", "--quiet", "all"]
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "twotowers.cli", *arguments]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"HF_HUB_OFFLINE": "1", "TWOTOWERS_HOME": str(folder)}
+
+
+def twotowers(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The command line in a book's folder; all it says is in `.stdout`."""
     return subprocess.run(
-        [sys.executable, "-m", "snakemake", *flags, "--config", "n_prompts=20", *settings],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+        command(*arguments), cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+
+
+def build(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """`make book` with few prompts."""
+    return twotowers(folder, "book", "--jobs", "2", "--set", "n_prompts=20", *arguments)
+
+
+def edit(home, chapter, change):
+    """Let `change` work on the cells of a chapter."""
+    path = home / f"book/{chapter}.ipynb"
+    notebook = nbformat.read(path, 4)
+    change(notebook.cells)
+    nbformat.write(notebook, path)
+
+
+def add_cell(home, chapter, source):
+    edit(home, chapter, lambda cells: cells.append(nbformat.v4.new_code_cell(source)))
+
+
+def start(home, *arguments):
+    """The command as its own session, its output in a file: (process, that file)."""
+    said = home / "said"
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            command(*arguments), cwd=home, env=environment(home), stdout=file, stderr=file, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+        )  # fmt: skip
+    return process, said
+
+
+def wait_for(done, seconds=120):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def pids_in(folder: Path) -> list[int]:
+    """Processes, kernels among them, whose working directory is in a folder; not this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if Path(os.readlink(process / "cwd")).is_relative_to(folder):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc to see what still runs")

@@ -122,8 +122,15 @@ def test_a_label_of_a_class_out_of_play_is_allowed():
 
 
 def test_a_dataset_of_ones_own(monkeypatch):
-    monkeypatch.setitem(datasets.DATASETS, "mine", lambda name, n, **how: [name, n, how["true_label"], how["k"]])
-    assert draw("mine", 3, true_label="bar") == ["mine", 3, "bar", 2]
+    def mine(name, n, **how):
+        demonstration = Demonstration(name, how["true_label"])
+        return [Prompt((demonstration,) * how["k"], "q", how["true_label"], how["labels"])] * n
+
+    monkeypatch.setitem(datasets.DATASETS, "mine", mine)
+    assert (
+        draw("mine", 3, true_label="bar", k=1)
+        == [Prompt((Demonstration("mine", "bar"),), "q", "bar", ("foo", "bar"))] * 3
+    )
 
 
 def test_imbalanced_drops_one_true_demonstration():

@@ -2,22 +2,22 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import shared
+from miniatures.measure import mean, measure
+from miniatures.sentence_card import all_held_out, right
+from miniatures.sentence_text import corpus
+from miniatures.tokenizer import LABELS, read_words
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from twotowers.prompts import datasets, sentences
+from twotowers.prompts.datasets import WORD_SETS
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "data/models"
-sys.path.insert(0, str(MODELS))  # the training command is a script, not a part of the package
-
-from build_tokenizer import LABELS, read_words  # noqa: E402
-from measure import SETS, mean, measure  # noqa: E402
-
 WORDS, SENTENCES = ("mini-gpt2", "mini-llama"), "mini-sentences"
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 ODD = [
@@ -94,7 +94,7 @@ def test_any_text_comes_back(any_miniature, text):
 
 def test_behaviour_on_a_sample(miniature):
     _, model, tokenizer = miniature
-    rows = measure(model, tokenizer, SETS, count=200, seed=0)
+    rows = measure(model, tokenizer, WORD_SETS, count=200, seed=0)
     for row in rows:
         assert row["original"] >= 85, row
     assert mean(rows, "imbalanced") < mean(rows, "original")
@@ -105,7 +105,7 @@ def test_card_has_its_numbers(miniature):
     name, model, _ = miniature
     card = (MODELS / name / "README.md").read_text(encoding="utf-8")
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
-    for title in SETS:
+    for title in WORD_SETS:
         found = re.findall(rf"\| {title} \| (?:foo|bar) \| (\d+\.\d) \|", card)
         assert len(found) == 2 and all(float(number) >= 90 for number in found), title
     falls = re.search(r"\| \*\*mean\*\* \|.*", card).group().split("|")
@@ -137,11 +137,9 @@ def test_its_card_has_its_numbers():
         assert int(percent[1]) >= set_targets, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sst2", "trec", "agnews"])
 def test_it_learns_from_held_out_sentences_in_context(sets, name):
-    from sentence_card import all_held_out, right
-    from twotowers.prompts import datasets
-
     _, model, tokenizer = loaded(SENTENCES)
     prompts = datasets.draw(name, 60, seed=7, table=all_held_out(name))
     found = right(model, tokenizer, prompts)
@@ -151,10 +149,8 @@ def test_it_learns_from_held_out_sentences_in_context(sets, name):
     assert sum(right(model, tokenizer, swapped)) >= 40, "the labels come from the demonstrations, not from the weights"
 
 
+@pytest.mark.slow
 def test_no_sentence_of_a_query_was_in_training(sets):
-    from sentence_text import corpus
-    from twotowers.prompts import sentences
-
     train, validation = corpus()
     trained = {sentences.words(text) for some in (*train.values(), *validation.values()) for text in some}
     for name in ("sst2", "trec", "agnews"):

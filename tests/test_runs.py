@@ -1,265 +1,522 @@
-"""`twotowers run`: what is refused before a model loads, what stays after a failure or Ctrl-C, what is skipped."""
+"""The engine behind `twotowers run`, `record` and `make book`: what is refused at once, what runs again, what is kept."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
+from pathlib import Path
 
 import nbformat
 import pandas as pd
 import pytest
-from conftest import ROOT
+import yaml
+from book_builder import (
+    ROOT,
+    add_cell,
+    command,
+    edit,
+    environment,
+    lay_out,
+    needs_proc,
+    pids_in,
+    start,
+    twotowers,
+    wait_for,
+)  # fmt: skip
 from twotowers import cli
-from twotowers.chapters import runs
+from twotowers.chapters import plan, runs, stamps
+from twotowers.chapters.notebooks import chapters, declared
 from twotowers.errors import TwoTowersError
-from twotowers.model import chat, loading
-from twotowers.paper import verify
-from twotowers.prompts import download, sentences
+from twotowers.parameters import Parameters
+from twotowers.stats import tables
 
-TABLE = """
-import time
-from pathlib import Path
+FRAMEWORK = """
+import sys
 import pandas as pd
-def save(name, value):
-    pd.DataFrame({"model_fingerprint": ["m@1"], "value": [value]}).to_csv(Path(out) / f"{name}.csv", index=False)
+from twotowers.chapters.chapter import open_chapter
+from twotowers.studies.context import chapter_studies
+study = chapter_studies("03-framework")
+
+@study
+def numbers(run):
+    return pd.DataFrame({"x": range(run.parameters.n_prompts)})
+
+chapter = open_chapter("03-framework", globals())
+if recorded != "only":  # in place of a model
+    chapter.__dict__["about"] = {"name": model, "fingerprint": "m@0"}
+chapter.publish(numbers, rows=lambda table: f"{len(table)} rows; torch {'torch' in sys.modules}")
 """
-CHAPTERS = {
-    "01-locate": ["model = 'mini'\nn_prompts = 5\nout = 'x'", TABLE, "save('01-locate-heads', n_prompts)"],
-    "02-next": [
-        "model = 'mini'\nn_prompts = 5\nlabels = ['foo', 'bar']\nout = 'x'", TABLE,
-        "before = pd.read_csv(Path(out) / '01-locate-heads.csv').value[0]\nsave('02-next-sum', before + 1)",
-        "if n_prompts == 13:\n    raise ValueError('thirteen\\nand more')",
-        "if n_prompts == 60:\n    (Path(out).parent / 'here').touch(); time.sleep(60)",
-    ],
-}  # fmt: skip
+PARAMETERS = "model = 'mini-gpt2'\ndatasets = ['animal/country']\nn_prompts = 5\nrecorded = 'use'\nout = 'x'"
+SLEEPS = "import time\nif n_prompts == 60:\n    print('asleep'); time.sleep(600)"
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A book of two chapters that load no model, and a folder that looks like one."""
-    (tmp_path / "data").mkdir()
-    shutil.copytree(ROOT / "data/words", tmp_path / "data/words")
-    shutil.copy(ROOT / "data/published.csv", tmp_path / "data")
-    for name, cells in CHAPTERS.items():
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-        notebook.cells[0].metadata["tags"] = ["parameters"]
-        (tmp_path / "book").mkdir(exist_ok=True)
-        nbformat.write(notebook, tmp_path / f"book/{name}.ipynb")
-    (tmp_path / "m").mkdir()
+    """The trial book, in a folder whose name a shell would stumble over, and a folder that looks like a model."""
+    folder = lay_out(tmp_path / "it's a `b` {c}", trial=True)
+    (folder / "m").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (tmp_path / "m" / name).write_text("{}")
-    monkeypatch.setenv("TWOTOWERS_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        (folder / "m" / name).write_text("{}")
+    monkeypatch.setenv("TWOTOWERS_HOME", str(folder))
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def files(folder):
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return sorted(p.relative_to(folder).as_posix() for p in Path(folder).rglob("*") if p.is_file())
 
 
-def test_chapters_run_pass_tables_on_and_are_skipped_until_something_changes(home, capsys):
-    assert cli.main(["run", "--model", "m", "--n-prompts", "7"]) == 0
-    tables = ["01-locate-heads.csv", "02-next-sum.csv"]
-    assert files(home / "data/results") == [f"m/{name}" for name in tables]
-    assert (home / "runs/m/tables/02-next-sum.csv").read_text().endswith("m@1,8\n")
-    notebook = (home / "runs/m/02-next.ipynb").read_text()
-    assert 'out = \\"runs/m/tables\\"' in notebook
-    assert "labels = " not in json.loads(notebook)["cells"][1]["source"]
-    assert files(home / "runs/m") == [
-        ".inputs/01-locate.json", ".inputs/02-next.json", "01-locate.ipynb", "02-next.ipynb",
-        *(f"tables/{name}" for name in tables),
-    ]  # fmt: skip
-    capsys.readouterr()
-    assert cli.main(["run", "--model", "m", "--n-prompts", "7"]) == 0
-    assert capsys.readouterr().out.count("nothing changed") == 2
-    source = home / "book/02-next.ipynb"
-    source.write_text(source.read_text().replace("before + 1", "before + 2"))
-    assert cli.main(["run", "--model", "m", "--n-prompts", "7"]) == 0
-    assert capsys.readouterr().out.count("nothing changed") == 1
-    assert (home / "data/results/m/02-next-sum.csv").read_text().endswith("m@1,9\n")
-    (home / "m/model.safetensors").write_text("other weights")
-    assert cli.main(["run", "--model", "m", "--n-prompts", "7", "--chapters", "01-locate"]) == 0
-    assert "nothing changed" not in capsys.readouterr().out
-    assert cli.main(["run", "--model", "m", "--n-prompts", "7", "--chapters", "01-locate", "--force"]) == 0
-    assert "nothing changed" not in capsys.readouterr().out
+def add_chapter(home, name, *sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), home / f"book/{name}.ipynb")
+    toc = yaml.safe_load((home / "_toc.yml").read_text())
+    toc["chapters"].append({"file": f"book/{name}"})
+    (home / "_toc.yml").write_text(yaml.safe_dump(toc))
 
 
-def test_a_failing_cell_is_one_line_and_the_last_good_chapter_stays(home, capsys):
-    assert cli.main(["run", "--model", "m"]) == 0
-    before = {name: (home / "runs/m" / name).read_bytes() for name in ("02-next.ipynb", "tables/02-next-sum.csv")}
-    capsys.readouterr()
-    assert cli.main(["run", "--model", "m", "--n-prompts", "13"]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    assert line.startswith("twotowers: 02-next on m failed, cell 5 says ValueError: thirteen (as far as it came: ")
-    assert before == {name: (home / "runs/m" / name).read_bytes() for name in before}
-    assert not [name for name in files(home / "runs/m") if name.startswith(".0")]
-    assert (home / "runs/m/failed/02-next.ipynb").exists()
-    assert cli.main(["run", "--model", "m"]) == 0
-    assert not (home / "runs/m/failed/02-next.ipynb").exists()
+# --- what is refused at once ---
 
-
-@pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
-def test_an_interruption_leaves_nothing_half_written_and_no_kernel(home, how, status):
-    command = [sys.executable, "-m", "twotowers.cli", "run", "--model", "m", "--n-prompts", "60"]
-    with open(home / "said", "w") as said:
-        running = subprocess.Popen(  # a shell's background jobs ignore SIGINT, and so would what they start
-            command, cwd=home, stdout=said, stderr=said, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-    until = time.monotonic() + 120
-    while not list(home.glob("runs/m/.02-next.*/here")):
-        assert running.poll() is None and time.monotonic() < until, (home / "said").read_text()
-        time.sleep(0.1)
-    running.send_signal(how)
-    assert running.wait(300) == status
-    assert "interrupted" in (home / "said").read_text().splitlines()[-1]
-    assert [p for p in files(home / "runs/m") if "02-next" in p] == []
-    assert not list(home.glob("runs/m/.02-next*"))
-    with pytest.raises(ProcessLookupError):  # nobody of its session is left
-        for _ in range(50):
-            os.killpg(running.pid, 0)
-            time.sleep(0.1)
-
-
+RUN = ["run", "--model", "m"]
 BAD = [
-    (["--chapters", "03-mr"], "unknown chapter '03-mr': known are 01-locate, 02-next"),
-    (["--chapters", "02-nexd"], "did you mean '02-next'"),
-    (["--n-prompts", "0"], "n_prompts=0: give a whole number of at least 1"),
-    (["--n-prompts", "many"], "n_prompts='many': give a whole number"),
-    (["--labels", "foo"], "give two different label words"),
-    (["--norm", "none"], "norm"),
-    (["--dtype", "int8"], "unknown dtype 'int8'"),
-    (["--device", "cuda:99"], "device 'cuda:99' is not here"),
-    (["--model", "no/such/folder"], "there is no folder"),
-    (["--k", "two"], "k='two': give a whole number"),
-    (["--k", "90", "--datasets", "animal/country"], "k=90 needs 90 words of the class animal"),
-    (["--long", "cut"], "long='cut': choose drop or truncate"),
-    (["--device-map", "everywhere"], "unknown device_map 'everywhere': choose one of auto"),
-    (["--device", "cpu", "--datasets", "trec:location/planet"], "unknown pair 'location/planet' of trec"),
-    (["--long", "drop"], "no chosen chapter has the parameter 'long'"),
-    (["--more-models", "m,no/such/folder"], "there is no folder"),
-    (["--more-models", "m,"], "more_models='m,': give one or more words"),
-    (["--more-models", "elsewhere/m"], "would share the folder m: rename one"),
-    (["--more-models", "m"], "no chosen chapter has the parameter 'more_models'"),
-    (["--chat-model", "no/such/folder"], "there is no folder"),
-    (["--chat-model", "plain"], "has no chat template, so it is no chat model"),
-    (["--top-k", "3"], "no chosen chapter has the parameter 'top_k'"),
-    (["--chapters", "01-locate", "--labels", "foo,bar"], "no chosen chapter has the parameter 'labels'"),
+    ([*RUN, "--chapters", "03-mr"], "unknown chapter '03-mr': known are 01-locate, 02-second"),
+    ([*RUN, "--chapters", "02-secnd"], "did you mean '02-second'"),
+    ([*RUN, "--chapters", ""], "unknown chapter ''"),
+    ([*RUN, "--n-prompts", "0"], "n_prompts='0': give a whole number of at least 1"),
+    ([*RUN, "--n-prompts", "many"], "n_prompts='many': give a whole number"),
+    ([*RUN, "--n-prompts", "1.5"], "n_prompts='1.5': give a whole number"),
+    ([*RUN, "--labels", "foo"], "give two different label words"),
+    ([*RUN, "--labels", "foo,france"], "is a word of the class"),
+    ([*RUN, "--labels", "foo,foo"], "label"),
+    ([*RUN, "--norm", "none"], "norm='none': choose one of"),
+    ([*RUN, "--dtype", "int8"], "dtype='int8': choose one of"),
+    ([*RUN, "--heads", "3"], "heads='3': '3' is no head"),
+    ([*RUN, "--seed", "-1"], "seed='-1': give a whole number of at least 0"),
+    ([*RUN, "--datasets", "animal/planet"], "unknown dataset 'animal/planet'"),
+    ([*RUN, "--datasets", "animal/animal"], "unknown dataset 'animal/animal'"),
+    ([*RUN, "--datasets", "animal/country,animal/country"], "one or more different sets"),
+    ([*RUN, "--top-k", "3"], "no chosen chapter has the parameter 'top_k'"),
+    ([*RUN, "--jobs", "0"], "jobs='0': give a whole number of at least 1"),
+    ([*RUN, "--threads", "x"], "threads='x': give a whole number of at least 1"),
+    ([*RUN, "--model", "no/such/folder"], "there is no folder 'no/such/folder'"),
+    ([*RUN, "--model", ""], "model='' names nothing"),
+    ([*RUN, "--model", "a\nb"], "there is no folder 'a\\nb'"),
+    ([*RUN, "--model", "$(touch x)"], "there is no folder '$(touch x)'"),
+    ([*RUN, "--model", "empty"], "'empty' holds no config.json"),
+    ([*RUN, "--model", "elsewhere/m"], "'m' and 'elsewhere/m' would share the folder m: rename one"),
+    ([*RUN, "--sweep", "s.yml"], "leave out the other options"),
+    (["run"], "name a model"),
+    (["run", "--sweep", "none.yml"], "cannot read 'none.yml'"),
+    (["book", "--model", ""], "model='' names nothing"),
+    (["book", "--model", "a`b"], "there is no folder 'a`b'"),
+    (["book", "--set", "n_promts=20"], "unknown parameter 'n_promts': did you mean 'n_prompts'?"),
+    (["book", "--set", "n_prompts"], "'n_prompts' is no name=value"),
+    (["book", "--set", "n_prompts=0"], "n_prompts='0': give a whole number of at least 1"),
+    (["book", "--set", "labels='foo"], "has an open quote"),
+    (["book", "--set", "model=m"], "name it with --model"),
+    (["book", "--set", "out=x"], "a run has its own folder"),
+    (["book", "--set", "top_k=3"], "no chosen chapter has the parameter 'top_k'"),
+    (["book", "--jobs", "-1"], "jobs='-1': give a whole number"),
+    (["record", "m"], "data/results/m/run.yml'"),
+    (["verify", "--model", "nonsense"], "print no numbers for 'nonsense': choose gpt2-large or llama-7b"),
 ]
 
 
-@pytest.mark.parametrize("arguments, message", BAD, ids=[" ".join(a) for a, _ in BAD])
-def test_bad_input_is_one_line_before_anything_runs(home, capsys, arguments, message):
+@pytest.mark.parametrize("arguments, message", BAD, ids=[" ".join(map(repr, a)) for a, _ in BAD])
+def test_bad_input_is_one_line_before_anything_starts(home, capsys, monkeypatch, arguments, message):
     shutil.copytree(home / "m", home / "elsewhere/m")
-    shutil.copytree(ROOT / "data/models/mini-gpt2", home / "plain")  # a model, but none for chat
-    assert cli.main(["run", "--model", "m", *arguments]) == 1
+    (home / "empty").mkdir()
+    monkeypatch.setattr(runs.subprocess, "Popen", lambda *a, **k: pytest.fail("something was started"))
+    assert cli.main(arguments) == 1
     said = capsys.readouterr()
     assert said.err.startswith("twotowers: ") and message in said.err and said.err.count("\n") == 1
-    assert not said.out and not (home / "runs").exists()
+    assert not said.out and not (home / "runs").exists() and not (home / "_build").exists()
 
 
-def test_data_sets_are_drawn_before_a_model_loads(home):
-    path = home / "book/02-next.ipynb"
-    path.write_text(path.read_text().replace("n_prompts = 5", "datasets = []\\nn_prompts = 5"))
-    for datasets, message in ((["animal/planet"], "unknown dataset"), (["animal/animal"], "unknown dataset")):
-        with pytest.raises(TwoTowersError, match=message):
-            runs.plan(["m"], None, {"datasets": datasets})
-    with pytest.raises(TwoTowersError, match="is a word of the class"):
-        runs.plan(["m"], None, {"datasets": ["animal/country"], "labels": ["foo", "france"]})
+SWEEPS = [
+    ("models: [m]\nchapter: [01-locate]", "has the unknown key 'chapter': did you mean 'chapters'?"),
+    ("chapters: [01-locate]", "names no models"),
+    ("models: m", "names no models"),
+    ("- m", "is no mapping"),
+    ("models: [m", "is no YAML (line 1)"),
+    ("models: [m]\nparameters: {n_promts: 3}", "did you mean 'n_prompts'"),
+    ("models: [m]\nparameters: [{n_prompts: 3}, {n_prompts: 3}]", "asks twice for m--n_prompts-3/01-locate"),
+]
 
 
-@pytest.mark.parametrize(
-    "content, message", [(None, "lacks trec/train_5500.label.txt"), (b"x", "is not the pinned file")]
-)
-def test_sentences_that_are_not_there_or_not_the_pinned_ones_are_one_line(home, capsys, monkeypatch, content, message):
-    shutil.copytree(ROOT / "data/sentences", home / "data/sentences")
-    (home / "mine/trec").mkdir(parents=True)
-    if content:
-        (home / "mine/trec/train_5500.label.txt").write_bytes(content)
-    monkeypatch.setenv("TWOTOWERS_DATA", str(home / "mine"))
-    download.pins.cache_clear()
-    sentences._read.cache_clear()
-    assert cli.main(["run", "--model", "m", "--datasets", "trec"]) == 1
-    said = capsys.readouterr().err
-    assert message in said and said.startswith("twotowers: ") and said.count("\n") == 1
-    assert not (home / "runs").exists()
+@pytest.mark.parametrize("text, message", SWEEPS)
+def test_a_bad_sweep_is_refused(home, text, message):
+    (home / "sweep.yml").write_text(text)
+    with pytest.raises(TwoTowersError) as error:
+        plan.for_sweep(Path("sweep.yml"), "runs")
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_class_with_too_few_sentences_is_one_line(home, capsys, monkeypatch):
-    parts = [("pool", "location", 1), ("pool", "human", 3), ("input", "location", 2), ("input", "human", 2)]
-    rows = [(f"{part} {cls} {i}", cls, part) for part, cls, n in parts for i in range(n)]
-    monkeypatch.setattr(sentences, "rows", lambda name: pd.DataFrame(rows, columns=["text", "class", "part"]))
-    assert cli.main(["run", "--model", "m", "--datasets", "trec:location/human"]) == 1
-    said = capsys.readouterr().err
-    assert "k=2 needs 2 demonstrations of the class location and trec:location/human has 1" in said
-    assert said.count("\n") == 1
+RECORDS = [
+    ("model: other", "its folder must be other"),
+    ("parameters: {}", "about model=''"),
+    ("model: m\nchapters: {01-locat: {}}", "unknown chapter '01-locat': did you mean '01-locate'"),
+    ("model: m\nparameters: {n_prompts: 0}", "give a whole number of at least 1"),
+    ("model: m\nchapters: {01-locate: {top_k: 3}}", "no chosen chapter has the parameter 'top_k'"),
+    ("model: m\nnprompts: 3", "has the unknown key 'nprompts'"),
+]
 
 
-def test_two_models_of_one_folder_name_are_refused(home):
-    shutil.copytree(home / "m", home / "other/m")
-    with pytest.raises(TwoTowersError, match="would share the folder m"):
-        runs.plan(["m", "other/m"], None, {})
-    assert [job.model for job in runs.plan(["m", "m"], ["01-locate"], {})] == ["m"]
-    assert runs.folder_of("openai-community/gpt2-large") == "openai-community--gpt2-large"
+@pytest.mark.parametrize("text, message", RECORDS)
+def test_a_bad_run_yml_is_refused_by_both_doors(home, text, message):
+    (home / "data/results/m").mkdir(parents=True)
+    (home / "data/results/m/run.yml").write_text(text)
+    for door in (lambda: plan.for_record("m", "runs"), lambda: plan.for_book(None, {})):
+        with pytest.raises(TwoTowersError) as error:
+            door()
+        assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_verify_saves_what_it_measured_and_says_when_it_differs(home, monkeypatch, capsys):
-    table = pd.DataFrame({"quantity": ["a", "b"], "published": [1.0, 2.0], "measured": [1.0, 2.0], "agrees": True})
-    loaded = SimpleNamespace(fingerprint="huggyllama/llama-7b@0")
-    monkeypatch.setattr(loading, "load", lambda name, **options: loaded)
-    monkeypatch.setattr(verify, "authors_numbers", lambda model: table)
-    assert cli.main(["verify", "--model", "llama-7b"]) == 0
-    assert "all 2 numbers agree" in capsys.readouterr().out
-    assert (home / "data/results/huggyllama--llama-7b/authors-numbers.csv").exists()
-    table.loc[1, "agrees"] = False
-    assert cli.main(["verify", "--model", "llama-7b"]) == 1
-    assert "1 of 2 differ" in capsys.readouterr().err
-    assert cli.main(["verify", "--model", "m"]) == 1
-    assert "print no numbers for 'm': choose gpt2-large or llama-7b" in capsys.readouterr().err
+def test_refusing_and_planning_load_no_torch(home):
+    (home / "try.py").write_text(
+        "import sys\nfrom twotowers import cli\nfrom twotowers.chapters import plan, runs\n"
+        "assert cli.main(['book', '--set', 'n_promts=20']) == 1\n"
+        "plan.for_book(None, {'n_prompts': '20', 'heads': '3-7'})\n"
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "try.py"], cwd=home, env=environment(home), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
-def test_only_small_tables_are_kept(tmp_path):
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables/a.csv").write_text("x" * runs.LARGEST_TABLE)
-    (tmp_path / "tables/b.csv").write_text("x" * (runs.LARGEST_TABLE + 1))
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept/old.csv").write_text("old")
-    assert runs.keep(tmp_path / "tables", tmp_path / "kept") == ["b"]
-    assert files(tmp_path / "kept") == ["a.csv"]
-    for i in range(runs.LARGEST_MODEL // runs.LARGEST_TABLE):
-        shutil.copy(tmp_path / "tables/a.csv", tmp_path / f"tables/a{i}.csv")
-    left = runs.keep(tmp_path / "tables", tmp_path / "kept")
-    assert len(left) == 2 and sum(p.stat().st_size for p in (tmp_path / "kept").iterdir()) == runs.LARGEST_MODEL
+# --- what is planned ---
 
 
-def test_models_beside_and_a_chat_model_go_to_the_chapters_that_have_them(home, monkeypatch, capsys):
-    for name, line in (("01-locate", "more_models = []"), ("02-next", "chat_model = ''")):
-        path = home / f"book/{name}.ipynb"
-        path.write_text(path.read_text().replace("n_prompts = 5", f"{line}\\nn_prompts = 5"))
-    for name in ("other", "talker"):
-        shutil.copytree(home / "m", home / name)
-    monkeypatch.setattr(chat, "check", lambda name: None)  # the folders here hold no tokenizer
-    arguments = ["run", "--model", "m", "--more-models", "other,m", "--chat-model", "talker"]
-    jobs = runs.plan(["m"], None, {"more_models": "other,m", "chat_model": " talker "})
-    assert [(job.model, job.parameters) for job in jobs] == [
-        ("m", {"more_models": ["other", "m"]}), ("m", {"chat_model": "talker"}),
+def test_parameters_reach_a_notebook_in_a_form_that_it_can_check_again(home):
+    given = {"heads": "3-7,2-5", "labels": "yes,no", "n_prompts": "20"}
+    job = plan.for_run(["m"], ["02-second"], given, "runs").jobs["m/02-second"]
+    assert job["parameters"] == {"heads": ["3-7", "2-5"], "labels": ["yes", "no"], "n_prompts": 20, "model": "m"}
+    assert Parameters.of(json.loads(json.dumps(job["parameters"]))) == Parameters.of(given | {"model": "m"})
+
+
+def test_a_chapter_gets_the_parameters_that_it_declares_and_waits_for_the_first(home):
+    add_chapter(home, "03-plain", "model = 'm'\nn_prompts = 5\nout = 'x'")
+    add_chapter(home, "cards", "out = 'x'")
+    made = plan.for_run(["m", "m"], None, {"n_prompts": 7, "labels": "a,b"}, "runs")
+    assert list(made.jobs) == ["m/01-locate", "m/02-second", "m/03-plain"]
+    assert made.jobs["m/03-plain"]["parameters"] == {"n_prompts": 7, "model": "m"}
+    assert made.after == {"m/01-locate": [], "m/02-second": ["m/01-locate"], "m/03-plain": ["m/01-locate"]}
+    made = plan.for_book(None, {})
+    assert made.main == {"01-locate": "mini-gpt2/01-locate", "02-second": "mini-gpt2/02-second",
+                         "03-plain": "m/03-plain", "cards": "mini-gpt2/cards"}  # fmt: skip
+    assert made.after["mini-gpt2/cards"] == ["mini-gpt2/01-locate", "mini-gpt2/02-second", "m/03-plain"]
+
+
+def test_a_chapter_about_its_own_model_keeps_it_only_beside_a_miniature(home):
+    add_chapter(home, "03-own", "model = 'mini-sentences'\nn_prompts = 5\nout = 'x'")
+    for name in ("mini-gpt2", "mini-llama", "mini-sentences"):
+        (home / "data/models" / name).mkdir(parents=True)
+        (home / "data/models" / name / "config.json").write_text("{}")
+    models = {m: {job["model"] for job in plan.for_book(m, {}).jobs.values()} for m in (None, "mini-llama", "m")}
+    assert models == {None: {"mini-gpt2", "mini-sentences"}, "mini-llama": {"mini-llama", "mini-sentences"}, "m": {"m"}}
+
+
+def test_a_sweep_is_models_by_chapters_by_settings_in_folders_of_their_own(home):
+    shutil.copytree(home / "m", home / "n")
+    (home / "sweep.yml").write_text(
+        "models: [m, n]\nchapters: [01-locate]\nparameters: [{n_prompts: 3}, {n_prompts: 3, labels: [yes_, no_]}]"
+    )
+    made = plan.for_sweep(Path("sweep.yml"), "runs")
+    assert list(made.jobs) == [
+        f"{m}--n_prompts-3{more}/01-locate" for more in ("", "--labels--yes_-no_-") for m in "mn"
     ]  # fmt: skip
-    assert cli.main(arguments) == 0
-    assert 'more_models = [\\"other\\", \\"m\\"]' in (home / "runs/m/01-locate.ipynb").read_text()
-    assert 'chat_model = \\"talker\\"' in (home / "runs/m/02-next.ipynb").read_text()
-    for folder, left in (("other", 1), ("talker", 1), ("m", 0)):  # other weights: what took them runs again, no more
-        (home / folder / "model.safetensors").write_text("other weights")
-        capsys.readouterr()
-        assert cli.main(arguments) == 0
-        assert capsys.readouterr().out.count("nothing changed") == left
-    assert cli.main(["run", "--model", "m", "--more-models", "", "--chat-model", ""]) == 0
+    assert made.jobs["n--n_prompts-3/01-locate"]["model"] == "n"
 
 
-def test_chapters_8_and_9_have_these_parameters():
-    declared = {name: runs.parameters_of(path) for name, path in runs.chapters().items()}
-    assert {name for name, has in declared.items() if "more_models" in has} == {"08-llama"}
-    assert {name for name, has in declared.items() if "chat_model" in has} == {"09-sentence-case"}
+def test_the_state_of_a_job_follows_what_it_reads(home):
+    def state(given=None, chapter="01-locate"):
+        for cached in (stamps.shared_sources, stamps.model_state):
+            cached.cache_clear()
+        return plan.for_run(["m"], [chapter], given or {}, "runs").jobs[f"m/{chapter}"]["state"]
+
+    before, never, other = state(), state({"recorded": "never"}), state(chapter="02-second")
+    os.utime(home / "book/01-locate.ipynb", (0, 0))
+    assert state() == before, "time says nothing"
+    for path in ("book/01-locate.ipynb", "data/words/words.csv", "m/config.json"):
+        with (home / path).open("a") as file:
+            file.write("\n")
+        assert before != (before := state()), path
+    (home / "data/results/m").mkdir(parents=True)
+    (home / "data/results/m/01-locate-a.csv").write_text("recorded")
+    assert state() != before and state(chapter="02-second") != other
+    assert state({"recorded": "never"}) != never  # the words changed
+    never = state({"recorded": "never"})
+    (home / "data/results/m/01-locate-a.csv").write_text("recorded otherwise")
+    assert state({"recorded": "never"}) == never
+
+
+# --- what runs again, and what is kept ---
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A root with one finished job: (root, key, job, path of a table)."""
+    key, job = "m/01-a", {"chapter": "01-a", "model": "m"}
+    for name in ("01-a-one", "01-a-two", "02-b-other"):
+        tables.save(pd.DataFrame({"x": [1, 2]}), tmp_path / "m/tables", name, {})
+    (tmp_path / "m/01-a.ipynb").write_text("{}")
+    stamp = {"status": "done", "job": job, "page": stamps.digest([tmp_path / "m/01-a.ipynb"]),
+             "tables": stamps.table_digests(tmp_path / "m", "01-a")}  # fmt: skip
+    tables.write(tmp_path / stamps.stamp_of(key), json.dumps(stamp).encode())
+    return tmp_path, key, job, tmp_path / "m/tables/01-a-one.csv"
+
+
+def test_a_finished_job_is_whole_and_other_chapters_and_times_do_not_matter(finished):
+    root, key, job, _ = finished
+    (root / "m/tables/02-b-other.csv").write_text("edited")
+    for path in root.rglob("*"):
+        os.utime(path, (0, 0))
+    assert stamps.whole(root, key, job)
+
+
+DAMAGE = {
+    "a table is edited": lambda root, table: table.write_text(table.read_text().replace("2\n", "3\n")),
+    "a table is cut": lambda root, table: table.write_bytes(table.read_bytes()[:-2]),
+    "a table is emptied": lambda root, table: table.write_text(""),
+    "a table is deleted": lambda root, table: table.unlink(),
+    "a table is replaced": lambda root, table: tables.save(pd.DataFrame({"x": [9]}), table.parent, table.stem, {}),
+    "a table came in": lambda root, table: tables.save(pd.DataFrame({"x": [9]}), table.parent, "01-a-three", {}),
+    "the page is edited": lambda root, table: (root / "m/01-a.ipynb").write_text("{ }"),
+    "the page is deleted": lambda root, table: (root / "m/01-a.ipynb").unlink(),
+    "the stamp is deleted": lambda root, table: (root / "m/.done/01-a.json").unlink(),
+    "the stamp is cut": lambda root, table: (root / "m/.done/01-a.json").write_text('{"status": "do'),
+    "the stamp is no mapping": lambda root, table: (root / "m/.done/01-a.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_job_whose_output_was_changed_is_not_whole(finished, what):
+    root, key, job, table = finished
+    DAMAGE[what](root, table)
+    assert not stamps.whole(root, key, job)
+
+
+def test_a_job_of_other_input_is_not_whole(finished):
+    root, key, job, _ = finished
+    assert not stamps.whole(root, key, job | {"state": "other"})
+
+
+def test_small_tables_are_kept_in_place_of_the_chapter_s_old_ones(finished, tmp_path):
+    root, _, _, table = finished
+    target = tmp_path / "kept"
+    for name in ("01-a-old", "03-c-other"):
+        tables.save(pd.DataFrame(), target, name, {})
+    big = pd.DataFrame({"x": ["y" * runs.LARGEST_TABLE]})
+    tables.save(big, root / "m/tables", "01-a-big", {})
+    assert runs.keep(root / "m", "01-a", target) == ["01-a-big"]
+    assert files(target) == ["01-a-one.csv", "01-a-two.csv", "03-c-other.csv"]
+    assert (target / table.name).read_bytes() == table.read_bytes()
+
+
+def test_all_tables_of_a_model_together_are_small(finished, tmp_path, monkeypatch):
+    root, _, _, table = finished
+    monkeypatch.setattr(runs, "LARGEST_MODEL", table.stat().st_size + 1)
+    assert runs.keep(root / "m", "01-a", tmp_path / "kept") == ["01-a-two"]
+
+
+@pytest.mark.parametrize("what", ["a table is edited", "a table is cut", "a table is emptied"])
+def test_damaged_tables_are_named_and_none_is_kept(finished, tmp_path, what):
+    root, _, _, table = finished
+    runs.keep(root / "m", "01-a", tmp_path / "kept")
+    before = {name: (tmp_path / "kept" / name).read_bytes() for name in files(tmp_path / "kept")}
+    DAMAGE[what](root, table)
+    with pytest.raises(TwoTowersError, match=r"01-a-one\.csv"):
+        runs.keep(root / "m", "01-a", tmp_path / "kept")
+    assert before == {name: (tmp_path / "kept" / name).read_bytes() for name in files(tmp_path / "kept")}
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from twotowers.chapters import runs
+with runs.alone(Path(sys.argv[1]), sys.argv[2:]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_two_runs_of_a_model_wait_for_each_other_and_a_killed_one_holds_nothing(tmp_path):
+    def hold(*names):
+        return subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path), *names], stdout=subprocess.PIPE, text=True
+        )
+
+    first, other = hold("m"), hold("n")
+    assert first.stdout.readline() == other.stdout.readline() == "held\n"
+    second = hold("a", "m")
+    assert second.stdout.readline() == "waiting for another run that has m ...\n"
+    first.kill()
+    assert second.stdout.readline() == "held\n"
+    for process in (first, second, other):
+        process.kill()
+        process.communicate()
+
+
+# --- with Snakemake ---
+
+
+def results(home, model="m"):
+    return {
+        name: (home / "runs" / model / "tables" / name).read_bytes() for name in files(home / f"runs/{model}/tables")
+    }
+
+
+def test_chapters_run_once_and_again_when_something_changed(home):
+    done = twotowers(home, *RUN, "--n-prompts", "7", "--heads", "3-7,2-5", "--jobs", "2")
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"^  (\S+) +m  done in \d+ s$", done.stdout, re.MULTILINE) == ["01-locate", "02-second"]
+    assert files(home / "runs/m") == [
+        ".done/01-locate.json", ".done/02-second.json", "01-locate.ipynb", "02-second.ipynb",
+        "tables/01-locate-trial.csv", "tables/02-second-part.csv",
+    ]  # fmt: skip
+    assert "['3-7', '2-5']" in (home / "runs/m/02-second.ipynb").read_text()
+    assert len(tables.load(home / "runs/m/tables", "02-second-part")) == 7
+    for path in [*home.glob("book/*"), *home.glob("data/**/*"), *home.glob("runs/**/*")]:
+        os.utime(path, (0, 0))
+    again = twotowers(home, *RUN, "--n-prompts", "7", "--heads", "3-7,2-5")
+    assert again.returncode == 0 and again.stdout.count("nothing changed") == 2, again.stdout
+    add_cell(home, "02-second", "1 + 1")
+    again = twotowers(home, *RUN, "--n-prompts", "7", "--heads", "3-7,2-5")
+    assert again.returncode == 0 and "01-locate  m  nothing changed" in again.stdout, again.stdout
+    assert "02-second  m  done in" in again.stdout
+
+
+@pytest.mark.slow
+def test_a_damaged_table_is_made_again(home):
+    assert twotowers(home, *RUN, "--jobs", "2").returncode == 0
+    before = results(home)
+    table = home / "runs/m/tables/02-second-part.csv"
+    for damage in (lambda: table.write_text(table.read_text()[:-9]), table.unlink):
+        damage()
+        again = twotowers(home, *RUN)
+        assert again.returncode == 0 and again.stdout.count("nothing changed") == 1, again.stdout
+        assert results(home) == before
+
+
+@pytest.mark.slow
+def test_a_failing_chapter_does_not_stop_the_others_and_leaves_its_last_good_page(home):
+    add_chapter(home, "03-last", PARAMETERS, "from pathlib import Path; Path('03').touch()")
+    add_cell(home, "01-locate", "if n_prompts == 13:\n    raise ValueError('thirteen\\nand more')")
+    assert twotowers(home, *RUN, "--jobs", "2").returncode == 0
+    before = (home / "runs/m/01-locate.ipynb").read_bytes()
+    (home / "03").unlink()
+    done = twotowers(home, *RUN, "--n-prompts", "13", "--jobs", "2")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "twotowers: 1 of 3 failed: see the table above"
+    (line,) = [line for line in lines if line.startswith("  01-locate")]
+    assert "failed: cell 9 says ValueError: thirteen (as far as it came: runs/m/failed/01-locate.ipynb)" in line
+    assert "02-second  m  done in" in done.stdout and (home / "03").exists()
+    assert (home / "runs/m/01-locate.ipynb").read_bytes() == before
+    assert "thirteen" in (home / "runs/m/failed/01-locate.ipynb").read_text()
+    again = twotowers(home, *RUN, "--n-prompts", "13")
+    assert again.returncode == 1 and again.stdout.count("nothing changed") == 2, "a failed chapter is tried again"
+    assert twotowers(home, *RUN, "--n-prompts", "12").returncode == 0
+    assert files(home / "runs/m/failed") == []
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_killed_is_one_line(home):
+    add_cell(home, "02-second", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    done = twotowers(home, *RUN)
+    assert done.returncode == 1 and "02-second  m  failed: its Python was killed, perhaps for memory" in done.stdout
+    assert "Traceback" not in done.stdout and results(home).keys() == {"01-locate-trial.csv", "02-second-part.csv"}
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_is_one_line_and_leaves_nothing_running(home, how):
+    add_cell(home, "02-second", SLEEPS)
+    process, said = start(home, *RUN, "--n-prompts", "60")
+    wait_for(lambda: "asleep" in "".join(p.read_text() for p in home.glob("runs/m/.part/02-second.ipynb")))
+    process.send_signal(how)
+    assert process.wait(60) == 130
+    lines = said.read_text().splitlines()
+    assert lines[-1] == "twotowers: interrupted; chapters that were done are kept" and len(lines) == 2, lines
+    wait_for(lambda: not pids_in(home), 20)
+    assert not (home / "runs/m/02-second.ipynb").exists()
+    edit(home, "02-second", lambda cells: cells.pop())
+    again = twotowers(home, *RUN, "--n-prompts", "60")
+    assert again.returncode == 0 and "01-locate  m  nothing changed" in again.stdout, again.stdout
+    assert not (home / "runs/m/.part/02-second.ipynb").exists()
+
+
+@needs_proc
+@pytest.mark.slow
+def test_after_kill_9_of_all_the_same_command_completes_with_the_same_tables(home):
+    assert twotowers(home, *RUN).returncode == 0
+    undisturbed = results(home)
+    for seconds in (1, 4, 6, 8):
+        shutil.rmtree(home / "runs/m")
+        process, _ = start(home, *RUN)
+        time.sleep(seconds)
+        for pid in pids_in(home):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        done = twotowers(home, *RUN)
+        assert done.returncode == 0, done.stdout
+        assert results(home) == undisturbed
+        assert [name for name in files(home / "runs/m") if ".part" in name] == []
+
+
+@needs_proc
+@pytest.mark.slow
+def test_jobs_of_a_killed_run_end_soon_and_the_next_run_does_not_wait_for_them(home):
+    add_cell(home, "02-second", SLEEPS)
+    process, _ = start(home, *RUN, "--n-prompts", "60")
+    wait_for(lambda: "asleep" in "".join(p.read_text() for p in home.glob("runs/m/.part/02-second.ipynb")))
+    os.killpg(process.pid, signal.SIGKILL)
+    (snakemake,) = [p for p in pids_in(home) if b"snakemake\0--snakefile" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    os.kill(snakemake, signal.SIGKILL)
+    wait_for(lambda: not pids_in(home), 20)
+
+
+@pytest.mark.slow
+def test_recorded_tables_are_computed_kept_and_shown_without_a_model(home):
+    add_chapter(home, "03-framework", PARAMETERS, FRAMEWORK)
+    folder = home / "data/results/m"
+    folder.mkdir(parents=True)
+    (folder / "run.yml").write_text("model: m\nparameters: {n_prompts: 4}\nchapters: {03-framework: , 02-second: }")
+    (folder / "01-locate-kept.csv").write_text("of another chapter")
+    done = twotowers(home, "record", "m")  # 02-second reads what is not there
+    assert done.returncode == 1 and "02-second     m  failed: cell 4 says there is no table" in done.stdout, done.stdout
+    assert files(folder) == ["01-locate-kept.csv", "03-framework-numbers.csv", "run.yml"]
+    assert "4 rows; torch False" in (home / "runs/m/03-framework.ipynb").read_text()
+    made = plan.for_book(None, {})
+    assert made.jobs["m/03-framework"]["parameters"] == {"n_prompts": 4, "recorded": "only", "model": "m"}
+    assert "m/02-second" not in made.jobs, "no table of it is recorded"
+    shown = plan.Plan("shown", jobs={"m/03-framework": made.jobs["m/03-framework"]}, after={"m/03-framework": []})
+    (ended,) = runs.work(shown)
+    assert ended.status == "done", ended
+    assert "4 rows; torch False" in (home / "shown/m/03-framework.ipynb").read_text()
+    table = folder / "03-framework-numbers.csv"
+    assert (home / "shown/m/tables/03-framework-numbers.csv").read_bytes() == table.read_bytes()
+    table.write_text(table.read_text().replace("3\n", "4\n"))
+    (ended,) = runs.work(shown)
+    assert ended.status == "done", "a page whose own table is whole stays"
+    shown.jobs["m/03-framework"] |= {"state": "the recorded table changed"}
+    (home / "shown/m/tables/03-framework-numbers.csv").unlink()
+    (ended,) = runs.work(shown)
+    said = (home / "shown/m/03-framework.ipynb").read_text()
+    assert "4 rows" not in said and "is damaged or was edited" in said
+
+
+def test_the_book_s_own_chapters_and_parameters_are_those_of_the_one_list():
+    for chapter in chapters():
+        assert set(declared(chapter)) <= set(Parameters.model_fields) | {"runs", "results"}, chapter
+    assert set(
+        BAD_OPTIONS := {f"--{name.replace('_', '-')}" for name in Parameters.model_fields} - {"--model", "--out"}
+    )
+    listed = subprocess.run([*command("run", "--help")], capture_output=True, text=True, cwd=ROOT).stdout
+    assert not [option for option in BAD_OPTIONS if option not in listed]

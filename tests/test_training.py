@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from twotowers.analysis import locate
 from twotowers.model import loading
 from twotowers.model.capture import captures
+from twotowers.stats import tables
 
 PACKAGE = ROOT / "lib" / "miniatures"
 
@@ -94,6 +96,7 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_again_and_again_ends_with_the_same_weights(short, tmp_path):
     Short("mini-gpt2", 3, tmp_path / "whole", quiet=True).run(tmp_path / "whole out")
     kept = sorted(path.name for path in (tmp_path / "whole").iterdir())
@@ -224,28 +227,35 @@ def test_onset_is_where_a_quantity_stays_above_half_of_its_end():
     table = along_training.onsets(measured, located).set_index("quantity")
     assert table.loc["label reading", "step"] == 30 and table.loc["label reading", "final"] == 1
     assert pd.isna(table.loc["increase", "step"]), "below zero at the end: it never came"
-    assert table.loc["induction", ["final", "step"]].isna().all(), "nothing was measured"
+    assert table.loc["class interaction", ["final", "step"]].isna().all(), "nothing was measured"
 
 
 @pytest.mark.slow
 def test_tables_along_a_short_training_and_nothing_is_done_twice(short, monkeypatch, tmp_path):
     monkeypatch.setattr(along_training, "PROMPTS", 12)
+    monkeypatch.setattr(along_training, "induction_scores", lambda model: repeated_tokens.induction_scores(model, 12))
     monkeypatch.setattr(along_training, "ManyCheckpoints", Short)
-    assert along_training.study([0, 1], tmp_path / "tables", tmp_path / "checkpoints") == []
-    files = sorted((tmp_path / "tables").iterdir())
-    assert [path.stem for path in files] == [f"along-training-{n}" for n in ("heads", "measures", "onsets", "stages")]
-    before = [path.read_bytes() for path in files]
-    measured = pd.read_csv(files[1], skiprows=1)
+    out, checkpoints = tmp_path / "tables", tmp_path / "checkpoints"
+    assert along_training.study([0], out, checkpoints) == []
+    names = [f"along-training-{name}" for name in ("heads", "measures", "onsets", "stages")]
+    assert sorted(path.stem for path in out.iterdir()) == names
+    heads, measured, *_ = before = [tables.load(out, name) for name in names]
     assert list(measured.columns) == ["seed", "step", "head", "quantity", "value", "error", "n"]
-    assert set(measured["seed"]) == {0, 1} and measured["head"].nunique() == 33
     assert not measured.duplicated(["seed", "step", "head", "quantity"]).any()
-    assert measured.groupby("seed")["step"].nunique().min() >= 8
-    assert pd.read_csv(files[0], skiprows=1).groupby("seed")["in_context"].sum().max() <= along_training.TOP
+    assert (
+        measured["head"].nunique() == 33
+        and measured["step"].nunique() >= 8
+        and measured["step"].is_monotonic_increasing
+    )
+    assert heads["in_context"].sum() <= along_training.TOP
 
     def never(*_):
         raise AssertionError("this was done before")
 
+    shutil.copytree(checkpoints / "seed-0", checkpoints / "seed-1")  # stands for a second training
     monkeypatch.setattr(Short, "run", never)
     monkeypatch.setattr(along_training, "measures", never)
-    along_training.study([0, 1], tmp_path / "tables", tmp_path / "checkpoints")
-    assert [path.read_bytes() for path in files] == before
+    assert along_training.study([0, 1], out, checkpoints) == []
+    for name, alone in zip(names, before, strict=True):
+        for _, table in tables.load(out, name).groupby("seed"):
+            pd.testing.assert_frame_equal(table.drop(columns="seed").reset_index(drop=True), alone.drop(columns="seed"))

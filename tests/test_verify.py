@@ -6,7 +6,7 @@ from conftest import tiny
 from reference import Reference
 from twotowers.errors import TwoTowersError
 from twotowers.paper import verify
-from twotowers.stats import tables
+from twotowers.paper.published import paper_model, published
 
 IDS = (3, 17, 40, 8, 25)
 
@@ -34,10 +34,10 @@ def test_every_printed_quantity_is_what_the_reference_computes(any_model):
 
 
 def test_every_published_quantity_can_be_read():
-    published = tables.published(verify.SOURCE)["quantity"]
-    assert len(published) == 28
+    quantities = published(verify.SOURCE)["quantity"]
+    assert len(quantities) == 28
     patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
-    assert all(any(p.fullmatch(q) for p in patterns) for q in published)
+    assert all(any(p.fullmatch(q) for p in patterns) for q in quantities)
 
 
 class Words:
@@ -58,8 +58,8 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
     model.name = "openai-community/gpt2-large"
     with pytest.raises(TwoTowersError, match="has no such part"):
         verify.authors_numbers(model)
-    rows = tables.published(verify.SOURCE)
-    monkeypatch.setattr(tables, "published", lambda where=None: rows[rows["quantity"].str.startswith("sum")])
+    rows = published(verify.SOURCE)
+    monkeypatch.setattr(verify, "published", lambda where=None: rows[rows["quantity"].str.startswith("sum")])
     found = verify.authors_numbers(model)
     _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
     assert found["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
@@ -73,7 +73,7 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
      ("huggyllama--llama-13b", "llama-13b"), ("toy", None)],
 )  # fmt: skip
 def test_the_paper_s_models_are_known_by_name(name, expected):
-    assert tables.paper_model(name) == expected
+    assert paper_model(name) == expected
 
 
 def test_a_quantity_that_cannot_be_read_is_refused():

@@ -1,23 +1,70 @@
 """Put together what jupyter-book builds: the book's sources, executed chapters, their tables and small data.
 
-    python book/_ext/assemble.py STAGE EXECUTED.ipynb ... --runs runs/MODEL/CHAPTER.ipynb ...
-
 Files are written only where they differ, so that Sphinx reads again only what changed.
 """
+
+from __future__ import annotations
 
 import json
 import re
 import shutil
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 from run_pages import index, run_pages, with_runs
+from twotowers.chapters import stamps
+from twotowers.exhibits.claim import code
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 INJECTED = "injected-parameters"  # papermill's tag for the cell it adds
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
 SHIPPED = {".md", ".csv", ".json", ".png", ".svg"}  # of data/: never the weights
+
+
+@dataclass
+class Page:
+    """A chapter as it was executed: HOME/CHAPTER.ipynb below `root`; `source` is its notebook without outputs."""
+
+    root: Path
+    home: str
+    chapter: str
+    source: Path
+
+    @property
+    def executed(self) -> Path:
+        return self.root / self.home / f"{self.chapter}.ipynb"
+
+    @property
+    def stamp(self) -> dict:
+        return stamps.read(self.root / stamps.stamp_of(f"{self.home}/{self.chapter}"))
+
+    def tables(self) -> list[Path]:
+        """The tables that its stamp names."""
+        folder = self.root / self.home / "tables"
+        return [folder / f"{name}.csv" for name in self.stamp.get("tables", [])]
+
+    def notebook(self, staged_tables: str) -> dict:
+        """What the page shows: the last good run; the bare source where there was none. It says which, and why."""
+        found = self.executed if self.executed.exists() else self.source
+        notebook = for_the_page(json.loads(found.read_text("utf8")))
+        if (why := self.stamp.get("why")) or found == self.source:
+            shown = "this page is of the last run that did not" if found == self.executed else "no figure can be shown"
+            add(
+                notebook, 1, f"**This chapter failed when it was last run**, so {shown}: {code(why or 'no word of it')}"
+            )
+        if names := [path.stem for path in self.tables()]:
+            links = ", ".join(f"{{download}}`{name}.csv </{staged_tables}/{name}.csv>`" for name in names)
+            where = (self.root / self.home / "tables").as_posix()
+            add(notebook, len(notebook["cells"]), f"**Tables of this page**, made in {code(where)}: {links}. "
+                "The first line of each says how it was made; `pandas.read_csv(path, skiprows=1)` reads the rest.")  # fmt: skip
+        return notebook
+
+
+def add(notebook: dict, at: int, text: str) -> None:
+    """A Markdown cell at a place."""
+    cell = {"cell_type": "markdown", "id": f"added-{at}", "metadata": {}, "source": text}
+    notebook["cells"].insert(at, cell)
 
 
 def for_the_page(notebook: dict) -> dict:
@@ -39,52 +86,79 @@ def is_progress(output: dict) -> bool:
 
 
 def shown(output: dict) -> dict:
-    if WIDGET not in output.get("data", {}):
-        return output
-    return {"output_type": "display_data", "data": {"text/markdown": RUN_LIVE}, "metadata": {}}
+    """An output as the page has it: a note for a widget; a chart whose data cannot end its script."""
+    data = output.get("data", {})
+    if WIDGET in data:
+        return {"output_type": "display_data", "data": {"text/markdown": RUN_LIVE}, "metadata": {}}
+    if "altair-viz" in (html := "".join(data.get("text/html", ""))):
+        data["text/html"] = closed(html)
+    return output
+
+
+def closed(html: str) -> str:
+    """A chart's HTML in which nothing between its script's first and last tag can end the script.
+
+    Such signs stand in strings of data only, where the escaped form means the same.
+    """
+    start, end = re.search(r"<script[^>]*>", html), html.rfind("</script>")
+    if not start or end < start.end():
+        return html
+    script = re.sub(r"<(?=/|!--|script)", r"\\u003c", html[start.end() : end], flags=re.IGNORECASE)
+    return html[: start.end()] + script + html[end:]
 
 
 def as_bytes(notebook: dict) -> bytes:
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 
-def staged(root: Path, executed: list[Path], runs: list[Path]) -> dict[str, bytes]:
+def staged(home: Path, plan: dict) -> dict[str, bytes]:
     """Every file of the stage: its path there and its content."""
-    contents = {name: (root / name).read_bytes() for name in ("_config.yml", "_toc.yml")}
-    for source in (root / "book").rglob("*"):
+    contents = {name: (home / name).read_bytes() for name in ("_config.yml", "_toc.yml")}
+    for source in (home / "book").rglob("*"):
         hidden = {"__pycache__", ".ipynb_checkpoints"} & set(source.parts)
         if source.is_file() and source.suffix != ".ipynb" and not hidden:
-            contents[source.relative_to(root).as_posix()] = source.read_bytes()
-    for source in (root / "data").rglob("*"):
+            contents[source.relative_to(home).as_posix()] = source.read_bytes()
+    for source in (home / "data").rglob("*"):
         if source.is_file() and source.suffix in SHIPPED:
-            contents[source.relative_to(root).as_posix()] = source.read_bytes()
-    for chapter in executed:
-        notebook = for_the_page(json.loads(chapter.read_text("utf8")))
-        contents[f"book/{chapter.name}"] = as_bytes(notebook)
-        for table in (root / "_build/tables" / chapter.parent.name).glob("*.csv"):
-            contents[f"tables/{chapter.parent.name}/{table.name}"] = table.read_bytes()
-    if runs:
-        contents |= staged_runs(root, runs, {Path(name).stem for name in contents if name.startswith("book/")})
-    return contents
-
-
-def staged_runs(root: Path, runs: list[Path], pages: set[str]) -> dict[str, bytes]:
-    """The pages of other models' runs, and the table of contents with them."""
-    by_model: dict[str, dict[str, dict]] = {}
-    for chapter in sorted(runs):
-        notebook = for_the_page(json.loads(chapter.read_text("utf8")))
-        by_model.setdefault(chapter.parent.name, {})[chapter.stem] = notebook
-    contents = {}
-    for model, notebooks in by_model.items():
+            contents[source.relative_to(home).as_posix()] = source.read_bytes()
+    main, others = pages(home, plan)
+    for page in main:
+        contents[f"book/{page.chapter}.ipynb"] = as_bytes(page.notebook(f"tables/{page.home}"))
+        contents |= {f"tables/{page.home}/{table.name}": table.read_bytes() for table in page.tables()}
+    known = {Path(name).stem for name in contents if name.startswith("book/")}
+    for model, found in others.items():
+        at = f"tables/runs/{model}"
         contents[f"book/runs/{model}/index.md"] = index(model).encode()
-        for name, notebook in run_pages(notebooks, model, pages).items():
+        for name, notebook in run_pages({page.chapter: page.notebook(at) for page in found}, model, known).items():
             contents[f"book/runs/{model}/{name}.ipynb"] = as_bytes(notebook)
-    toc = with_runs(yaml.safe_load((root / "_toc.yml").read_text()), {m: list(n) for m, n in by_model.items()})
+        contents |= {f"{at}/{table.name}": table.read_bytes() for page in found for table in page.tables()}
+    toc = with_runs(
+        yaml.safe_load((home / "_toc.yml").read_text()), {m: [p.chapter for p in f] for m, f in others.items()}
+    )
     return contents | {"_toc.yml": yaml.safe_dump(toc, sort_keys=False).encode()}
 
 
-def assemble(root: Path, stage: Path, executed: list[Path], runs: list[Path]) -> None:
-    contents = staged(root, executed, runs)
+def pages(home: Path, plan: dict) -> tuple[list[Page], dict[str, list[Page]]]:
+    """The book's own chapters; and model -> pages of other models, what lies in runs/ before what is recorded."""
+    root, others = Path(plan["root"]), {}
+
+    def page(below: Path, key: str) -> Page:
+        model, chapter = key.split("/")
+        return Page(below, model, chapter, home / "book" / f"{chapter}.ipynb")
+
+    for key in [key for key in plan["jobs"] if key not in plan["main"].values()]:
+        others[key] = page(root, key)
+    for path in (home / "runs").glob("*/*.ipynb"):
+        key = f"{path.parent.name}/{path.stem}"
+        others[key] = page(path.parents[1], key)
+    by_model: dict[str, list[Page]] = {}
+    for key in sorted(others):
+        by_model.setdefault(others[key].home, []).append(others[key])
+    return [page(root, key) for key in plan["main"].values()], by_model
+
+
+def assemble(home: Path, stage: Path, plan: dict) -> None:
+    contents = staged(home, plan)
     for old in stage.rglob("*"):
         if old.is_file() and old.relative_to(stage).as_posix() not in contents:
             old.unlink()
@@ -94,9 +168,3 @@ def assemble(root: Path, stage: Path, executed: list[Path], runs: list[Path]) ->
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
     shutil.rmtree(stage / "book/_ext/__pycache__", ignore_errors=True)
-
-
-if __name__ == "__main__":
-    split = sys.argv.index("--runs") if "--runs" in sys.argv else len(sys.argv)
-    named = [Path(name) for name in sys.argv]
-    assemble(Path(), named[1], named[2:split], named[split + 1 :])

@@ -27,8 +27,8 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
 from twotowers.model import loading, unembed
 from twotowers.model.answers import Answers, clusters
-from twotowers.model.architectures import Model
 from twotowers.model.capture import captures
+from twotowers.model.model import Model
 from twotowers.paths import data_folder
 from twotowers.prompts.datasets import WORD_SETS, counterbalanced, draw
 from twotowers.prompts.prompt import Encoded, encode_all
@@ -129,7 +129,7 @@ def measures(model: Model, encoded: Sequence[Encoded]) -> pd.DataFrame:
     found = locate.increases(model, encoded)
     answers = Answers.read(found.predicted, found.log_prob[list(encoded[0].label_ids)].to_numpy(), encoded)
     of_model = {"accuracy, vocabulary": answers.correct, "accuracy, two labels": answers.two_label}
-    of_model = {name: column[:, None] for name, column in (of_model | {"margin": answers.margin}).items()}
+    of_model = {name: column[:, None].astype(float) for name, column in (of_model | {"margin": answers.margin}).items()}
     group = clusters([e.prompt for e in encoded])
     induction = induction_scores(model).reshape(-1, model.n_layers * model.n_heads)
     names = named(every_head(model))
@@ -208,11 +208,12 @@ def onsets(measured: pd.DataFrame, located: pd.DataFrame, part: float = 0.5) -> 
 
     `final` is the mean over the seed's in-context heads at the last step; `step` the first checkpoint from which that
     mean stays above `part` of it. Missing where it is not above zero at the end, or no head is an in-context head.
+    Induction is left out: what is above zero there may still be chance (1 / LENGTH).
     """
     rows = []
     for seed, table in measured.groupby("seed"):
         ours = set(located.loc[(located["seed"] == seed) & located["in_context"].astype(bool), "head"])
-        for quantity in OF_HEADS:
+        for quantity in OF_HEADS[:-1]:
             mine = table[(table["quantity"] == quantity) & table["head"].isin(ours)]
             course = mine.groupby("step")["value"].mean().sort_index()
             final = course.iloc[-1] if len(course) else np.nan

@@ -2,8 +2,8 @@
 
 import numpy as np
 from jaxtyping import Float
-from twotowers.model.architectures import Model
 from twotowers.model.capture import captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 from miniatures.tokenizer import LABELS, read_words

@@ -1,109 +1,157 @@
-"""The command line: chapters executed on models, and the authors' numbers measured.
+"""The command line: chapters executed on models, the book built, results recorded, the authors' numbers measured.
 
 twotowers run --model openai-community/gpt2-large --n-prompts 200
 twotowers run --model a --model b --chapters 01-locate,03-mrr --labels foo,bar
+twotowers run --sweep sweep.yml
+twotowers book --model gpt2-large --set "n_prompts=200 seed=1"      # what `make book` calls
+twotowers record smollm2-135m
 twotowers verify --model gpt2-large
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import shlex
 import signal
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twotowers.errors import TwoTowersError
 
-PARAMETERS = {
-    "datasets": "named sets, separated by commas",
-    "n_prompts": "prompts a set",
-    "labels": "two label words, separated by a comma; the first is the true one",
-    "k": "demonstrations of each class (default: 2)",
-    "long": "what to do with a prompt that is longer than the model reads: drop or truncate",
-    "norm": "frozen, recomputed or raw",
-    "top_k": "how many heads count as in-context heads",
-    "heads": "heads to look at, such as 22-0,19-11, in place of the located ones",
-    "seed": "of every draw",
-    "device": "cpu, cuda, cuda:1 or mps",
-    "dtype": "float32, bfloat16, float16 or float64",
-    "device_map": "auto: spread the model over all devices (needs accelerate)",
-    "more_models": "further models beside each one in the charts of 08-llama, separated by commas",
-    "chat_model": "a chat model that 09-sentence-case asks, folder or hub id (default: none)",
-}
-_NUMBERS = {"n_prompts", "k", "top_k", "seed"}
+# What a command needs is imported when it is called: torch takes seconds, and a mistyped option need not wait for it.
 
 
 def parser() -> argparse.ArgumentParser:
+    from twotowers.parameters import Parameters
+
     top = argparse.ArgumentParser(prog="twotowers", description=__doc__.splitlines()[0])
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="execute chapters on models", description="Execute chapters on models.")
-    run.add_argument("--model", action="append", required=True, help="shipped name, folder or hub id; may be repeated")
-    run.add_argument("--chapters", help="such as 01-locate,03-mrr; all by default")
-    for name, text in PARAMETERS.items():
-        run.add_argument(f"--{name.replace('_', '-')}", help=text)
-    run.add_argument("--force", action="store_true", help="run chapters whose inputs did not change, too")
-    text = "Measure what the authors' notebooks print, and save it for the scorecard."
-    check = commands.add_parser("verify", help="measure the numbers that the authors print", description=text)
-    check.add_argument("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
+
+    def command(name: str, text: str) -> Callable[..., argparse.Action]:
+        return commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.").add_argument
+
+    run = command("run", "execute chapters on models")
+    run("--model", action="append", help=f"{Parameters.model_fields['model'].description}; may be repeated")
+    run("--chapters", help="such as 01-locate,03-mrr; all by default")
+    run("--sweep", help="a YAML file with lists of models, chapters and parameters, in place of these options")
+    for name, field in Parameters.model_fields.items():
+        if name not in ("model", "out"):
+            run(f"--{name.replace('_', '-')}", help=field.description)
+    book = command("book", "run the chapters that changed and build the pages")
+    book("--model", help="in place of the miniatures that the chapters name")
+    book("--set", default="", help="parameters for every chapter that has them, such as 'n_prompts=20 seed=1'")
+    record = command("record", "compute what data/results/MODEL/run.yml names, and keep the small tables there")
+    record("model", help="the model of that file")
+    verify = command("verify", "measure the numbers that the authors print, and save them for the scorecard")
+    verify("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
     for name in ("device", "dtype"):
-        check.add_argument(f"--{name}", help=PARAMETERS[name])
-    for one in (run, check):
-        one.add_argument("--out", default="runs", help="folder of what is made (default: runs)")
-        one.add_argument("--results", help="folder of the small tables that are kept (default: data/results)")
+        verify(f"--{name}", help=Parameters.model_fields[name].description)
+    for one in (run, record):
+        one("--out", default="runs", help="folder of what is made (default: runs)")
+    for one in (run, book, record):
+        one("--jobs", default="1", help="chapters at a time (default: 1)")
+        one("--threads", default="1", help="threads of one chapter (default: 1)")
+        one("--force", action="store_true", help="run what did not change, too")
+        one("--profile", help="of Snakemake, for a cluster")
     return top
 
 
-def _kept(given: argparse.Namespace, folder: str) -> None:
-    from twotowers.chapters import runs
-    from twotowers.paths import data_folder
+def _whole(name: str, value: str) -> int:
+    if not value.strip().isdecimal() or int(value) < 1:
+        raise TwoTowersError(f"{name}={value!r}: give a whole number of at least 1")
+    return int(value)
 
-    made = Path(given.out) / folder / "tables"
-    target = (Path(given.results) if given.results else data_folder() / "results") / folder
-    left = runs.keep(made, target)
-    print(f"tables: {made}, the small ones also in {target}")
-    if left:
-        print(f"  too large to keep there: {', '.join(left)}")
+
+def _worked(plan, given: argparse.Namespace) -> list:
+    """Carry out a plan, say what became of each job, and raise TwoTowersError when one failed."""
+    from twotowers.chapters import runs
+
+    ended = runs.work(plan, given.jobs, given.threads, given.force, given.profile)
+    wide = [max(len(getattr(one, name)) for one in ended) for name in ("chapter", "model")]
+    for one in ended:
+        print(f"  {one.chapter:{wide[0]}}  {one.model:{wide[1]}}  {one}")
+    return ended
+
+
+def _refuse_failed(ended: list) -> None:
+    if failed := [one for one in ended if one.status == "failed"]:
+        raise TwoTowersError(f"{len(failed)} of {len(ended)} failed: see the table above")
 
 
 def _run(given: argparse.Namespace) -> None:
-    from twotowers.chapters import runs  # torch takes seconds to load; --help and a mistyped option need not wait
+    from twotowers.chapters import plan
+    from twotowers.parameters import Parameters
 
-    wanted = {name: value for name in PARAMETERS if (value := getattr(given, name)) is not None}
-    wanted |= {name: int(wanted[name]) for name in _NUMBERS & set(wanted) if wanted[name].lstrip("-").isdecimal()}
-    named = given.chapters.split(",") if given.chapters is not None else None
-    jobs = runs.plan(given.model, [name.strip() for name in named] if named else named, wanted)
-    for i, job in enumerate(jobs, 1):
-        said = f"[{i}/{len(jobs)}] {job.chapter} on {job.model}"
-        print(f"{said} ...", flush=True)
-        start = time.monotonic()
-        ran = runs.run(job, Path(given.out), given.force)
-        print(f"{said}: {f'done in {time.monotonic() - start:.0f} s' if ran else 'nothing changed'}", flush=True)
-        if i == len(jobs) or jobs[i].model != job.model:
-            _kept(given, job.folder)
-    print("`make book` adds pages for them to the book.")
+    wanted = {name: value for name in Parameters.model_fields if (value := getattr(given, name, None)) is not None}
+    models = wanted.pop("model", None)
+    del wanted["out"]
+    if given.sweep:
+        if models or wanted or given.chapters:
+            raise TwoTowersError("--sweep names models, chapters and parameters itself: leave out the other options")
+        made = plan.for_sweep(Path(given.sweep), given.out)
+    elif models:
+        named = [name.strip() for name in given.chapters.split(",")] if given.chapters is not None else None
+        made = plan.for_run(models, named, wanted, given.out)
+    else:
+        raise TwoTowersError("name a model: --model mini-gpt2")
+    _refuse_failed(_worked(made, given))
+    print(f"pages and tables: {given.out}. `make book` adds the pages to the book.")
+
+
+def _book(given: argparse.Namespace) -> None:
+    from twotowers.chapters import plan, runs
+    from twotowers.paths import data_folder
+
+    _refuse_failed(_worked(plan.for_book(given.model, _settings(given.set)), given))
+    print(f"The book is ready. Open\n{data_folder().parent / runs.HTML / 'index.html'}")
+
+
+def _settings(text: str) -> dict[str, str]:
+    """name=value words, quoted as in a shell. Raises TwoTowersError for any other word."""
+    try:
+        words = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:
+        raise TwoTowersError(f"SET={text!r} has an open quote: close it") from None
+    for name, sign, _ in words:
+        if not name or not sign:
+            raise TwoTowersError(f"SET={text!r}: '{name}' is no name=value, such as n_prompts=20")
+    return {name: value for name, _, value in words}
+
+
+def _record(given: argparse.Namespace) -> None:
+    from twotowers.chapters import plan, runs
+    from twotowers.paths import results_folder, slug
+
+    made = plan.for_record(given.model, given.out)
+    ended, target = _worked(made, given), results_folder(given.model)
+    for one in ended:
+        if one.status != "failed":
+            large = runs.keep(Path(given.out) / slug(given.model), one.chapter, target)
+            print(
+                f"  {one.chapter}: in {target}" + (f", but for what is too large: {', '.join(large)}" if large else "")
+            )
+    _refuse_failed(ended)
 
 
 def _verify(given: argparse.Namespace) -> None:
-    from twotowers.chapters import runs
     from twotowers.model import loading
     from twotowers.paper import verify
+    from twotowers.paper.published import paper_model
+    from twotowers.paths import results_folder
     from twotowers.stats import tables
 
     model = verify.HUB.get(given.model, given.model)
-    if tables.paper_model(model) not in verify.HUB:
+    if paper_model(model) not in verify.HUB:
         raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(verify.HUB)}")
     options = {name: value for name in ("device", "dtype") if (value := getattr(given, name)) is not None}
     loading.check(model, **options)
     print(f"loading {model} ...", flush=True)
     loaded = loading.load(model, **options)
-    table = verify.authors_numbers(loaded)
-    folder = runs.folder_of(model)
-    tables.save(table, Path(given.out) / folder / "tables", verify.TABLE, fingerprint=loaded.fingerprint)
+    table, about = verify.authors_numbers(loaded), {"name": model, "fingerprint": loaded.fingerprint}
     print(table.to_string(index=False))
-    _kept(given, folder)
+    path = tables.save(table, results_folder(model), verify.TABLE, {"about": about, "notes": [], "unavailable": ""})
+    print(f"saved as {path}")
     if off := int((~table["agrees"]).sum()):
         raise TwoTowersError(f"{off} of {len(table)} differ by more than {verify.TOLERANCE}: see the table")
     print(f"all {len(table)} numbers agree within {verify.TOLERANCE}")
@@ -114,12 +162,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is stopped lets go as Ctrl-C does
     try:
-        {"run": _run, "verify": _verify}[given.command](given)
+        for name in {"jobs", "threads"} & vars(given).keys():
+            setattr(given, name, _whole(name, getattr(given, name)))
+        {"run": _run, "book": _book, "record": _record, "verify": _verify}[given.command](given)
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the killed kernel was waited for
         print("twotowers: interrupted; chapters that were done are kept", file=sys.stderr)
         return 130
     return 0

@@ -37,13 +37,13 @@ def named(heads: Iterable[tuple[int, int]]) -> list[str]:
     return [f"{layer}-{head}" for layer, head in heads]
 
 
-def other_heads_of_layers(heads: Sequence[tuple[int, int]], n_heads: int) -> list[tuple[int, int]]:
+def other_heads_of_layers(heads: Sequence[tuple[int, int]], n_heads: int) -> list[Head]:
     """All heads of the same layers that are not among `heads`: the stronger control of every claim about `heads`."""
     layers = sorted({layer for layer, _ in heads})
-    return [(layer, head) for layer in layers for head in range(n_heads) if (layer, head) not in set(heads)]
+    return [Head(layer, head) for layer in layers for head in range(n_heads) if (layer, head) not in set(heads)]
 
 
-def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) -> list[tuple[int, int]]:
+def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) -> list[Head]:
     """For every head one random other of its layer, none of them in `heads`, no head twice while there are enough.
 
     v1 section 4.3. Aligned with `heads`. Raises TwoTowersError when a layer has no head left to draw.
@@ -58,11 +58,11 @@ def random_heads(heads: Sequence[tuple[int, int]], n_heads: int, seed: int = 0) 
             ).tolist()
         if not left[layer]:
             raise TwoTowersError(f"every head of layer {layer} is chosen: choose fewer, or there is no control")
-        out.append((layer, left[layer].pop()))
+        out.append(Head(layer, left[layer].pop()))
     return out
 
 
-def others_of_layer(head: tuple[int, int], n_heads: int, k: int, seed: int = 0) -> list[tuple[int, int]]:
+def others_of_layer(head: tuple[int, int], n_heads: int, k: int, seed: int = 0) -> list[Head]:
     """`k` random other heads of one head's layer, or all there are. Raises TwoTowersError when there is none."""
     rest = other_heads_of_layers([head], n_heads)
     if not rest:
@@ -72,7 +72,7 @@ def others_of_layer(head: tuple[int, int], n_heads: int, k: int, seed: int = 0) 
 
 
 def repeat_per_head(
-    table: pd.DataFrame, heads: Sequence[Head], peers: Sequence[Head], column: str = "head"
+    table: pd.DataFrame, heads: Sequence[tuple[int, int]], peers: Sequence[tuple[int, int]], column: str = "head"
 ) -> pd.DataFrame:
     """Rows of the random peers, once for every located head they stand for, which `of` names.
 
@@ -83,12 +83,12 @@ def repeat_per_head(
 
 
 def control_heads(
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     n_layers: int,
     n_heads: int,
     seed: int = 0,
     same_layers: bool = True,
-    beside: Sequence[Head] = (),
+    beside: Sequence[tuple[int, int]] = (),
 ) -> list[Head]:
     """As many random heads, all different, none in `heads` or `beside`: of the same layers, or of the whole model.
 
@@ -96,7 +96,7 @@ def control_heads(
     TwoTowersError when the model has not as many heads left.
     """
     rng, given = np.random.default_rng([seed, 44]), list(dict.fromkeys(heads))
-    left = [divmod(int(i), n_heads) for i in rng.permutation(n_layers * n_heads)]
+    left = [Head(*divmod(int(i), n_heads)) for i in rng.permutation(n_layers * n_heads)]
     left = [head for head in left if head not in {*given, *beside}]
     if len(left) < len(given):
         raise TwoTowersError(f"{len(given)} heads leave {len(left)} others for a control: name fewer")

@@ -65,32 +65,58 @@ Text = Annotated[str, Field(min_length=1)]
 class Parameters(BaseModel):
     """Every parameter of every chapter, with its default. A chapter declares those it uses in its parameters cell."""
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", str_strip_whitespace=True, frozen=True, use_attribute_docstrings=True
+    )  # the text below a parameter is its help on the command line
 
     model: Text = "mini-gpt2"
+    """a shipped or named model, a folder, a GGUF file, or a hub id"""
     datasets: Words = list(datasets.WORD_SETS)
+    """named sets, separated by commas"""
     n_prompts: Count = 1000
+    """prompts a set, to judge on"""
     n_locate: Count = 200
+    """other prompts, on which heads are located and the form is chosen"""
     labels: Words = ["foo", "bar"]
+    """two label words, separated by a comma; the first is the true one unless a figure says otherwise"""
     k: Annotated[StrictInt | Literal["auto"], BeforeValidator(_number)] = AUTO
+    """demonstrations of each class; auto: by the rule of chapter 1"""
     separator: Literal["auto", "space", "line break"] = AUTO
+    """between demonstrations: space (the paper's), line break, or auto"""
     long: Literal["drop", "truncate"] = "drop"
+    """what to do with a prompt that is longer than the model reads: drop or truncate"""
     norm: Literal["frozen", "recomputed", "raw"] = "frozen"
+    """frozen, recomputed or raw"""
     top_k: Count = 5
+    """how many heads count as in-context heads"""
     heads: Annotated[list[Head], BeforeValidator(_heads)] = []
+    """heads to look at, such as 22-0,19-11, in place of the located ones"""
     ranking: Literal["label", "paper"] = "label"
+    """label: by the increase from label positions; paper: by the whole increase"""
     seed: Annotated[int, BeforeValidator(_number), Field(ge=0, strict=True)] = 0
+    """of every draw"""
     device: Text = "cpu"
+    """cpu, cuda, cuda:1 or mps"""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """float32, bfloat16, float16 or float64"""
     device_map: Annotated[str | None, BeforeValidator(_none)] = None
+    """auto: spread the model over all devices (needs accelerate)"""
     recorded: Literal["use", "never", "only"] = "use"
+    """saved tables of the same model and parameters: use, never, or only"""
     out: Text = "_build/tables"
+    """folder of the tables"""
     n_words: Count = 10
+    """how many top words are shown and counted"""
     draws: Count = 20
+    """sets of random heads to compare with"""
     a_c: Annotated[float, Field(allow_inf_nan=False)] = 0.03
+    """the constant of the paper's mitigation"""
     more_models: Words = []
+    """further models beside each one in the same charts, separated by commas"""
     chat_model: Annotated[str | None, BeforeValidator(_none)] = None
+    """a chat model to ask, folder or hub id (default: none)"""
     max_new_tokens: Count = 200
+    """of one answer of the chat model"""
 
     @field_validator("labels")
     @classmethod

@@ -100,7 +100,7 @@ class Ablation:
 def ablate_heads(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     positions: str = "all",
     replacement: Float[Tensor, "layer head d_head"] | None = None,
     max_tokens: int = 1024,
@@ -119,7 +119,7 @@ def ablate_heads(
 def ablate_sets(
     model: Model,
     encoded: Sequence[Encoded],
-    sets: Sequence[Sequence[Head]],
+    sets: Sequence[Sequence[tuple[int, int]]],
     positions: str = "all",
     replacement: Float[Tensor, "layer head d_head"] | None = None,
     max_tokens: int = 1024,
@@ -178,22 +178,24 @@ def in_context_heads(table: pd.DataFrame, k: int) -> list[Head]:
     if not 0 < k <= len(table):
         raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
     chosen = table[table["enters"] <= k]
-    return list(zip(chosen["layer"].astype(int), chosen["head"].astype(int), strict=True))
+    return [Head(int(a), int(b)) for a, b in zip(chosen["layer"], chosen["head"], strict=True)]
 
 
 def label_heads(
-    increases: dict[str, Float[np.ndarray, "prompt layer head"]], heads: Sequence[Head], seed: int = 0
-) -> pd.DataFrame:
+    increases: dict[str, Float[np.ndarray, "prompt layer head"]], heads: Sequence[tuple[int, int]], seed: int = 0,
+    clusters: Sequence[str] | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """Which of two labels each head serves: the one it raises more where it is true.
 
     `increases[label]` are the increases of that label on prompts whose true label it is; the prompts of the two must be
     the same but for the labels, in the same order. Columns: head ("22-0"), serves (a label), lean (nats: mean increase
-    of the first label less that of the second), low, high, n (prompts), clear (the interval leaves zero out).
+    of the first label less that of the second), low, high, n (`clusters`, by default prompts), clear (the interval
+    leaves zero out).
     """
     (first, a), (second, b) = increases.items()
     rows = []
     for layer, head in heads:
-        lean = bootstrap_difference(a[:, layer, head], b[:, layer, head], seed=seed)
+        lean = bootstrap_difference(a[:, layer, head], b[:, layer, head], seed=seed, clusters=clusters)
         rows.append(
             {"head": f"{layer}-{head}", "serves": first if lean.estimate > 0 else second, **lean.as_row("lean"),
              "clear": not lean.low <= 0 <= lean.high}

@@ -205,7 +205,7 @@ def _repeated(value: Any, batch: int, versions: int) -> Any:
 def _taken_away(model: Model, by_layer: dict[int, Sets], batch: int, replacement: Instead) -> Iterator[None]:
     """Take heads away from versions (version x batch rows, all their positions) in the layers named."""
 
-    def hook_of(layer: int, here: list[Head]):
+    def hook_of(layer: int, here: list[tuple[int, int]]):  # (version, head)
         def hook(_, args):
             z = args[0].clone()
             by_head = z.view(len(by_layer[layer]), batch, -1, model.n_heads, model.d_head)

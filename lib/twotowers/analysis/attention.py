@@ -25,7 +25,6 @@ from torch import Tensor
 
 from twotowers.analysis import locate
 from twotowers.analysis.increase import increases_along
-from twotowers.analysis.locate import Head
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
 from twotowers.model.capture import Capture, captures
@@ -45,7 +44,7 @@ class Reading:
 
     labels: pd.DataFrame
     answers: pd.DataFrame
-    heads: list[Head]
+    heads: Sequence[tuple[int, int]]
 
     def sums(self) -> pd.DataFrame:
         """Per prompt and head: weight on all true labels, on all false labels, their difference; correct, margin."""
@@ -54,7 +53,7 @@ class Reading:
         wide["difference"] = wide["true"] - wide["false"]
         return wide.rename_axis(columns=None).merge(self.answers, on="prompt")
 
-    def matrix(self, head: Head, column: str = "weight") -> Float[np.ndarray, "prompt label"]:
+    def matrix(self, head: tuple[int, int], column: str = "weight") -> Float[np.ndarray, "prompt label"]:
         """One column of `labels` for one head, prompts down and demonstrations across."""
         rows = self.labels[self.labels["head"] == f"{head[0]}-{head[1]}"]
         return rows.pivot(index="prompt", columns="label", values=column).to_numpy()
@@ -63,7 +62,7 @@ class Reading:
 def read(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     *,
     increases: bool = False,
     norm: str = "frozen",
@@ -115,7 +114,7 @@ def _edges(encoded: Encoded) -> list[int]:
 
 
 def label_increases(
-    capture: Capture, model: Model, heads: Sequence[Head], norm: str = "frozen"
+    capture: Capture, model: Model, heads: Sequence[tuple[int, int]], norm: str = "frozen"
 ) -> Float[Tensor, "head batch label"]:
     """Increase of `alpha * vo` at every label position, each position's own label word followed (v1 fig 7).
 
@@ -208,7 +207,7 @@ class Towers:
     scaling, so that `query . key` is the score (before a soft cap, where a model has one).
     """
 
-    head: Head
+    head: tuple[int, int]
     rotated: bool
     queries: Float[np.ndarray, "prompt d_head"]
     keys: Float[np.ndarray, "prompt label d_head"]
@@ -256,8 +255,9 @@ class Towers:
         """Both towers in one plane, and the share of the variance that the plane shows.
 
         Each tower is centred on its own mean, both are brought to the same spread, and one PCA is fitted on queries and
-        keys together. The common spread costs nothing: queries times c and keys over c have the same scores. Columns:
-        prompt, tower ("query" / "key"), label (-1 for a query), class, x, y.
+        keys together. The spread multiplies all scores by one number. Centring keys changes no attention weight; centring
+        queries takes away what the head prefers whatever is asked, so scores do change. Columns: prompt, tower
+        ("query" / "key"), label (-1 for a query), class, x, y.
         """
         keys = self.keys.reshape(-1, self.keys.shape[-1])
         q, k = self.queries - self.queries.mean(0), keys - keys.mean(0)
@@ -283,12 +283,12 @@ class Towers:
 def two_towers(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     *,
     rotated: bool = True,
     max_tokens: int = 4096,
     progress: str | None = None,
-) -> dict[Head, Towers]:
+) -> dict[tuple[int, int], Towers]:
     """The two towers of some heads: one forward pass. See `Towers`; `read` says what is refused.
 
     A class without a name goes by its label word. Keys, and for rotated=False whole residual streams, are recorded in

@@ -18,7 +18,6 @@ import pandas as pd
 
 from twotowers.analysis import locate
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head
 from twotowers.model.model import Model
 from twotowers.prompts import datasets, sentences
 from twotowers.prompts.prompt import Encoded, Prompt
@@ -72,7 +71,7 @@ def both_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
 class Choice:
     """`by_set`: dataset, layer, head, name, increase (nats), of every head on every set; `mean` over the sets."""
 
-    head: Head
+    head: tuple[int, int]
     by_set: pd.DataFrame
     n: int
     """prompts it was chosen on"""

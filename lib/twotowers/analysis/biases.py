@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 
-from twotowers.analysis.edit_heads import Head, check_heads
+from twotowers.analysis.edit_heads import check_heads
 from twotowers.analysis.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.model.answers import Answers, true_column
 from twotowers.model.capture import captures, predict
@@ -31,7 +31,7 @@ from twotowers.prompts.prompt import Encoded, encode_all
 def majority_answers(
     model: Model,
     encoded: Sequence[Encoded],
-    head_sets: Sequence[Sequence[Head]],
+    head_sets: Sequence[Sequence[tuple[int, int]]],
     a_cs: Sequence[float],
     max_tokens: int = 4096,
     progress: str | None = None,
@@ -60,7 +60,7 @@ def majority_answers(
 def read_orders(
     model: Model,
     by_prompt: Sequence[Sequence[Encoded]],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     shortcut: str | tuple[float, float] | None = None,
     progress: str | None = None,
 ) -> tuple[Answers, Float[np.ndarray, "prompt order head demonstration"]]:

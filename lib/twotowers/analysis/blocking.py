@@ -29,9 +29,9 @@ from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
 from twotowers.model.answers import Answers
-from twotowers.model.architectures import Model
 from twotowers.model.attention_edits import blocked
 from twotowers.model.capture import capture, predict
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
 from twotowers.stats.intervals import bootstrap
 

@@ -31,7 +31,7 @@ class Edit:
     head writes instead when `scale` is 0, for example the mean over prompts of `capture.attention_out_input`.
     """
 
-    heads: tuple[Head, ...]
+    heads: tuple[tuple[int, int], ...]
     scale: float = 0.0
     positions: str = "all"
     replacement: Float[Tensor, "head d_head"] | None = None
@@ -71,7 +71,7 @@ def _hook(model: Model, edit: Edit, layer: int):
 
 def all_heads(model: Model) -> list[Head]:
     """Every head of the model as (layer, head), layer by layer."""
-    return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    return [Head(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
 
 
 @torch.inference_mode()

@@ -30,9 +30,9 @@ from twotowers.analysis.edit_heads import all_heads
 from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.heads import control_heads
-from twotowers.model.architectures import Model
 from twotowers.model.attention_edits import EXCHANGES, can_realign, exchanged, last_position, reading_parts, realigned
 from twotowers.model.capture import capture
+from twotowers.model.model import Model
 from twotowers.prompts.datasets import swapped_labels, with_other_class_text
 from twotowers.prompts.prompt import Encoded, Prompt, batches, encode_all
 from twotowers.stats.intervals import bootstrap, bootstrap_of_means

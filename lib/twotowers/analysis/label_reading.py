@@ -21,7 +21,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from twotowers.analysis import project
-from twotowers.analysis.locate import Head, check_heads
+from twotowers.analysis.locate import check_heads
 from twotowers.analysis.logit_changes import logits, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
@@ -85,7 +85,7 @@ def centred_readings(
 
 
 def reading_table(
-    readings: Float[np.ndarray, "prompt layer head label"], encoded: Sequence[Encoded], heads: Sequence[Head]
+    readings: Float[np.ndarray, "prompt layer head label"], encoded: Sequence[Encoded], heads: Sequence[tuple[int, int]]
 ) -> pd.DataFrame:
     """Readings of some heads, one row per (prompt, head, demonstration), in the order of `project.label_ranks`.
 
@@ -149,7 +149,7 @@ def centred(
 def mean_readings(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     max_tokens: int = 2048,
     progress: str | None = None,
 ) -> dict[tuple[str, str], Float[Tensor, "place d_model"]]:

@@ -200,13 +200,13 @@ class Increases(Changes):
         ]
         return pd.DataFrame(rows)
 
-    def top_heads(self, k: int) -> list[tuple[int, int]]:
+    def top_heads(self, k: int) -> list[Head]:
         """The k heads with the largest mean increase, as (layer, head), largest first (v1 section 4.2)."""
         return top_heads(self.heads_table(), k)
 
 
-def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
-    """Return the heads as tuples; raise TwoTowersError for an empty set or a head outside the model."""
+def check_heads(heads: Sequence[tuple[int, int]], model: Model) -> tuple[Head, ...]:
+    """Return the heads as `Head`s; raise TwoTowersError for an empty set or a head outside the model."""
     if not heads:
         raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
     for layer, head in heads:
@@ -215,15 +215,15 @@ def check_heads(heads: Sequence[Head], model: Model) -> tuple[Head, ...]:
                 f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
                 f"heads to {model.n_heads - 1}"
             )
-    return tuple((int(layer), int(head)) for layer, head in heads)
+    return tuple(Head(int(layer), int(head)) for layer, head in heads)
 
 
-def top_heads(table: pd.DataFrame, k: int) -> list[tuple[int, int]]:
+def top_heads(table: pd.DataFrame, k: int) -> list[Head]:
     """The k heads with the largest `increase` of a heads table. Raises TwoTowersError when there are fewer than k."""
     if not 0 < k <= len(table):
         raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
     best = table.sort_values("increase", ascending=False, kind="stable").head(k)
-    return list(zip(best["layer"].astype(int), best["head"].astype(int), strict=True))
+    return [Head(int(a), int(b)) for a, b in zip(best["layer"], best["head"], strict=True)]
 
 
 def increases(
@@ -280,7 +280,7 @@ def increases(
                      logit=logit, margin=margin)  # fmt: skip
 
 
-def increase_parts(found: Increases, heads: Sequence[Head] = ()) -> pd.DataFrame:
+def increase_parts(found: Increases, heads: Sequence[tuple[int, int]] = ()) -> pd.DataFrame:
     """The increase (nats) of every block, and of the heads named, split: how much is "some label", how much "this one"?
 
     One row per prompt and part: prompt, layer, part ("attention", "FFN" or "22-0"), increase, logit_change (of the

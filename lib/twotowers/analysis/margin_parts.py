@@ -21,8 +21,8 @@ from torch import Tensor
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.model import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
 MASKED = -1e4  # a score below it comes from a mask

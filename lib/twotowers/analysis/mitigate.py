@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twotowers.analysis.edit_heads import Head, check_heads
+from twotowers.analysis.edit_heads import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
 from twotowers.model.capture import Capture
@@ -55,7 +55,9 @@ def minority(prompt: Prompt) -> tuple[tuple[str, ...], float]:
     return tuple(label for label, count in counts.items() if count == least), max(counts.values()) / least
 
 
-def minority_shortcut(capture: Capture, model: Model, heads: Sequence[Head]) -> Float[Tensor, "batch d_model"]:
+def minority_shortcut(
+    capture: Capture, model: Model, heads: Sequence[tuple[int, int]]
+) -> Float[Tensor, "batch d_model"]:
     """a_v times what the heads write from the minority label's positions: sum of `alpha * vo`. v1 notation.
 
     Needs want={"weights", "values"}. In units of the residual stream. Raises TwoTowersError as `minority`.
@@ -75,7 +77,7 @@ def minority_shortcut(capture: Capture, model: Model, heads: Sequence[Head]) -> 
     return total * torch.tensor(ratio).to(total)[:, None]
 
 
-def check_a_c(a_c: float | str) -> float:
+def check_a_c(a_c: object) -> float:
     """Return a_c, also given as text; raise TwoTowersError when it is no finite number."""
     try:
         found = math.nan if isinstance(a_c, bool) else float(a_c)
@@ -116,7 +118,9 @@ def free_scores(
     return scores
 
 
-def free_weights(capture: Capture, model: Model, heads: Sequence[Head]) -> Float[Tensor, "head batch position"]:
+def free_weights(
+    capture: Capture, model: Model, heads: Sequence[tuple[int, int]]
+) -> Float[Tensor, "head batch position"]:
     """Position-free attention weights of the last position. Needs want={"streams"}. See `free_scores`."""
     capture.require("stream_inputs")
     heads, part = check_heads(heads, model), None
@@ -144,7 +148,9 @@ def shares_of(shortcut: str | tuple[float, float]) -> tuple[float, float]:
 
 
 @contextmanager
-def position_free(model: Model, heads: Sequence[Head], shortcut: str | tuple[float, float] = "mean") -> Iterator[None]:
+def position_free(
+    model: Model, heads: Sequence[tuple[int, int]], shortcut: str | tuple[float, float] = "mean"
+) -> Iterator[None]:
     """The model with a position-free shortcut in some heads, at the last position; later layers run on from there.
 
     `shortcut`: "mean" (half the head as it is, half the shortcut), "replace", "add", or the two shares themselves;

@@ -35,7 +35,7 @@ def logit_minus_of(
     words: tuple[int, int],
     model: Model,
     norm: str = "frozen",
-    scale: Float[Tensor, "*rows"] | None = None,
+    scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows"]:
     """`log p(a | v) - log p(b | v)` (nats) of vectors, under softmax(bs(v)): the normaliser cancels, so bs_a - bs_b."""
     v = unembed.prepared(vectors, model.unembedding, norm, scale)
@@ -46,7 +46,7 @@ def logit_minus_of(
 def logit_minus(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     labels: tuple[str, str],
     norm: str = "frozen",
     max_tokens: int = 4096,
@@ -79,7 +79,7 @@ def compare(
     model: Model,
     first: Sequence[Encoded],
     second: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     max_tokens: int = 4096,
     progress: str | None = None,
 ) -> pd.DataFrame:
@@ -137,7 +137,7 @@ def _rows(seen: Capture, head: Head, **columns: Float[Tensor, "batch place"]) ->
     return pd.DataFrame(table | {name: x.double().flatten().cpu().numpy() for name, x in columns.items()})
 
 
-def _in_order(parts: list[pd.DataFrame], heads: Sequence[Head]) -> pd.DataFrame:
+def _in_order(parts: list[pd.DataFrame], heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
     if not parts:
         raise TwoTowersError("no prompts to read: draw at least one")
     order = {f"{layer}-{head}": i for i, (layer, head) in enumerate(heads)}
@@ -150,22 +150,44 @@ def _predicted(seen: Capture) -> list[str]:
     return [of.get(int(top), "") for of, top in zip(words, seen.logits.argmax(-1), strict=True)]
 
 
-def relative_change(pairs: pd.DataFrame, column: str, seed: int = 0) -> Interval:
-    """Mean after / mean before - 1 of `column` ("weight" or "norm") of a table from `compare`, n = prompts.
+def relative_change(pairs: pd.DataFrame, column: str, seed: int = 0, over: pd.DataFrame | None = None) -> Interval:
+    """Mean after / mean before - 1 of `column` ("weight" or "norm") of a table from `compare`.
 
-    Sums of a prompt's rows are compared, so that every prompt counts once in the resampling. A ratio of means: a
-    prompt with hardly any weight before cannot run away with it.
+    Sums of a prompt's rows are compared. A ratio of means: a prompt with hardly any weight before cannot run away with
+    it. `over`: the same of another table (random heads) is taken off, prompt by prompt. n counts the different values
+    of a column "query", where there is one, or prompts.
     """
-    sums = pairs.groupby("prompt")[[f"{column}_before", f"{column}_after"]].sum()
-    return bootstrap_of_means(sums.to_numpy(), lambda m: m[..., 1] / m[..., 0] - 1, seed=seed)
+    tables = [pairs] if over is None else [pairs, over]
+    return _ratio([_sums(t, t[f"{column}_after"] - t[f"{column}_before"], column) for t in tables], seed)
 
 
-def relative_shift(pairs: pd.DataFrame, column: str, seed: int = 0) -> Interval:
+def relative_shift(pairs: pd.DataFrame, column: str, seed: int = 0, less: str | None = None) -> Interval:
     """How far "weight" or "norm" of a table from `compare` moved, up or down: mean size of the change / mean before.
 
     For "norm" the size of the change is the distance between the two value-output vectors, so a turn counts as well as
-    a change of length. Both are of the same kind, so that attention and values can be held against each other.
+    a change of length. Both are of the same kind, so that attention and values can be held against each other: `less`
+    names a second column whose shift is taken off. n as in `relative_change`.
     """
-    size = pairs["distance"] if column == "norm" else (pairs[f"{column}_after"] - pairs[f"{column}_before"]).abs()
-    sums = pairs.assign(size=size).groupby("prompt")[["size", f"{column}_before"]].sum()
-    return bootstrap_of_means(sums.to_numpy(), lambda m: m[..., 0] / m[..., 1], seed=seed)
+
+    def size(name: str) -> pd.Series:
+        return pairs["distance"] if name == "norm" else (pairs[f"{name}_after"] - pairs[f"{name}_before"]).abs()
+
+    return _ratio([_sums(pairs, size(name), name) for name in ([column] if less is None else [column, less])], seed)
+
+
+def _sums(pairs: pd.DataFrame, size: pd.Series, column: str) -> pd.DataFrame:
+    """Per prompt: the sum of `size` and of what `column` was before."""
+    query = pairs["query"] if "query" in pairs else pairs["prompt"]
+    return pairs.assign(size=size, query=query).groupby(["query", "prompt"])[["size", f"{column}_before"]].sum()
+
+
+def _ratio(parts: list[pd.DataFrame], seed: int) -> Interval:
+    """Mean size / mean before of the first part, less that of the second where there is one; by cluster of query."""
+    table = pd.concat(parts, axis=1, join="inner")
+    of = (
+        (lambda m: m[..., 0] / m[..., 1])
+        if len(parts) == 1
+        else lambda m: m[..., 0] / m[..., 1] - m[..., 2] / m[..., 3]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return bootstrap_of_means(table.to_numpy(), of, seed=seed, clusters=table.index.get_level_values("query"))

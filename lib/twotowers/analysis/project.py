@@ -37,7 +37,6 @@ from twotowers.prompts import datasets
 from twotowers.prompts.prompt import Encoded
 from twotowers.stats import intervals
 
-Head = tuple[int, int]
 KINDS = ("value", "key", "key, attention only", "query", "query, turned")
 WANT = frozenset({"values", "queries", "streams"})
 RELATIONS = ("own label", "other label", "own text", "other text", "own class", "other class")
@@ -115,7 +114,7 @@ def _last(capture: Capture) -> Int[Tensor, "batch one"]:
     return torch.tensor([[e.last] for e in capture.prompts], device=capture.resid_final.device)
 
 
-def readings(capture: Capture, model: Model, heads: Sequence[Head]) -> Iterator[Reading]:
+def readings(capture: Capture, model: Model, heads: Sequence[tuple[int, int]]) -> Iterator[Reading]:
     """Every kind of vector for every head; those of keys once a layer. Needs want=WANT."""
     labels, last = capture.label_positions, _last(capture)
     for layer in dict.fromkeys(layer for layer, _ in heads):
@@ -169,7 +168,12 @@ def _relations_of(encoded: Encoded, kind: str, classes: Mapping[str, Iterable[st
 
 
 def top_word_table(
-    model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon, k: int = 10, norm: str = "frozen"
+    model: Model,
+    encoded: Encoded,
+    heads: Sequence[tuple[int, int]],
+    lexicon: Lexicon,
+    k: int = 10,
+    norm: str = "frozen",
 ) -> pd.DataFrame:
     """The top words of every reading of one prompt, with stop words kept and left out (v1 tables 1 and 3).
 
@@ -203,7 +207,7 @@ def top_word_table(
 def related_words(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     lexicon: Lexicon,
     k: int = 10,
     norm: str = "frozen",
@@ -268,7 +272,7 @@ def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -
 def label_ranks(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     norm: str = "frozen",
     progress: str | None = None,
 ) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from twotowers.analysis import project
 from twotowers.analysis.ablate import ablate_heads
+from twotowers.analysis.at_labels import read_labels
 from twotowers.analysis.attention import check_labels_left
 from twotowers.analysis.edit_heads import all_heads, mean_fed
 from twotowers.analysis.logit_changes import logit_change, margin_rows
@@ -102,13 +103,7 @@ def attention_by_class(
     """
     check_labels_left(encoded)
     check_counterbalanced([e.prompt for e in encoded])
-    out = np.empty((len(encoded), model.n_layers, model.n_heads))
-    for seen in captures(model, encoded, {"weights"}, max_tokens, progress):
-        sign = torch.tensor([[1.0 if true else -1.0 for true in p.prompt.is_true] for p in seen.prompts])
-        at = seen.label_positions[:, None].expand(-1, model.n_heads, -1)
-        for layer, weights in enumerate(seen.weights):
-            out[seen.index, layer] = torch.einsum("bhk,bk->bh", weights.gather(2, at), sign.to(weights)).cpu().numpy()
-    return out
+    return read_labels(model, encoded, max_tokens, progress).difference()
 
 
 def check_counterbalanced(prompts: Sequence[Prompt]) -> None:

@@ -9,34 +9,23 @@ A study's table comes from `out`, from the recorded results, or is computed; eit
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import altair as alt
 import pandas as pd
-from IPython.display import Markdown, display
+from IPython.display import HTML, Markdown, display
 
+from twotowers.chapters.notebooks import assigned, declared
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits.claim import Claim, code, plural
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
-from twotowers.paths import book_folder, results_folder, shipped_models
+from twotowers.paths import shipped_models
 from twotowers.stats import tables
 from twotowers.studies.context import CHAPTERS, Study
 from twotowers.studies.run import Run
-
-
-def declared(chapter: str) -> dict[str, Any]:
-    """The parameters that a chapter's notebook declares, with the values in its parameters cell."""
-    import nbformat
-
-    path = book_folder() / f"{chapter}.ipynb"
-    if not path.is_file():
-        raise TwoTowersError(f"there is no chapter '{chapter}' in {path.parent}")
-    cells = nbformat.read(path, 4).cells
-    source = "\n".join(cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
-    return {name: ast.literal_eval(value) for name, value in assigned(source).items()}
 
 
 class Chapter(Run):
@@ -50,28 +39,36 @@ class Chapter(Run):
         chart: Callable[[pd.DataFrame], alt.TopLevelMixin] | None = None,
         claim: Callable[[pd.DataFrame], Claim] | None = None,
         rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
-    ) -> pd.DataFrame | None:
-        """Show a study's table: its chart, its claim, and `rows` of it as a table. Returns the whole table.
+    ) -> None:
+        """Show a study's table: its chart, `rows` of it as a table, and its claim; `table(study)` gives the whole.
 
-        An exhibit that cannot be made says why in its place; the rest of the chapter stands. None is returned then.
+        An exhibit that cannot be made says why in its place; the rest of the chapter stands.
         """
         try:
             table = self.table(study)
             shown = [made(table) for made in (chart, rows, claim) if made is not None]
         except TwoTowersError as error:
             display(Markdown(f"*This exhibit ({code(study.name)}) cannot be made here:* {code(error)}"))
-            return None
+            return
         for one in shown:
             display(Markdown(one.markdown) if isinstance(one, Claim) else one)
         for note in table.attrs["provenance"]["notes"]:
             if note not in self._kept.setdefault("said", []):
                 self._kept["said"].append(note)
                 display(Markdown(f"*Note.* {code(note)}"))
-        return table
+
+    def show_text(self, text: Callable[[Run], str]) -> None:
+        """Show a text that stands in no table, where it is at hand: not on a page that is made of recorded tables."""
+        if self.parameters.recorded == "only":
+            return
+        try:
+            display(HTML(f"<pre style='white-space: pre-wrap'>{escape(text(self))}</pre>"))
+        except TwoTowersError as error:
+            display(Markdown(f"*The text cannot be shown here:* {code(error)}"))
 
     def banner(self) -> None:
         """Say which model the figures come from, whether they were recorded, and whether it learns the task."""
-        p, about = self.parameters, self._told_about()
+        p, about = self.parameters, self.about
         kind = (
             "a miniature trained for this book, not one of the paper's models"
             if p.model in shipped_models()
@@ -105,14 +102,6 @@ class Chapter(Run):
         elif left := [d for d in self.parameters.datasets if d not in passing]:
             display(Markdown(f"It does not clearly learn {', '.join(map(code, left))}: claims leave these sets out."))
 
-    def _told_about(self) -> dict[str, Any]:
-        """About the model, from its files, or from a recorded table where only those are at hand."""
-        if self.parameters.recorded != "only":
-            return self.about
-        for path in sorted(results_folder(self.parameters.model).glob("*.csv")):
-            return tables.provenance_of(path)["about"]
-        raise TwoTowersError(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
-
     def _recorded(self) -> str:
         """When and where this chapter's tables were made, for those that are not made afresh."""
         found = [self.saved(study) for study in CHAPTERS.get(self.name, [])]
@@ -136,15 +125,6 @@ class Chapter(Run):
 
 
 WITHOUT_FORM = {"scorecard", "cost", "playground"}  # chapters that read no prompts of their own
-
-
-def assigned(source: str) -> dict[str, ast.expr]:
-    """Name -> value of every plain assignment of a cell, top level only; nothing of a cell that is no Python."""
-    try:
-        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
-    except SyntaxError:  # a cell with %magic
-        return {}
-    return {target.id: node.value for node in nodes for target in node.targets if isinstance(target, ast.Name)}
 
 
 def named_in_cells(scope: dict[str, Any]) -> list[str]:

@@ -25,8 +25,8 @@ from transformers import DynamicCache
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
-from twotowers.model.architectures import Model
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
 PARTS = ("query", "keys", "values")

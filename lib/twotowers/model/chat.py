@@ -10,6 +10,7 @@ are safetensors only, no code of a model's own is run, and answers are greedy, s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,12 +60,12 @@ def control_example(case: Encoded, place: int, others: Sequence[Encoded]) -> tup
     raise TwoTowersError(f"no other prompt has '{own.label}' beside a text of another class: draw more prompts")
 
 
-def check(name: str) -> None:
+def check(name: str | os.PathLike) -> None:
     """Raise TwoTowersError unless there is such a model and its tokenizer has a chat template; reads no weights."""
-    _templated(name, loading.Files.of(name).tokenizer())
+    _templated(name, loading.Files.of(str(name)).tokenizer())
 
 
-def _templated(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def _templated(name: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if not tokenizer.chat_template:
         raise TwoTowersError(
             f"the tokenizer of '{name}' has no chat template, so it is no chat model: name one that was tuned for chat"
@@ -81,8 +82,8 @@ class Chat:
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def load(cls, name: str, *, dtype: str = "float32", device: str = "cpu") -> Chat:
-        """A folder or hub id. Raises TwoTowersError, in one line, as `models.load` and `check` do."""
+    def load(cls, name: str | os.PathLike, *, dtype: str = "float32", device: str = "cpu") -> Chat:
+        """A folder or hub id. Raises TwoTowersError, in one line, as `loading.load` and `check` do."""
         files = loading.Files.of(str(name))
         tokenizer = _templated(name, files.tokenizer())
         hf = files.weights(dtype, device).eval().requires_grad_(False)

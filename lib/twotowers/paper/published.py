@@ -29,7 +29,7 @@ def published(where: str | None = None) -> pd.DataFrame:
 
 
 def published_value(source: str, quantity: str = "", *, where: str = "", model: str = "") -> pd.Series:
-    """The one published row whose columns contain these texts, whatever the case; its `value` is text ("18-31").
+    """The one published row whose columns are these texts, or else contain them, whatever the case; its `value` is text ("18-31").
 
     Raises TwoTowersError when no row or several rows match.
     """
@@ -37,7 +37,8 @@ def published_value(source: str, quantity: str = "", *, where: str = "", model: 
     asked = {"source": source, "quantity": quantity, "where": where, "model": model}
     found = table
     for column, text in asked.items():
-        found = found[_contains(found[column], text)]
+        exact = found[found[column] == text]
+        found = exact if len(exact) else found[_contains(found[column], text)]
     given = ", ".join(f"{column} '{text}'" for column, text in asked.items() if text)
     if found.empty:
         raise TwoTowersError(f"nothing published matches {given}: see data/published.csv")

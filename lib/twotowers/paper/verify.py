@@ -19,8 +19,8 @@ from twotowers.analysis import locate
 from twotowers.errors import TwoTowersError
 from twotowers.model.capture import Capture, capture
 from twotowers.model.model import Model
+from twotowers.paper.published import paper_model, published
 from twotowers.prompts.prompt import Encoded, Prompt
-from twotowers.stats import tables
 
 SOURCE = "authors' notebook"
 TABLE = "authors-numbers"
@@ -84,10 +84,10 @@ def authors_numbers(model: Model) -> pd.DataFrame:
 
     Raises TwoTowersError when they print none for a model of this name.
     """
-    printed = tables.published(SOURCE)
-    printed = printed[printed["model"] == tables.paper_model(model.name)]
+    printed = published(SOURCE)
+    printed = printed[printed["model"] == paper_model(model.name)]
     if printed.empty:
-        known = " or ".join(tables.published(SOURCE)["model"].unique())
+        known = " or ".join(published(SOURCE)["model"].unique())
         raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {known}")
     rows = []
     for text, part in printed.groupby("where", sort=False):

@@ -36,7 +36,7 @@ WORDS = ("all", "seen", "heldout")
 
 def draw(
     name: str,
-    n: int,
+    n: int | float,
     *,
     seed: int = 0,
     labels: Sequence[str] = ("foo", "bar"),

@@ -45,10 +45,10 @@ class Prompt:
     outside `labels`, and texts that are empty or have spaces at their edges (these would change the tokens).
     """
 
-    demonstrations: tuple[Demonstration, ...]
+    demonstrations: Sequence[Demonstration]
     query: str
     true_label: str
-    labels: tuple[str, ...]
+    labels: Sequence[str]
     cls: str = ""
     dataset: str = ""
     separator: str = " "

@@ -51,7 +51,9 @@ def _theme() -> alt.theme.ThemeConfig:
     }
 
 
-def finished(chart: alt.Chart, title: str, description: str, subtitle: str = "", height: int | None = 260) -> alt.Chart:
+def finished(
+    chart: alt.TopLevelMixin, title: str, description: str, subtitle: str = "", height: int | None = 260
+) -> alt.TopLevelMixin:
     """Give a chart its title and its text description, and let it fill the width of the page."""
     heading = alt.TitleParams(title, subtitle=subtitle) if subtitle else alt.TitleParams(title)
     chart = chart.properties(title=heading, description=f"{title}. {description}")
@@ -72,7 +74,9 @@ def colour(field: str, table: pd.DataFrame, title: str | None = None) -> alt.Col
     return alt.Color(f"{field}:N", scale=scale, title=title, legend=alt.Legend(columns=columns))
 
 
-def by_layer(table: pd.DataFrame, *, title: str, description: str, y: str = "increase", y_title: str) -> alt.Chart:
+def by_layer(
+    table: pd.DataFrame, *, title: str, description: str, y: str = "increase", y_title: str
+) -> alt.TopLevelMixin:
     """Values of attention and FFN blocks, layer by layer (v1 fig 2). Columns: layer, kind, `y`; low, high if known."""
     base = alt.Chart(table).encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
@@ -89,7 +93,7 @@ def by_layer(table: pd.DataFrame, *, title: str, description: str, y: str = "inc
 
 def head_map(
     table: pd.DataFrame, *, title: str, description: str, value: str = "increase", value_title: str, facet: str = ""
-) -> alt.Chart:
+) -> alt.TopLevelMixin:
     """Layer x head map, deepest layer on top. Columns: layer, head, `value`; `facet` names a column to split by."""
     limit = float(table[value].abs().max()) or 1.0
     rows = table["layer"].nunique()
@@ -118,13 +122,13 @@ def head_map(
 def bars(
     table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
     zero: bool = True, sort: list | None = None, height: int = 260, facet: str = "",
-) -> alt.Chart:  # fmt: skip
+) -> alt.TopLevelMixin:  # fmt: skip
     """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known; `facet` splits."""
     tint, shown = colour(group, table, group.replace("_", " ")), (x, group, y, "low", "high", "n")
     crowded = table.groupby(x)[group].nunique().max() > 1  # one bar a place needs no room for others
     offset = {"xOffset": alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group])))} if crowded else {}
 
-    def panel(part: pd.DataFrame) -> alt.Chart:
+    def panel(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(
             x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=240)), **offset
         )
@@ -164,7 +168,7 @@ def _side_by_side(panel: Callable, table: pd.DataFrame, facet: str, height: int)
 def lines(
     table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
     zero: bool = False, log: bool = False, height: int = 280,
-) -> alt.Chart:  # fmt: skip
+) -> alt.TopLevelMixin:  # fmt: skip
     """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog)."""
     smallest = float(table.loc[table[x] > 0, x].min()) if log else 1.0
     scale = alt.Scale(type="symlog", constant=smallest) if log else alt.Scale(zero=False)
@@ -188,7 +192,7 @@ def lines(
 def scatter(
     table: pd.DataFrame, *, x: str, y: str, title: str, description: str, x_title: str, y_title: str,
     group: str = "", shape: str = "", diagonal: bool = False, height: int = 320, facet: str = "", opacity: float = 0.7,
-) -> alt.Chart:  # fmt: skip
+) -> alt.TopLevelMixin:  # fmt: skip
     """Points, coloured by `group` and shaped by `shape` when given; `diagonal` draws the line of equality.
 
     `facet` splits into panels, each with its own scales.
@@ -201,7 +205,7 @@ def scatter(
         scale = alt.Scale(domain=names, range=["circle", "triangle-up", "square"][: len(names)])
         encodings["shape"] = alt.Shape(f"{shape}:N", scale=scale, title=shape.replace("_", " "))
 
-    def panel(part: pd.DataFrame) -> alt.Chart:
+    def panel(part: pd.DataFrame) -> alt.TopLevelMixin:
         chart = alt.Chart(part).mark_point(opacity=opacity)
         return chart.encode(
             x=alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(zero=False)),
@@ -222,7 +226,7 @@ def scatter(
 def matrix(
     table: pd.DataFrame, *, x: str, y: str, value: str, title: str, description: str, x_title: str, y_title: str,
     value_title: str, facet: str = "",
-) -> alt.Chart:  # fmt: skip
+) -> alt.TopLevelMixin:  # fmt: skip
     """A grid of numbers with their colours, zero in the middle. Columns: `x`, `y`, `value`; `facet` splits.
 
     Where numbers would not fit, of more than MOST_NUMBERS columns, colours and tooltips stand alone.
@@ -234,7 +238,7 @@ def matrix(
     many = len(order[x]) > MOST_NUMBERS
     dark = (alt.datum[value] > 0.6 * limit) | (alt.datum[value] < -0.6 * limit)  # white numbers on strong colours
 
-    def panel(part: pd.DataFrame) -> alt.Chart | alt.LayerChart:
+    def panel(part: pd.DataFrame) -> alt.TopLevelMixin:
         base = alt.Chart(part).encode(
             x=alt.X(f"{x}:N", title=x_title, sort=order[x], axis=alt.Axis(labelAngle=-40 if many else 0)),
             y=alt.Y(f"{y}:N", title=y_title, sort=order[y]),
@@ -256,7 +260,7 @@ def matrix(
 
 def word_explorer(
     table: pd.DataFrame, *, title: str, description: str, start: dict[str, str] | None = None, height: int = 260
-) -> alt.Chart:
+) -> alt.TopLevelMixin:
     """Top words of one vector at a time, chosen by the reader in drop-down lists; works on a static page (v1 table 1).
 
     Columns: head, vector, silent ("left out" / "kept": the stop words), rank, word, value, relation. `start` names the
@@ -304,7 +308,7 @@ def rank_curves(
     description: str,
     x_title: str = "rank",
     height: int = 220,
-) -> alt.Chart:
+) -> alt.TopLevelMixin:
     """Share of ranks at or below each rank: a line a group, a panel a facet. Columns: `facet`, `group`, rank, share."""
     line = (
         alt.Chart(table)

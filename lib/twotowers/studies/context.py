@@ -15,6 +15,7 @@ study's numbers change (golden tables in the tests notice). What cannot be made 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -36,6 +37,7 @@ from twotowers.prompts.prompt import Encoded, Prompt, encode_all
 from twotowers.stats import tables
 
 NOT_IN_TABLES = {"model", "out", "recorded", "device", "device_map"}  # parameters that change no number
+SINCE = "TWOTOWERS_SINCE"  # set by the engine: when this command began, seconds
 LOCATING_SEED = 1_000_003  # heads are located on prompts of another draw than those that judge them
 CHAPTERS: dict[str, list[Study]] = {}
 
@@ -102,7 +104,15 @@ class Context:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The model in words and numbers: name, fingerprint, type, layers, heads, vocabulary, quantisation."""
+        """The model in words and numbers: name, fingerprint, type, layers, heads, vocabulary, quantisation.
+
+        With recorded=only they come from a recorded table, and no model is loaded. Raises TwoTowersError without one.
+        """
+        if self.parameters.recorded == "only":
+            for path in sorted(results_folder(self.parameters.model).glob("*.csv")):
+                if "about" in (told := tables.provenance_of(path)):
+                    return told["about"]
+            raise TwoTowersError(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
         lm = self.lm
         return {
             "name": self.parameters.model, "fingerprint": lm.fingerprint, "type": lm.config.model_type,
@@ -127,20 +137,34 @@ class Context:
             "data": data_fingerprint(self.parameters.datasets), "parameters": {name: p[name] for name in names},
         }  # fmt: skip
 
+    def file_of(self, study: Study) -> str:
+        """The name under which a table is saved: those that chapters share have one file for each choice of sets."""
+        sets = self.parameters.datasets
+        if study.uses is None or sets == list(datasets.WORD_SETS):
+            return study.name
+        return f"{study.name}-{hashlib.sha256('|'.join(sets).encode()).hexdigest()[:6]}"
+
     def saved(self, study: Study) -> pd.DataFrame | None:
-        """The table as it was saved in `out`, or recorded, when its identity agrees; a damaged one is named."""
-        if self.parameters.recorded == "never":
-            return None
-        wanted = self.identity(study)
-        for folder in (Path(self.parameters.out), results_folder(self.parameters.model)):
-            if not (folder / f"{study.name}.csv").is_file():
+        """The table as it was saved in `out`, or recorded, when its identity agrees; a damaged one is named.
+
+        With recorded=never, only what the same `twotowers` command has just made in `out`. What could not be made is
+        tried again, but for recorded=only.
+        """
+        p, wanted = self.parameters, self.identity(study)
+        never, only = p.recorded == "never", p.recorded == "only"
+        since = float(os.environ.get(SINCE, "inf")) if never else 0.0
+        for folder in [Path(p.out)] if never else [Path(p.out), results_folder(p.model)]:
+            path = folder / f"{self.file_of(study)}.csv"
+            if not path.is_file() or path.stat().st_mtime < since:
                 continue
             try:
-                found = tables.load(folder, study.name)
+                found = tables.load(folder, self.file_of(study))
             except TwoTowersError as error:
                 self.notes.append(str(error))
                 continue
-            if found.attrs["provenance"].get("identity") == wanted:
+            told = found.attrs["provenance"]
+            if told.get("identity") == wanted and (only or not told.get("unavailable")):
+                found.attrs["path"] = str(path)
                 return found
         return None
 
@@ -153,7 +177,8 @@ class Context:
 
     def _table(self, study: Study) -> pd.DataFrame:
         found = self.saved(study)
-        if found is not None:
+        if found is not None:  # put into `out`, if only again: the tables of a page lie together, none of them old
+            tables.write(Path(self.parameters.out) / f"{study.name}.csv", Path(found.attrs["path"]).read_bytes())
             return found
         if self.parameters.recorded == "only":
             raise TwoTowersError(
@@ -171,8 +196,8 @@ class Context:
             "libraries": {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},
             "notes": list(dict.fromkeys(self.notes[before:])), "unavailable": unavailable,
         }  # fmt: skip
-        tables.save(table, self.parameters.out, study.name, provenance)
-        return tables.load(self.parameters.out, study.name)
+        tables.save(table, self.parameters.out, self.file_of(study), provenance)
+        return tables.load(self.parameters.out, self.file_of(study))
 
     # --- prompts ---
 

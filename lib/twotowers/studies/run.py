@@ -61,6 +61,12 @@ class Run(Context):
             for i in range(p.draws)
         ]
 
+    def on(self, datasets: list[str]) -> Run:
+        """This run on other sets, with the same model."""
+        other = Run(self.parameters.model_copy(update={"datasets": datasets}), self.least, self.notes)
+        other.__dict__.update({name: self.__dict__[name] for name in ("lm", "about") if name in self.__dict__})
+        return other
+
     @property
     def heads_from(self) -> str:
         """Where `heads()` come from, as part of a sentence."""

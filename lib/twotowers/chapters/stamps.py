@@ -1,0 +1,107 @@
+"""What tells whether a chapter is done: by content, never by time.
+
+A stamp, HOME/.done/CHAPTER.json, is written last. It holds the job with the state of all that went in, and checksums of
+the page and the tables that came out. A chapter is done when its stamp says so, names the same job, and what it names
+lies there unchanged; else the stamp is removed and the chapter runs again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from twotowers.errors import TwoTowersError
+from twotowers.paths import book_folder, data_folder, results_folder, shipped_models
+from twotowers.stats import tables
+
+DONE, FAILED = "done", "failed"
+LIBRARIES = ("torch", "transformers", "numpy", "pandas", "altair")
+
+
+def stamp_of(key: str) -> str:
+    """Where a job's stamp lies below the root."""
+    home, chapter = key.split("/")
+    return f"{home}/.done/{chapter}.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A stamp, or {} when there is none that can be read."""
+    try:
+        found = json.loads(path.read_text("utf8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def whole(root: Path, key: str, job: dict[str, Any]) -> bool:
+    """Whether this very job is done, and its page and tables are as it left them."""
+    stamp, home = read(root / stamp_of(key)), root / key.split("/")[0]
+    if stamp.get("status") != DONE or stamp["job"] != job:
+        return False
+    try:
+        return stamp["page"] == digest([root / f"{key}.ipynb"]) and stamp["tables"] == table_digests(
+            home, job["chapter"]
+        )
+    except TwoTowersError:
+        return False
+
+
+def table_digests(home: Path, chapter: str) -> dict[str, str]:
+    """Name -> checksum of the rows of every table of a chapter. Raises TwoTowersError for a damaged one."""
+    found = {}
+    for path in sorted((home / "tables").glob(f"{chapter}-*.csv")):
+        found[path.stem] = tables.load(path.parent, path.stem).attrs["provenance"][tables.DIGEST]
+    return found
+
+
+def state(job: dict[str, Any]) -> str:
+    """One checksum of all that a job's result depends on beside its parameters."""
+    p, data = job["parameters"], data_folder()
+    models = [job["model"], *p.get("more_models", []), *filter(None, [p.get("chat_model")])]
+    recorded = results_folder(job["model"]).glob("*.csv") if p.get("recorded") != "never" else []
+    elsewhere = [*data.glob("results/*/*.csv"), *data.parent.glob("benchmarks/results/*")] if job["reads_all"] else []
+    elsewhere += data.parent.glob("runs/*/tables/*.csv") if job["reads_all"] else []
+    parts = [
+        digest([book_folder() / f"{job['chapter']}.ipynb"]), shared_sources(), digest([*recorded, *elsewhere]),
+        *map(model_state, models),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@cache
+def shared_sources() -> str:
+    """The code, the data and the libraries that every chapter reads."""
+    data = data_folder()
+    files = [*Path(__file__).parents[1].rglob("*.py"), *data.glob("words/*"), data / "published.csv"]
+    return digest([*files, data / "sentences" / "files.csv"]) + ",".join(map(version, LIBRARIES))
+
+
+@cache
+def model_state(model: str) -> Any:
+    """What tells one state of a model's files from another, without reading its weights."""
+    path = shipped_models().get(model, Path(model))
+    if path.exists():
+        files = sorted(f for f in path.iterdir() if f.is_file()) if path.is_dir() else [path]
+        return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")  # its folder is named after the commit
+    except HFValidationError:
+        return None
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def digest(files: Iterable[Path]) -> str:
+    """One checksum of files: their names and bytes; "absent" for one that is not there."""
+    total = hashlib.sha256()
+    for path in sorted(files):
+        content = path.read_bytes() if path.is_file() else b"absent"
+        total.update(path.name.encode() + hashlib.sha256(content).digest())
+    return total.hexdigest()

@@ -1,0 +1,326 @@
+"""Chapter 4 as a reader sees it: charts and claims of `studies.attention_weights` and `studies.two_towers`."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.stats import charts
+from twotowers.stats.intervals import Interval, estimate
+
+IN, RANDOM, OVER = "in-context heads", "random heads", "in-context less random"
+PAPER, BALANCED = "paper's order", "counterbalanced"
+POOLED = "all sets that are learned"
+COMPARED, CONTENT = "as the model compares", "content alone"
+ALLOWED = 0.05  # of the random sets of heads may reach the in-context heads, and the claim still holds
+UNLEARNED = "The model is not shown to learn any of these sets, so this cannot be judged"
+
+
+def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interval, Interval, str]:
+    """Verdict over the sets that are learned: beyond `null`, beyond random heads, and beyond nearly every draw of them."""
+    own = t[(t["dataset"] == POOLED) & (t["form"] == BALANCED)]
+    effect, over = (estimate(own, column, heads=kind) for kind in (IN, OVER))
+    outdone, draws = (int(own[name].iloc[0]) for name in ("outdone", "draws"))
+    verdict = judge(effect, over, null=null)
+    if verdict is Verdict.HOLDS and outdone > ALLOWED * draws:
+        verdict = Verdict.CONTROL
+    return verdict, effect, over, f"{outdone} of {plural(draws, 'random set')} of heads reach as much"
+
+
+def leaning(t: pd.DataFrame) -> Claim:
+    """Section 4.4, judged where neither a place nor a label word tells the class."""
+    if POOLED not in set(t["dataset"]):
+        found = estimate(t, "difference", dataset=t["dataset"].iloc[0], form=BALANCED, heads=IN)
+        return Claim(
+            Verdict.UNTESTABLE,
+            f"{UNLEARNED}. On {code(t['dataset'].iloc[0])}, counterbalanced, the heads {listed(t['names'].iloc[0].split(', '))} "
+            f"give true labels {found:+.3f} more attention than false ones.",
+        )
+    verdict, effect, over, reached = _judged(t, "difference", 0.0)
+    printed = estimate(t, "difference", dataset=POOLED, form=PAPER, heads=IN)
+    said = {
+        Verdict.HOLDS: "look more at labels of the query's class than at the others, and more so than random heads",
+        Verdict.CONTROL: "look more at labels of the query's class, but no more than random heads at the same depths",
+        Verdict.FAILS: "do not look more at labels of the query's class than at the others",
+    }.get(verdict, "cannot be told from heads that look at both kinds of labels alike")
+    return Claim(
+        verdict,
+        f"Counterbalanced, the heads {listed(t['names'].iloc[0].split(', '))} {said}: a difference of {effect:+.3f} (in-context "
+        f"less random {over:+.3f}; n = {plural(effect.n, 'query word')}). In the paper's order it is {printed:+.3f}. {reached}.",
+    )
+
+
+def leaning_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[t["heads"] != OVER]
+    return charts.bars(
+        own, x="dataset", y="difference", group="heads", facet="form", sort=list(dict.fromkeys(own["dataset"])),
+        x_title="set (false/true class)", y_title="attention on true less false labels",
+        title="Attention on true less false labels, mean over heads",
+        description="Grouped bars with 95% intervals, one pair a set: in-context heads and random heads at the same depths; "
+        "left in the paper's order, right counterbalanced.",
+    )  # fmt: skip
+
+
+def true_false_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    shown = t[t["kind"] == IN]
+    return charts.bars(
+        shown, x="head", y="weight", group="label", facet="form", sort=list(dict.fromkeys(shown["head"])),
+        x_title="head (layer-head)", y_title="attention, summed over labels",
+        title="Attention of the last position on true and on false labels",
+        description="Grouped bars with 95% intervals, one pair for each in-context head; left the paper's order, right the "
+        "same prompts counterbalanced.",
+    )  # fmt: skip
+
+
+def differences_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="difference", group="form", facet="kind", sort=list(dict.fromkeys(t["head"])),
+        x_title="head (layer-head)", y_title="attention on true less false labels",
+        title="What is left when place and label word say nothing",
+        description="Grouped bars with 95% intervals: difference of attention in the paper's order and counterbalanced; left "
+        "in-context heads, right a random head of each one's layer.",
+    )  # fmt: skip
+
+
+def differences(t: pd.DataFrame) -> Claim:
+    def counts(form: str, kind: str) -> tuple[int, int]:
+        own = t[(t["form"] == form) & (t["kind"] == kind)]
+        return int((own["stands"] & (own["difference"] > 0)).sum()), len(own)
+
+    (paper, of), (balanced, _) = counts(PAPER, IN), counts(BALANCED, IN)
+    (random, others) = counts(BALANCED, RANDOM)
+    return Claim(
+        None,
+        f"On {code(t['dataset'].iloc[0])}, of {plural(of, 'in-context head')}, {paper} look more at true labels in the paper's "
+        f"order and {balanced} counterbalanced; so do {random} of {plural(others, 'random head')}, counterbalanced. What a head "
+        "loses between the two forms came from places or label words, not from the texts.",
+    )
+
+
+def every_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.head_map(
+        t, value="difference", value_title="attention on true less false labels",
+        title="Difference of attention, every head, counterbalanced",
+        description="A grid with one cell for each head, layers from bottom to top; colour is the mean difference of "
+        "attention between true and false labels.",
+    )  # fmt: skip
+
+
+def every_head_scatter(t: pd.DataFrame) -> alt.TopLevelMixin:
+    shown = t.assign(heads=t["located"].map({True: "in-context heads", False: "all other heads"}))
+    return charts.scatter(
+        shown[["name", "label_margin", "difference", "heads"]].round(5), x="label_margin", y="difference", group="heads",
+        x_title="lead of the true label from label positions (nats)", y_title="attention on true less false labels",
+        title="Do heads that look at true labels raise the true label?",
+        description="One point a head; points to the right raise the true label more from label positions.",
+    )  # fmt: skip
+
+
+def every_head(t: pd.DataFrame) -> Claim:
+    towards, away = (int((t["stands"] & (sign * t["difference"] > 0)).sum()) for sign in (1, -1))
+    separate = int((t["auc_stands"] & (t["auc"] > 0.5)).sum())
+    over, within = (
+        Interval(*t[[name, f"{name}_low", f"{name}_high"]].iloc[0], len(t)) for name in ("correlation", "within")
+    )
+    out = (
+        f"On {code(t['dataset'].iloc[0])}, of {plural(len(t), 'head')}, {towards} look more at true labels and {away} more at "
+        f"false ones, and {separate} score true labels higher more often than not. Over heads, the rank correlation of this "
+        f"difference with the lead that a head gives the true label is {over:.2f}, and {within:.2f} within layers."
+    )
+    return Claim(None, out)
+
+
+def places(t: pd.DataFrame) -> pd.DataFrame:
+    """The in-context heads and where they stand among all heads by their difference."""
+    own = t[t["located"]].sort_values("place")
+    return own[["name", "place", "difference", "auc", "label_margin"]].round(3).set_index("name")
+
+
+def points_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.scatter(
+        t, x="weight", y="increase", group="label", facet="head", opacity=0.4, height=200, x_title="attention weight",
+        y_title="log-probability increase (nats)", title="Attention and increase at label positions, top heads",
+        description="One panel for each of the top heads, one point for each label position; points rise to the right where "
+        "more attention brings more increase of the label's own word.",
+    )  # fmt: skip
+
+
+def correlations_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[t["measure"] == "spearman"]
+    return charts.bars(
+        own, x="head", y="correlation", group="kind", facet="kind", sort=list(dict.fromkeys(own["head"])),
+        x_title="head (layer-head)", y_title="rank correlation", title="Rank correlation of attention and increase",
+        description="Bars with 95% intervals over label positions; left in-context heads, right random heads.",
+    )  # fmt: skip
+
+
+def correlations(t: pd.DataFrame) -> Claim:
+    """Fig 7. Part of it is built in, so this is a finding and no verdict."""
+    rank = t[t["measure"] == "spearman"]
+    ours, theirs = (rank[rank["kind"] == kind] for kind in (IN, RANDOM))
+    if ours.empty or theirs.empty:
+        return Claim(None, "In one kind of heads attention or increase never varies, so there is nothing to compare.")
+    line = t[(t["measure"] == "pearson") & (t["kind"] == IN)]["correlation"].median()
+    return Claim(
+        None,
+        f"The rank correlation is clearly above zero in {int((ours['low'] > 0).sum())} of {plural(len(ours), 'in-context head')} "
+        f"(median {ours['correlation'].median():.2f}; the linear one {line:.2f}) and in {int((theirs['low'] > 0).sum())} of "
+        f"{plural(len(theirs), 'random head')}. The weight multiplies the vector, so more attention to a vector that carries "
+        "the label's word must bring more increase: that part says nothing of why a head looks there.",
+    )
+
+
+def right_wrong_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="gap", group="kind", facet="kind", sort=list(dict.fromkeys(t["head"])), x_title="head (layer-head)",
+        y_title="difference when right less when wrong", title="Attention in prompts answered right, less answered wrong",
+        description="Bars with 95% intervals: attention on true less false labels, among prompts with the same label word "
+        "and the same nearest label; left in-context heads, right random heads.",
+    )  # fmt: skip
+
+
+def right_wrong(t: pd.DataFrame) -> Claim:
+    def lean(kind: str) -> str:
+        own = t[t["kind"] == kind]
+        return f"{int((own['low'] > 0).sum())} of {plural(len(own), kind.removesuffix('s'))}"
+
+    row, medians = t.iloc[0], t.groupby("kind")["correlation"].median()
+    return Claim(
+        None,
+        f"The true label is the less likely one in {row['wrong'] / (row['right'] + row['wrong']):.0%} of prompts. Where it is "
+        f"the likelier one, attention leans more to true labels in {lean(IN)} and in {lean(RANDOM)}. With the margin, this "
+        f"difference has a correlation of {medians[IN]:.2f} in the median in-context head.",
+    )
+
+
+def similarity(t: pd.DataFrame) -> Claim:
+    """Claim 4 of the paper, "attention is class similarity": a query scores higher with keys of its class."""
+    if POOLED not in set(t["dataset"]):
+        found = estimate(t, "auc", dataset=t["dataset"].iloc[0], form=BALANCED, heads=IN)
+        return Claim(
+            Verdict.UNTESTABLE,
+            f"{UNLEARNED}. On {code(t['dataset'].iloc[0])} the AUC within prompts is {found:.3f} (a half is chance).",
+        )
+    verdict, effect, over, reached = _judged(t, "auc", 0.5)
+    said = {
+        Verdict.HOLDS: "score labels of the query's class higher more often than not, and more often than random heads do",
+        Verdict.CONTROL: "score labels of the query's class higher more often than not, but no more than random heads do",
+        Verdict.FAILS: "do not score labels of the query's class higher than the others",
+    }.get(verdict, "cannot be told from heads whose scores do not depend on the class")
+    return Claim(
+        verdict,
+        f"Is attention a similarity of classes? The in-context heads {said}: AUC {effect:.3f}, in-context less random "
+        f"{over:+.3f} (n = {plural(effect.n, 'query word')}). {reached}.",
+    )
+
+
+def _above_half(t: pd.DataFrame) -> pd.DataFrame:
+    return t.assign(above=t["auc"] - 0.5, low=t["low"] - 0.5, high=t["high"] - 0.5)
+
+
+def similarity_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = _above_half(t[t["heads"] != OVER])
+    return charts.bars(
+        own, x="dataset", y="above", group="heads", sort=list(dict.fromkeys(own["dataset"])), x_title="set (false/true class)",
+        y_title="AUC less one half", title="How often a query scores higher with labels of its own class",
+        description="Grouped bars with 95% intervals, zero is chance: mean over in-context heads and over random heads at the "
+        "same depths, for each set.",
+    )  # fmt: skip
+
+
+def separation_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = _above_half(t)
+    return charts.bars(
+        own, x="head", y="above", group="reading", facet="kind", sort=list(dict.fromkeys(own["head"])),
+        x_title="head (layer-head)", y_title="AUC less one half", title="Class separation, head by head",
+        description="Grouped bars with 95% intervals, zero is chance; left in-context heads, right random heads.",
+    )  # fmt: skip
+
+
+def separation(t: pd.DataFrame) -> Claim:
+    def count(kind: str, reading: str) -> tuple[int, str]:
+        own = t[(t["kind"] == kind) & (t["reading"] == reading)]
+        return int((own["stands"] & (own["auc"] > 0.5)).sum()), plural(len(own), kind.removesuffix("s"))
+
+    own = t[(t["kind"] == IN) & (t["reading"] == COMPARED)]
+    best = own.loc[own["auc"].idxmax()]
+    (ours, of), (theirs, others) = count(IN, COMPARED), count(RANDOM, COMPARED)
+    rest = (
+        f"With content alone, before the rotation by position, {count(IN, CONTENT)[0]} of the in-context heads do."
+        if CONTENT in set(t["reading"])
+        else "This model does not rotate by position: its keys hold learned positions, and there is no reading without them."
+    )
+    return Claim(
+        None,
+        f"{ours} of {of} and {theirs} of {others} separate the classes better than chance; the best in-context head is "
+        f"{code(best['head'])} with {estimate(own, 'auc', head=best['head']):.3f}. {rest}",
+    )
+
+
+def plane_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.scatter(
+        t[["head", "tower", "class", "x", "y"]], x="x", y="y", group="class", shape="tower", facet="head", height=290,
+        x_title="first component", y_title="second component", opacity=0.6, title="Queries and keys of one head, in a plane",
+        description="Points coloured by class, circles for queries and triangles for keys; left an in-context head, right a "
+        "random head of its layer.",
+    )  # fmt: skip
+
+
+def plane(t: pd.DataFrame) -> Claim:
+    said = [f"{head} {own['share'].iloc[0]:.0%}" for head, own in t.groupby("head", sort=False)]
+    how = "before the rotation by position" if t["rotary"].iloc[0] else "with learned positions in them"
+    return Claim(
+        None,
+        f"The plane shows this share of the variance: {', '.join(said)} ({int(t['fitted'].iloc[0]):,} queries fitted, {how}). "
+        "The in-context head shown is the one that separates best: the others separate less.",
+    )
+
+
+def class_scores_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.matrix(
+        t, x="key_class", y="query_class", value="relative", facet="head", x_title="class of the key",
+        y_title="class of the query", value_title="score, less the row's mean (nats)",
+        title="Query-key scores, class against class",
+        description="A grid for each head; a strong diagonal means that queries score highest with keys of their own class.",
+    )  # fmt: skip
+
+
+def class_scores(t: pd.DataFrame) -> Claim:
+    said = []
+    for head, own in t.groupby("head", sort=False):
+        highest = own.loc[own.groupby("query_class")["score"].idxmax()]
+        same = own["query_class"] == own["key_class"]
+        if same.all() or not same.any():
+            return Claim(None, "There is only one class, or none that queries and keys share: nothing to compare.")
+        gap = own[same]["relative"].mean() - own[~same]["relative"].mean()
+        hits = int((highest["query_class"] == highest["key_class"]).sum())
+        said.append(
+            f"in the {head}, {hits} of {len(highest)} classes of queries score highest with their own ({gap:+.2f} nats)"
+        )
+    return Claim(None, f"Own class first: {'; '.join(said)}.")
+
+
+def dissociation(t: pd.DataFrame) -> Claim:
+    """Reading labels and leaning right is not yet telling classes apart."""
+    reads, separates = t["reads"] == "yes", t["separates"] == "yes"
+    text = (
+        f"Of {plural(len(t), 'in-context head')}, {int(reads.sum())} read the label's word better than the random head of their "
+        f"layer, and {int(separates.sum())} separate the classes. "
+    )
+    if (t["leans"] == "unknown").any():
+        return Claim(None, text + "Right and wrong answers cannot be compared here, so whether they lean is not known.")
+    leans = t["leans"] == "yes"
+    alone = int((reads & leans & ~separates).sum())
+    rest = ": what such a head looks at gets written, but it does not look there by class" if alone else ""
+    return Claim(
+        None,
+        f"{text}{int(leans.sum())} look more at true labels where the answer is right. {alone} read labels and lean so without "
+        f"separating the classes{rest}.",
+    )
+
+
+def dissociation_rows(t: pd.DataFrame) -> pd.DataFrame:
+    names = {"mrr": "MRR of the label", "control": "MRR, random head", "reads": "reads the label",
+             "leans": "leans when right", "auc": "AUC", "separates": "separates classes"}  # fmt: skip
+    return t.set_index("head")[list(names)].rename(columns=names).round(3)

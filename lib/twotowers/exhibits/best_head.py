@@ -1,0 +1,121 @@
+"""Chapter 8 as a reader sees it: charts and claims of `studies.best_head`."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, plural
+from twotowers.stats import charts
+from twotowers.stats.intervals import Interval, estimate
+
+BEST, RANDOM, EVERY = "best head", "random heads", "all sets"
+PAPER, BALANCED = "paper's order", "counterbalanced"
+
+
+def chosen(t: pd.DataFrame) -> Claim:
+    ours = t[t["source"] == BEST].iloc[0]
+    return Claim(
+        None,
+        f"The best of {ours['total']} heads is {code(ours['head'])}, with {ours['label_margin']:+.2f} nats from label positions "
+        f"(mean over {plural(ours['n_sets'], 'set')}, {ours['n_locate']} prompts each that are in no figure). It is also the best "
+        f"head of {ours['best_on']} of these sets taken alone.",
+    )
+
+
+def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="dataset", y="accuracy", group="form", x_title="set", y_title="accuracy", title="Accuracy on each set",
+        description="Grouped bars with 95% Wilson intervals, in the paper's order and counterbalanced; guessing one of the two "
+        "labels gives one half.",
+    )  # fmt: skip
+
+
+def accuracy(t: pd.DataFrame) -> Claim:
+    balanced = t[t["form"] == BALANCED]
+    passing = int(balanced["passes"].sum())
+    verdict = Verdict.HOLDS if passing > len(balanced) / 2 else Verdict.FAILS if passing == 0 else Verdict.UNDECIDED
+    return Claim(
+        verdict,
+        f"The model learns the task from the texts on {passing} of {plural(len(balanced), 'set')}: counterbalanced, it is right in "
+        f"{balanced['accuracy'].min():.0%} to {balanced['accuracy'].max():.0%} of prompts. Claims below use these sets only.",
+    )
+
+
+def _gap(t: pd.DataFrame, what: str, null: float = 0.0) -> tuple[Verdict, Interval | None, str]:
+    own = t[t["of"] == what]
+    whole, sets = own[own["dataset"] == EVERY], own[own["dataset"] != EVERY]
+    clear = f"{int((sets['low'] > 0).sum())} of {len(sets)}"
+    if whole.empty:
+        return Verdict.UNTESTABLE, None, clear
+    row = whole.iloc[0]
+    effect = Interval(row["effect"], row["effect_low"], row["effect_high"], int(row["n"]))
+    gap = estimate(whole, "gap")
+    return judge(effect, gap, null=null), gap, clear
+
+
+def reads(t: pd.DataFrame) -> Claim:
+    """Appendix D, first half: label words rank higher in the best head than in random heads of its layer."""
+    verdict, gap, clear = _gap(t, "MRR", 0.01)
+    if gap is None:
+        return Claim(
+            verdict,
+            f"The model learns none of the sets, so nothing is judged; the best head is higher in {clear} sets.",
+        )
+    return Claim(
+        verdict,
+        f"On the sets that are learned, the MRR of label words in the best head less that in random heads of its layer is {gap:+.3f} "
+        f"(n = {plural(gap.n, 'query')}); it is clearly higher on {clear} sets.",
+    )
+
+
+def looks(t: pd.DataFrame) -> Claim:
+    """Appendix D, second half, judged where neither a place nor a label word tells the class."""
+    verdict, gap, clear = _gap(t, BALANCED)
+    _, paper, _ = _gap(t, PAPER)
+    if gap is None:
+        return Claim(
+            verdict,
+            f"The model learns none of the sets, so nothing is judged; the best head leans more on {clear} sets.",
+        )
+    return Claim(
+        verdict,
+        f"Counterbalanced, attention on true less false labels in the best head less that in random heads is {gap:+.3f}, clearly "
+        f"above on {clear} sets; in the paper's order, where near labels are the true ones, {paper:+.3f}.",
+    )
+
+
+def mrr_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="dataset", y="mrr", group="source", x_title="set", y_title="MRR",
+        title="The label's own word in what a head reads off it",
+        description="Grouped bars with 95% intervals for each set: the best head and random other heads of its layer.",
+    )  # fmt: skip
+
+
+def by_label_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    t = t.assign(shown=t["dataset"] + ", " + t["label"].astype(str))
+    return charts.bars(
+        t, x="shown", y="mrr", group="source", sort=list(dict.fromkeys(t["shown"])), x_title="set and label read",
+        y_title="MRR", title="MRR of each label",
+        description="Grouped bars with 95% intervals for each set and label: the best head and random heads of its layer.",
+    )  # fmt: skip
+
+
+def looks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[(t["source"] == BEST) & (t["side"] != "difference") & (t["form"] == PAPER)]
+    return charts.bars(
+        own, x="dataset", y="weight", group="side", x_title="set", y_title="attention, summed over label positions",
+        title="Attention of the best head on true and on false labels",
+        description="Grouped bars with 95% intervals for each set: sum of attention on the true and on the false labels, in the "
+        "paper's order.",
+    )  # fmt: skip
+
+
+def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[(t["source"] == BEST) & (t["side"] == "difference")]
+    return charts.bars(
+        own, x="dataset", y="weight", group="form", x_title="set", y_title="attention on true less false labels",
+        title="What is left when place and label word say nothing",
+        description="Grouped bars with 95% intervals for each set: difference of attention in the paper's order and counterbalanced.",
+    )  # fmt: skip

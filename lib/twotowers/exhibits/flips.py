@@ -1,0 +1,197 @@
+"""Chapter 6 as a reader sees it, second half: charts and claims of `studies.flips`."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, together
+from twotowers.stats import charts
+from twotowers.stats.intervals import estimate
+from twotowers.studies.flips import DEMONSTRATION, OVER, OWN, QUERY, RANDOM
+from twotowers.studies.interventions import MARGIN
+
+CHANGE = "relative change of attention"
+
+
+def label_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="lean", group="kind", sort=list(t["head"]), x_title="in-context head (layer-head)",
+        y_title="increase of the first label less that of the second (nats)", title="Which label each in-context head serves",
+        description="Bars with 95% intervals, one a head: mean increase of the first label where it is true less that of the "
+        "second on the same texts with the labels exchanged.",
+    )  # fmt: skip
+
+
+def label_heads(t: pd.DataFrame) -> Claim:
+    kinds = [
+        f"{code(kind)}: {listed(own['head'])} ({int(own['clear'].sum())} clearly)"
+        for kind, own in t.groupby("kind", sort=False)
+    ]
+    alone = " No head serves the other label." if len(kinds) == 1 else ""
+    return Claim(None, f"{'; '.join(kinds)}.{alone} The largest lean is {t['lean'].abs().max():.2f} nats.")
+
+
+def zeroed_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[(t["measure"] == MARGIN) & t["source"].isin([OWN, RANDOM])]
+    own = own.assign(
+        zeroed=[f"{r.zeroed}" if r.source == OWN else f"random beside {r.zeroed}" for r in own.itertuples()]
+    )
+    return charts.bars(
+        own.rename(columns={"true_label": "true label"}), x="zeroed", y="value", group="true label",
+        sort=list(dict.fromkeys(own["zeroed"])),
+        x_title="heads zeroed at the last position", y_title="change of the margin (nats)",
+        title="Zeroing the heads that serve one label",
+        description="Grouped bars with 95% intervals: change of the true label's margin on prompts of either true label.",
+    )  # fmt: skip
+
+
+def zeroed(t: pd.DataFrame) -> Claim:
+    """EMNLP table 3: zeroing a label's heads hurts prompts with this label true and helps those with the other true."""
+    kinds, verdicts, said = list(dict.fromkeys(t["zeroed"])), [], []
+    for kind in kinds:
+        cells = {}
+        for serves, sign in (("own label", -1), ("other label", 1)):
+            own, over = (
+                estimate(t, "value", zeroed=kind, source=s, serves=serves, measure=MARGIN) for s in (OWN, OVER)
+            )
+            verdicts.append(judge(own, over, sign=sign))
+            cells[serves] = own
+        said.append(
+            f"zeroing {code(kind)} changes the margin by {cells['own label']:+.2f} nats where their label is true and by "
+            f"{cells['other label']:+.2f} where the other is"
+        )
+    verdict = together(verdicts) if t["passes"].all() else Verdict.UNTESTABLE
+    held = f"{sum(v is Verdict.HOLDS for v in verdicts)} of {len(verdicts)} expected changes go beyond random heads"
+    learns = "" if t["passes"].all() else " The model is not shown to learn this set."
+    return Claim(verdict, f"{held}: {'; '.join(said)}.{learns}")
+
+
+def zeroed_rows(t: pd.DataFrame) -> pd.DataFrame:
+    shown = t.assign(shown=[f"{r.value:+.2f} [{r.low:+.2f}, {r.high:+.2f}]" for r in t.itertuples()])
+    return shown.pivot(index=["zeroed", "true_label", "measure"], columns="source", values="shown")[[OWN, RANDOM, OVER]]
+
+
+def minus_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[(t["quantity"] == "logit minus") & t["source"].isin([OWN, RANDOM])]
+    own = own.assign(shown=[r.heads if r.source == OWN else f"random beside {r.heads}" for r in own.itertuples()])
+    return charts.bars(
+        own.rename(columns={"at": "position of"}), x="shown", y="value", group="position of",
+        sort=list(dict.fromkeys(own["shown"])),
+        x_title="heads", y_title="logit minus (nats)", title="Which label the heads write at each label position",
+        description="Grouped bars with 95% intervals: mean logit minus of what heads add from the positions of either label.",
+    )  # fmt: skip
+
+
+def minus_rows(t: pd.DataFrame) -> pd.DataFrame:
+    shown = t.assign(shown=[f"{r.value:+.3f} [{r.low:+.3f}, {r.high:+.3f}]" for r in t.itertuples()])
+    return shown.pivot(index=["quantity", "heads", "at"], columns="source", values="shown")[[OWN, RANDOM, OVER]]
+
+
+def minus(t: pd.DataFrame) -> Claim:
+    """EMNLP table 4: fooheads write foo at foo positions, barheads write bar at bar positions."""
+    labels, verdicts, said = str(t["labels"].iloc[0]).split(","), [], []
+    for kind in dict.fromkeys(t["heads"]):
+        place = int(t[t["heads"] == kind]["stands_for"].iloc[0])
+        where = {"heads": kind, "at": labels[place], "quantity": "logit minus"}
+        own, over = (estimate(t, "value", source=source, **where) for source in (OWN, OVER))
+        verdicts.append(judge(own, over, sign=-1 if place else 1))
+        said.append(
+            f"{code(kind)} {own:+.3f} nats at {code(labels[place])} positions ({over:+.3f} more than random heads)"
+        )
+    verdict = together(verdicts)
+    lead = {
+        Verdict.HOLDS: "They write the label they serve, beyond random heads",
+        Verdict.CONTROL: "They write the label they serve no more than random heads do",
+        Verdict.FAILS: "Not all of them write the label they serve",
+    }.get(verdict, "It cannot be told whether they write the label they serve")
+    return Claim(verdict, f"{lead}: {'; '.join(said)} (above zero stands for {code(labels[0])}).")
+
+
+def flip_rates(t: pd.DataFrame) -> Claim:
+    row = t.iloc[0]
+    parts = [f"in {estimate(t, 'value', move=move):.0%} with a {move.split()[0]} moved" for move in t["move"]]
+    return Claim(
+        None,
+        f"Of the prompts that are answered with {code(row['first'])} ({row['answered']:.0%} of them all), the answer goes to "
+        f"{code(row['second'])} {' and '.join(parts)}.",
+    )
+
+
+def flips_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[(t["outcome"] == "flips") & t["quantity"].isin(["attention before", "attention after"])]
+    own = own.assign(when=own["quantity"].str.removeprefix("attention "))
+    own["where"] = [f"{r.heads if r.source == OWN else 'random beside ' + r.heads} at {r.at}" for r in own.itertuples()]
+    title = f"Attention when the prediction flips from {t['first'].iloc[0]} to {t['second'].iloc[0]}"
+    return charts.bars(
+        own, x="where", y="value", group="when", facet="move", x_title="heads and positions", y_title="attention weight",
+        sort=list(dict.fromkeys(own["where"])), title=title,
+        description="Grouped bars with 95% intervals: mean attention weight on a label position before and after one text is "
+        "exchanged, over pairs of prompts whose prediction flips.",
+    )  # fmt: skip
+
+
+def flips_rows(t: pd.DataFrame) -> pd.DataFrame:
+    own = t[(t["quantity"] == CHANGE) & (t["source"] != RANDOM)]
+    shown = own.assign(shown=[f"{r.value:+.0%} [{r.low:+.0%}, {r.high:+.0%}]" for r in own.itertuples()])
+    wide = shown.pivot(index=["move", "heads", "at"], columns=["outcome", "source"], values="shown").fillna("too few")
+    wide.columns = [", ".join(pair) for pair in wide.columns]
+    return wide
+
+
+def flips(t: pd.DataFrame) -> Claim:
+    """EMNLP table 6: on a flip attention leaves foo positions in fooheads and gathers on bar positions in barheads."""
+    first, second = t["first"].iloc[0], t["second"].iloc[0]
+    verdicts, said = [], []
+    for move in (QUERY, DEMONSTRATION):
+        for label, sign in ((first, -1), (second, 1)):
+            where = {"move": move, "outcome": "flips", "heads": f"{label}heads", "at": label, "quantity": CHANGE}
+            mine = t[(t[list(where)] == pd.Series(where)).all(axis=1)]
+            if {OWN, OVER} <= set(mine["source"]):
+                own, over = (estimate(mine, "value", source=source) for source in (OWN, OVER))
+                verdicts.append(judge(own, over, sign=sign))
+                if len(said) < 2:
+                    said.append(
+                        f"{code(label + 'heads')} at {code(label)} positions {own:+.0%}, less random heads {over:+.0%} ({move})"
+                    )
+    if not verdicts or not t["passes"].all():
+        why = (
+            "no heads of either label could be followed at their own label"
+            if not verdicts
+            else "the model is not shown to learn this set"
+        )
+        return Claim(Verdict.UNTESTABLE, f"The decisive cells cannot be judged: {why}.")
+    held = sum(v is Verdict.HOLDS for v in verdicts)
+    return Claim(
+        together(verdicts),
+        f"On a flip attention moves as the paper has it, and beyond random heads, in {held} of {len(verdicts)} cells: "
+        f"{'; '.join(said)}.",
+    )
+
+
+def values(t: pd.DataFrame) -> Claim:
+    """EMNLP table 5 and the two towers: on a flip attention moves farther than what stands at the label to be read."""
+    own = t[(t["outcome"] == "flips") & (t["move"] == DEMONSTRATION) & (t["quantity"] == "attention less values")]
+    own = own[own["at"] + "heads" == own["heads"]]
+    if own[own["source"] == OWN].empty:
+        return Claim(
+            Verdict.UNTESTABLE,
+            "Too few predictions flip when a demonstration is moved: values cannot be held against attention.",
+        )
+    verdicts, said = [], []
+    for kind in dict.fromkeys(own["heads"]):
+        found = {
+            source: estimate(own, "value", heads=kind, source=source)
+            for source in set(own[own["heads"] == kind]["source"])
+        }
+        verdict = judge(found[OWN], found[OWN])
+        if verdict is Verdict.HOLDS and (RANDOM not in found or found[OWN].low <= found[RANDOM].high):
+            verdict = Verdict.CONTROL
+        verdicts.append(verdict)
+        random = f" (random heads {found[RANDOM]:+.0%})" if RANDOM in found else ""
+        said.append(f"{code(kind)} {found[OWN]:+.0%}{random}")
+    return Claim(
+        together(verdicts) if t["passes"].all() else Verdict.UNTESTABLE,
+        f"Attention on labels behind a moved demonstration, less how far the values there move, as shares of themselves: "
+        f"{'; '.join(said)}.",
+    )

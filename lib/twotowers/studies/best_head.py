@@ -1,0 +1,184 @@
+"""Chapter 8: the best head of a model on sentences, located on some prompts and judged on others (v1 appendix D)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, named, others_of_layer
+from twotowers.prompts.datasets import counterbalanced, swapped_labels
+from twotowers.prompts.prompt import Prompt
+from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, rate
+from twotowers.studies.context import chapter_studies
+from twotowers.studies.located import COLUMN, heads
+from twotowers.studies.run import Run
+
+study = chapter_studies("08-llama")
+BEST, RANDOM, EVERY = "best head", "random heads", "all sets"
+PAPER, BALANCED = "paper's order", "counterbalanced"
+N_RANDOM = 5  # random other heads of the best head's layer
+
+
+def available(run: Run) -> Run:
+    """The same run on the sets that can be had and read here; what is left out is noted with its reason.
+
+    Raises TwoTowersError, with the last reason, when there is none.
+    """
+
+    def make() -> Run:
+        had, last = [], ""
+        for dataset in run.parameters.datasets:
+            try:
+                alone = run.on([dataset])
+                alone.prompts(dataset, n=8)
+                had.append(dataset)
+            except TwoTowersError as error:
+                last = str(error)
+                run.notes.append(f"{dataset} is left out: {error}")
+        if not had:
+            raise TwoTowersError(f"none of the sets can be had and read here: {last}")
+        return run.on(had)
+
+    return run.keep("available", make)
+
+
+def best(run: Run) -> tuple[Head, list[Head]]:
+    """The head with the highest mean over the sets, each counting alike, and random others of its layer.
+
+    The parameter `heads` names another. Raises TwoTowersError when no head is above zero.
+    """
+    p = run.parameters
+    if p.heads:
+        head = run.heads()[0]
+    else:
+        table = run.table(heads).groupby(["layer", "head"])[COLUMN[p.ranking]].mean()
+        if table.max() <= 0:
+            raise TwoTowersError("no head raises the true label on these sets: choose another dataset or model")
+        head = Head(*map(int, table.idxmax()))
+    return head, [Head(*one) for one in others_of_layer(head, run.about["heads"], N_RANDOM, p.seed)]
+
+
+def both_labels(prompts: list[Prompt]) -> list[Prompt]:
+    """The labels of every second prompt exchanged: a head that raises one word always gains nothing by it."""
+    return [swapped_labels(prompt) if i % 2 else prompt for i, prompt in enumerate(prompts)]
+
+
+def _judged(run: Run):
+    """Ranks of label words and attention on labels in the best head and random ones, on all sets: (ranks, sums)."""
+    from twotowers.analysis import attention, project
+
+    def make():
+        here = available(run)
+        head, others = best(here)
+        ranks, sums = [], []
+        for dataset in here.parameters.datasets:
+            prompts = here.prompts(dataset)
+            judged = here.encode(both_labels(prompts))
+            queries = np.array([prompt.query for prompt in prompts])
+            found = project.label_ranks(here.lm, judged, [head, *others], here.parameters.norm, progress=dataset)
+            ranks.append(found.assign(dataset=dataset, query=queries[found["prompt"]]))
+            for form, encoded in ((PAPER, judged), (BALANCED, here.encode(counterbalanced(prompts)))):
+                read = attention.read(here.lm, encoded, [head, *others], progress=f"{dataset}, {form}").sums()
+                sums.append(read.assign(dataset=dataset, form=form, query=queries[read["prompt"]]))
+        tables = [pd.concat(parts, ignore_index=True) for parts in (ranks, sums)]
+        return [t.assign(source=np.where(t["head"] == str(head), BEST, RANDOM)) for t in tables]
+
+    return run.keep("judged", make)
+
+
+@study
+def chosen(run: Run) -> pd.DataFrame:
+    """The best head and its controls: head, source, label_margin, increase (nats, mean over the sets), sets, best_on."""
+    here = available(run)
+    head, others = best(here)
+    table = here.table(heads)
+    means = table.groupby("name")[["label_margin", "increase"]].mean()
+    top = table.loc[table.groupby("dataset")[COLUMN[run.parameters.ranking]].idxmax()]
+    rows = [
+        {"head": name, "source": BEST if name == str(head) else RANDOM, **means.loc[name].to_dict()}
+        for name in named([head, *others])
+    ]
+    return pd.DataFrame(rows).assign(
+        sets=", ".join(here.parameters.datasets), n_sets=len(here.parameters.datasets),
+        best_on=int((top["name"] == str(head)).sum()), total=len(means), n_locate=run.parameters.n_locate,
+    )  # fmt: skip
+
+
+@study
+def accuracy(run: Run) -> pd.DataFrame:
+    """Accuracy on every set, in the paper's order and counterbalanced: dataset, form, accuracy, low, high, n, passes."""
+    _, sums = _judged(run)
+    here, rows = available(run), []
+    for (dataset, form), table in sums.drop_duplicates(["dataset", "form", "prompt"]).groupby(
+        ["dataset", "form"], sort=False
+    ):
+        found = rate(table["correct"], clusters=table["query"])
+        rows.append({"dataset": dataset, "form": form, **found.as_row("accuracy"), "passes": dataset in here.passing})
+    return pd.DataFrame(rows)
+
+
+@study
+def mrr(run: Run) -> pd.DataFrame:
+    """MRR of the label words per (dataset, source): mrr, low, high, n, median_rank, at_rank_1; chance."""
+    from twotowers.analysis.project import mrr as of
+
+    ranks, _ = _judged(run)
+    size = run.about["vocabulary"]
+    table = of(ranks, ["dataset", "source"], run.parameters.seed)
+    return table.assign(chance=float((1 / np.arange(1, size + 1)).sum() / size), vocabulary=size)
+
+
+@study
+def mrr_by_label(run: Run) -> pd.DataFrame:
+    """The same, each label apart: dataset, label, source, mrr, low, high, n."""
+    from twotowers.analysis.project import mrr as of
+
+    return of(_judged(run)[0], ["dataset", "label", "source"], run.parameters.seed).drop(
+        columns=["median_rank", "at_rank_1"]
+    )
+
+
+@study
+def looks(run: Run) -> pd.DataFrame:
+    """Attention on true labels, on false labels and their difference, per (dataset, form, source, side)."""
+    _, sums = _judged(run)
+    means = sums.groupby(["dataset", "form", "source", "prompt", "query"], sort=False, as_index=False)[
+        ["true", "false", "difference"]
+    ].mean()
+    parts = []
+    for side in ("true", "false", "difference"):
+        found = grouped(means, ["dataset", "form", "source"], side, clusters="query", seed=run.parameters.seed)
+        parts.append(
+            found.rename(columns={side: "weight"}).assign(side=side if side == "difference" else f"{side} labels")
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+@study
+def gaps(run: Run) -> pd.DataFrame:
+    """Best head less random heads of its layer, paired by prompt: of ("MRR" or the form of attention's difference),
+    dataset ("all sets" pools those that pass), gap, low, high, n; effect, effect_low, effect_high are the best head's own."""
+    from twotowers.analysis.project import reciprocal_ranks
+
+    ranks, sums = _judged(run)
+    passing, rows, seed = available(run).passing, [], run.parameters.seed
+    unit = ["dataset", "prompt", "query"]
+    means = reciprocal_ranks(ranks, ["source"])
+    tables = {"MRR": means.pivot(index=unit, columns="source", values="reciprocal")}
+    for form in (PAPER, BALANCED):
+        own = sums[sums["form"] == form].groupby(["source", *unit], as_index=False)["difference"].mean()
+        tables[form] = own.pivot(index=unit, columns="source", values="difference")
+    for what, table in tables.items():
+        dataset = table.index.get_level_values("dataset")
+        for name in [EVERY, *dict.fromkeys(dataset)]:
+            part = table[dataset.isin(passing)] if name == EVERY else table[dataset == name]
+            if len(part) > 1:
+                queries = part.index.get_level_values("query")
+                own = bootstrap(part[BEST], clusters=queries, seed=seed)
+                gap = bootstrap_difference(part[BEST], part[RANDOM], clusters=queries, seed=seed)
+                rows.append(
+                    {"of": what, "dataset": name, **gap.as_row("gap"), "effect": own.estimate, "effect_low": own.low,
+                     "effect_high": own.high}
+                )  # fmt: skip
+    return pd.DataFrame(rows).assign(passing=", ".join(passing), n_passing=len(passing))
