@@ -1,4 +1,4 @@
-"""The two mendings: nothing at scale zero, position-free where they say so, and equal to slow references."""
+"""The two mitigations: nothing at scale zero, position-free where they say so, and equal to slow references."""
 
 from dataclasses import replace
 
@@ -164,8 +164,8 @@ def test_position_free_heads_do_not_notice_where_a_demonstration_stands(any_mode
     scores = [mitigate.free_scores(any_model, 0, seen.stream_inputs[0]) for seen in plain]
     torch.testing.assert_close(scores[1], scores[0][..., order], rtol=1e-12, atol=1e-12)
     with position_free(any_model, heads, "replace"):
-        mended = [capture(any_model, e).attention_output[0] for e in (before, after)]
-    torch.testing.assert_close(mended[1], mended[0], rtol=1e-11, atol=1e-11)
+        mitigated = [capture(any_model, e).attention_output[0] for e in (before, after)]
+    torch.testing.assert_close(mitigated[1], mitigated[0], rtol=1e-11, atol=1e-11)
     assert not torch.allclose(plain[1].attention_output[0], plain[0].attention_output[0], atol=1e-4)
 
 

@@ -156,7 +156,7 @@ def recency(t: pd.DataFrame) -> Claim:
     return Claim(
         verdict,
         f"{_outcome(verdict, t, 'the recency bias')}: the standard deviation of accuracy over orders is {bias:.1%} "
-        f"as it is (chance exceeds {chance.estimate:.1%} once in twenty times) and {left:.1%} with the position-free shortcut; "
+        f"as it is and {left:.1%} with the position-free shortcut; "
         f"gone is {_share(shares[0])}, with random heads {_share(shares[1])}; {_sets_gone(t, 'gone', measure='accuracy')}.",
     )
 

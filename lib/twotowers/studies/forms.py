@@ -93,7 +93,7 @@ def forms(run: Context) -> pd.DataFrame:
             {"k": form.k, "separator": form.separator, "dataset": dataset, "order": order, "prompts": len(mine),
              **rate(mine["correct"], clusters=mine["query"]).as_row("accuracy"),
              "two_label": mine["two_label"].mean(), "names_label": (mine["said"] != "another word").mean(),
-             **baselines(prompts, labels)}
+             **baselines(prompts, labels.tolist())}
         )  # fmt: skip
     return _with_choice(pd.DataFrame(rows))
 
