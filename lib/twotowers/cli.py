@@ -3,6 +3,8 @@
 twotowers run --model openai-community/gpt2-large --n-prompts 200
 twotowers run --model a --model b --chapters 01-locate,03-mrr --labels foo,bar
 twotowers verify --model gpt2-large
+twotowers models                      # those with a name: sizes, licences, what is in the cache
+twotowers models smollm2-135m         # fetched now, not when first used
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
     for name in ("device", "dtype"):
         check.add_argument(f"--{name}", help=PARAMETERS[name])
+    text = "List the models that have a name of their own; fetch those that are named."
+    listed = commands.add_parser("models", help="list the models that have a name, or fetch them", description=text)
+    listed.add_argument("names", nargs="*", metavar="NAME", help="a model to fetch into the cache")
     for one in (run, check):
         one.add_argument("--out", default="runs", help="folder of what is made (default: runs)")
         one.add_argument("--results", help="folder of the small tables that are kept (default: data/results)")
@@ -109,12 +114,24 @@ def _verify(given: argparse.Namespace) -> None:
     print(f"all {len(table)} numbers agree within {verify.TOLERANCE}")
 
 
+def _models(given: argparse.Namespace) -> None:
+    from twotowers.model import catalog
+
+    for name in given.names:
+        if name not in catalog.models():
+            known = ", ".join(catalog.models())
+            raise TwoTowersError(f"'{name}' is not in the catalogue of models to fetch: choose one of {known}")
+        print(catalog.fetch(name))
+    if not given.names:
+        print(catalog.table())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 after one line that says what is wrong, 2 for a mistyped option, 130 when interrupted."""
     given = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is stopped lets go as Ctrl-C does
     try:
-        {"run": _run, "verify": _verify}[given.command](given)
+        {"run": _run, "verify": _verify, "models": _models}[given.command](given)
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
         return 1
