@@ -52,9 +52,9 @@ sentences: $(STAMP)  ## the chapters on real sentences (fetches them), then the 
 	@$(MAKE) --no-print-directory book
 
 miniatures: $(STAMP)  ## train the shipped models again; the third needs the sentence sets
-	$(BIN)/python data/models/train.py mini-gpt2
-	$(BIN)/python data/models/train.py mini-llama
-	$(BIN)/python data/models/train.py mini-sentences
+	$(BIN)/python -m miniatures.train mini-gpt2
+	$(BIN)/python -m miniatures.train mini-llama
+	$(BIN)/python -m miniatures.train mini-sentences
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(BIN)/python -m pip install --quiet --constraint requirements.lock jupyterlab

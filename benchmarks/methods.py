@@ -20,8 +20,8 @@ from shapes import stock
 from twotowers.analysis import ablate, locate
 from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
 MAX_TOKENS = 4096  # of a batch

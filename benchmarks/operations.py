@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 from twotowers.model.products import matmul_t
 
 ROWS, WORDS = 1024, 1024  # of the block that the rates are measured on; it stays in a processor's outer cache

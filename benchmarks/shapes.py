@@ -10,7 +10,8 @@ import torch
 import transformers
 from transformers.initialization import no_init_weights
 from twotowers.model import attention_hooks, loading
-from twotowers.model.architectures import ARCHITECTURES, Model
+from twotowers.model.architectures import ARCHITECTURES
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 SHAPES = {

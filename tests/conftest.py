@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from twotowers.model import chat, loading
-from twotowers.model.architectures import ARCHITECTURES, Model
+from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
+from twotowers.model.model import Model
 from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
@@ -45,6 +47,19 @@ TINY = {
     "gemma": dict(**_SMALL, head_dim=8),
     "gemma2": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5, attn_logit_softcapping=1.5,
                    final_logit_softcapping=4.0, pad_token_id=0),
+    "gemma3_text": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5, pad_token_id=0,
+                        layer_types=["sliding_attention", "full_attention"], rope_parameters={
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+                            "full_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}),
+    "olmo2": dict(**_SMALL, pad_token_id=0),
+    "phi3": dict(**_SMALL, sliding_window=6, pad_token_id=0),
+    "phi3 longrope": dict(**_SMALL | {"hidden_size": 32}, original_max_position_embeddings=32, pad_token_id=0,
+                          rope_parameters={"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+                                           "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}),
+    "smollm3": dict(**_SMALL | {"num_hidden_layers": 3}, no_rope_layers=[1, 0, 1], pad_token_id=0,
+                    use_sliding_window=True, sliding_window=6),
+    "gpt_neo": dict(num_layers=2, num_heads=4, hidden_size=16, intermediate_size=20, max_position_embeddings=64,
+                    attention_types=[[["global", "local"], 1]], window_size=6),
 }  # fmt: skip
 
 

@@ -75,10 +75,14 @@ def fields(writer, config, kind):
     if kind == "phi3":
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1) * d_head))
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        if rope["rope_type"] == "longrope":
+            writer.add_rope_scaling_attn_factors(1.19)
+            for length in ("long", "short"):
+                writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if kind in ("mistral", "gemma2", "gemma3_text", "phi3"):
+    if kind in ("mistral", "gemma2", "gemma3_text", "phi3") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

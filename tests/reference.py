@@ -5,7 +5,7 @@ module calls: no capture, no factoring, no streaming.
 """
 
 import torch
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 
 
 def log_prob(model: Model, v, word, norm, scale):
@@ -25,8 +25,15 @@ class Reference:
         seen = {}
         handles = []
         for layer in range(model.n_layers):
-            parts = {"attention_in": "attention_norm", "attention": "attention_block", "ffn": "ffn_block"}
-            for name, path in parts.items():
+            handles.append(
+                model.part(layer, "attention").register_forward_pre_hook(
+                    lambda m, args, kwargs, key=("attention_in", layer): seen.__setitem__(
+                        key, args[0] if args else kwargs["hidden_states"]
+                    ),
+                    with_kwargs=True,
+                )
+            )
+            for name, path in {"attention": "attention_block", "ffn": "ffn_block"}.items():
                 module = model.part(layer, path)
                 handles.append(
                     module.register_forward_hook(lambda m, a, out, key=(name, layer): seen.__setitem__(key, out))
@@ -68,12 +75,13 @@ class Reference:
         self.scale = (centred.square().mean() + e.eps).sqrt()
 
     def after_norm(self, layer, block, v):
-        """A share v of what W_O or fc2 gave, behind Gemma 2's norm of the whole: (1 + w) * v / s."""
+        """A share v of what W_O or fc2 gave, behind a norm of the whole: w * v / s, or (1 + w) * v / s in Gemma."""
         name = {"attention": "post_attention_layernorm", "ffn": "post_feedforward_layernorm"}[block]
-        if self.model.config.model_type != "gemma2":
+        gain = {"gemma2": 1, "gemma3_text": 1, "olmo2": 0}.get(self.model.config.model_type)
+        if gain is None:
             return v
         norm, whole = getattr(self.model.blocks[layer], name), self.mapped[block][layer]
-        return (1 + norm.weight) * v / (whole.square().mean() + norm.eps).sqrt()
+        return (gain + norm.weight) * v / (whole.square().mean() + self.model.config.rms_norm_eps).sqrt()
 
     def value_output(self, layer, head, position):
         """vo: W_O^h (W_V^h norm(x) + b_V), weights taken straight from the modules."""
@@ -90,7 +98,9 @@ class Reference:
             value = attention.query_key_value(x)[(3 * head + 2) * d : (3 * head + 3) * d]
             return attention.dense.weight[:, head * d : (head + 1) * d] @ value
         group = head * model.n_key_value_heads // model.n_heads
-        value = attention.v_proj(x)[group * d : (group + 1) * d]
+        fused = hasattr(attention, "qkv_proj")  # Phi-3: all queries, all keys, all values
+        values = attention.qkv_proj(x)[-model.n_key_value_heads * d :] if fused else attention.v_proj(x)
+        value = values[group * d : (group + 1) * d]
         out = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
         return out.weight[:, head * d : (head + 1) * d] @ value
 

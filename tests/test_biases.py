@@ -8,6 +8,7 @@ from twotowers.analysis import biases, mitigate
 from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.errors import TwoTowersError
 from twotowers.model import loading
+from twotowers.model.answers import Answers
 from twotowers.model.capture import capture, predict
 from twotowers.prompts.datasets import draw, orders
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
@@ -61,7 +62,7 @@ def test_answers_over_orders_stay_with_their_prompt():
     for i, one in enumerate(encoded):
         assert found.correct[i % 3, i // 3] == (top[i] == one.true_id)
         first = list(one.label_ids)[int(labels[i].argmax())]
-        assert found.among[i % 3, i // 3] == (first == one.prompt.true_label)
+        assert found.two_label[i % 3, i // 3] == (first == one.prompt.true_label)
         foo, bar = labels[i].tolist()
         lead = foo - bar if one.prompt.true_label == "foo" else bar - foo
         assert found.margin[i % 3, i // 3] == pytest.approx(lead)
@@ -70,8 +71,8 @@ def test_answers_over_orders_stay_with_their_prompt():
 def test_the_margin_is_over_the_likeliest_other_label():
     prompt = Prompt((), "q", "b", ("a", "b", "c"))
     one = Encoded(prompt, (1,), (), (), (0, 1), 0, {"a": 4, "b": 5, "c": 6})
-    found = biases.Answers.read(np.array([5, 4]), np.array([[-3.0, -1.0, -2.0], [-0.5, -1.0, -9.0]]), [one, one])
-    assert found.correct.tolist() == [True, False] and found.among.tolist() == [True, False]
+    found = Answers.read(np.array([5, 4]), np.array([[-3.0, -1.0, -2.0], [-0.5, -1.0, -9.0]]), [one, one])
+    assert found.correct.tolist() == [True, False] and found.two_label.tolist() == [True, False]
     assert found.margin.tolist() == [1.0, -0.5]
 
 
@@ -122,7 +123,9 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
     plain = biases.answers(model, encoded)
     assert found.correct.shape == (2, 3, 7)
     for i in range(2):
-        assert np.array_equal(found.correct[i, 0], plain.correct) and np.array_equal(found.among[i, 0], plain.among)
+        assert np.array_equal(found.correct[i, 0], plain.correct) and np.array_equal(
+            found.two_label[i, 0], plain.two_label
+        )
         np.testing.assert_allclose(found.margin[i, 0], plain.margin)
     for row, one in enumerate(encoded):
         seen = capture(model, [one], {"weights", "values"})
@@ -131,7 +134,9 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
                 x = seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, heads)
                 top = int(loading.finished(model, x).argmax())
                 assert found.correct[i, j, row] == (top == one.true_id)
-    assert (found.among[0, 0] != found.among[0, 2]).any() or (found.among[1, 0] != found.among[1, 2]).any()
+    assert (found.two_label[0, 0] != found.two_label[0, 2]).any() or (
+        found.two_label[1, 0] != found.two_label[1, 2]
+    ).any()
 
 
 def test_a_shortcut_from_a_planted_head_raises_the_minority_label():

@@ -221,6 +221,21 @@ def test_counterbalanced_prompts_tell_the_class_by_text_alone():
         assert all(true == (d.cls == after.cls) for d, true in zip(after.demonstrations, after.is_true, strict=True))
 
 
+def test_uninformative_labels_stand_equally_often_beside_either_class():
+    drawn = draw("animal/country", 40)
+    shown = datasets.uninformative(drawn, seed=3)
+    for before, after in zip(drawn, shown, strict=True):
+        pairs = Counter((d.cls, d.label) for d in after.demonstrations)
+        assert set(pairs.values()) == {1} and len(pairs) == 4
+        assert [d.text for d in before.demonstrations] == [d.text for d in after.demonstrations]
+        assert (before.query, before.true_label, before.cls) == (after.query, after.true_label, after.cls)
+    orders_of_labels = Counter(tuple(d.label for d in p.demonstrations) for p in shown)
+    assert len(orders_of_labels) == 4 and min(orders_of_labels.values()) > 3
+    assert shown == datasets.uninformative(drawn, seed=3) != datasets.uninformative(drawn, seed=4)
+    with pytest.raises(TwoTowersError, match="an even k"):
+        datasets.uninformative(draw("animal/country", 1, k=3))
+
+
 def test_a_false_demonstration_can_be_taken_away_too():
     prompt = draw("animal/country", 1)[0]
     assert [d.text for d in imbalanced(prompt, kind="false").demonstrations] == [

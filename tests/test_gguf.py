@@ -40,6 +40,7 @@ KINDS = {
     "phi3": {k: v for k, v in _SMALL.items() if k != "head_dim"} | _NO_PAD | dict(
         sliding_window=6, original_max_position_embeddings=64, rope_parameters={
             "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}),
+    "phi3 longrope": TINY["phi3 longrope"] | _NO_PAD,
     "smollm3": {k: v for k, v in _SMALL.items() if k != "head_dim"} | _NO_PAD | dict(num_hidden_layers=5),
     "gpt_neox": dict(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, intermediate_size=64,
                      max_position_embeddings=64, use_parallel_residual=False, rope_parameters={

@@ -18,7 +18,7 @@ WANT = {"weights", "values", "neurons"}
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
-    for seen in captures(any_model, random_prompts(4), WANT):
+    for seen in captures(any_model, random_prompts(4), loading.PROVEN):
         for identity, error in loading.identity_errors(any_model, seen).items():
             assert error < 1e-12, identity
 
@@ -148,6 +148,19 @@ def test_a_wrong_row_of_the_table_is_refused(any_model):
     with pytest.raises(TwoTowersError, match="our logits"):
         loading.prove(wrong)
     loading.prove(any_model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("qwen3", {"head_norms": ("", "")}), ("olmo2", {"attention_norm": "post_attention_layernorm"}),
+     ("smollm3", {"rotating_layers": ""}), ("gemma3_text", {"head_norms": ("q_norm", "q_norm")}),
+     ("gpt_neox", {"rotates_neighbours": True}), ("gptj", {"rotates_neighbours": False})],
+)  # fmt: skip
+def test_a_row_that_is_wrong_about_query_and_key_alone_is_refused(kind, change, float64):
+    model = tiny(kind)
+    wrong = replace(model, architecture=replace(model.architecture, **change))
+    with pytest.raises(TwoTowersError, match="product of query and key"):
+        loading.prove(wrong)
 
 
 def test_hooks_come_off_also_after_an_error(any_model):

@@ -78,8 +78,7 @@ def test_narrow_models_keep_their_scores_wide_and_stay_near_float32(kind, dtype)
     wide = tiny(kind, loading.DTYPES[dtype])
     wide.hf.float()
     encoded = random_prompts(3, lengths=(11,))
-    record = {"weights", "scores", "values", "neurons"}
-    seen, expected = capture(narrow, encoded, record), capture(wide, encoded, record)
+    seen, expected = (capture(model, encoded, loading.PROVEN) for model in (narrow, wide))
     assert seen.weights.dtype == seen.scores.dtype == torch.float32
     assert seen.z.dtype == loading.DTYPES[dtype]
     tolerance = loading.TOLERANCE[loading.DTYPES[dtype]]
@@ -140,6 +139,10 @@ def test_an_unsupported_architecture_is_refused_naming_the_supported(tmp_path):
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
         ("llama", {"quantization": {"bits": 4}}, r"quantised \(quantization\)"),
+        ("olmo2", {"attention_bias": True}, "attention_bias"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"model_type": "gemma3"}, "gemma3 model.* reads images too.*gemma3_text"),
     ],
 )
 def test_a_variant_that_the_table_does_not_describe_is_refused(saved, kind, config, named):

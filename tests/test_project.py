@@ -10,8 +10,8 @@ from reference import Reference
 from twotowers.analysis import project
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
-from twotowers.model.architectures import Unembedding
 from twotowers.model.capture import capture
+from twotowers.model.model import Unembedding
 from twotowers.model.token_text import Lexicon
 from twotowers.prompts import datasets
 from twotowers.prompts.prompt import Demonstration, Prompt
@@ -70,9 +70,9 @@ def test_attention_only_keys_are_the_layer_input_less_embedding_less_ffn_outputs
 
 def test_the_query_carried_back_gives_the_models_own_scores(any_model):
     seen = capture(any_model, random_prompts(3, lengths=(14,)), project.WANT | {"keys", "weights"})
-    rotary = any_model.architecture.positions == "rotary"
     everywhere = torch.arange(14).expand(3, -1)
     for layer in range(any_model.n_layers):
+        rotary = any_model.rotates(layer)
         x = query_key.normed(any_model, layer, seen.stream_inputs[layer])
         for head in range(any_model.n_heads):
             q, key = seen.queries[layer][:, head] * seen.scaling[layer], seen.keys[layer][:, any_model.value_head(head)]
@@ -84,14 +84,14 @@ def test_the_query_carried_back_gives_the_models_own_scores(any_model):
 
 def test_without_rotation_the_score_is_that_of_query_and_key_before_they_are_turned(any_model):
     seen = capture(any_model, random_prompts(2, lengths=(11,)), project.WANT)
-    layer, head = 1, 1
+    layer, head = any_model.n_layers - 1, 1
     x = query_key.normed(any_model, layer, seen.resid_pre[layer])
-    query = query_key.queries(any_model, layer, x)[:, head]
-    key = query_key.keys(any_model, layer, x)[:, any_model.value_head(head)]
+    query = query_key.unrotated(any_model, layer, query_key.queries(any_model, layer, x))[:, head]
+    key = query_key.unrotated(any_model, layer, query_key.keys(any_model, layer, x))[:, any_model.value_head(head)]
     u = project.carried_query(seen, any_model, layer, head)[:, 0]
     _, constant = query_key.query_in_input_space(any_model, layer, head, query, None, x[:, None])
     torch.testing.assert_close((u * x).sum(-1) + constant[:, 0], (query * key).sum(-1), atol=1e-6, rtol=1e-6)
-    if any_model.architecture.positions == "rotary":
+    if any_model.rotates(layer):
         turned = project.carried_query(seen, any_model, layer, head, torch.tensor([[10, 2], [10, 2]]))
         cosine = torch.cosine_similarity(turned, u[:, None], dim=-1)
         # At its own position the query is turned and turned back; at another it is not the same.
@@ -100,11 +100,12 @@ def test_without_rotation_the_score_is_that_of_query_and_key_before_they_are_tur
 
 
 def test_places_of_a_query_are_refused_where_nothing_turns(any_model):
-    if any_model.architecture.positions == "rotary":
-        pytest.skip("rotary models see a query differently from every place")
+    still = [layer for layer in range(any_model.n_layers) if not any_model.rotates(layer)]
+    if not still:
+        pytest.skip("layers that rotate see a query differently from every place")
     seen = capture(any_model, random_prompts(1), project.WANT)
     with pytest.raises(TwoTowersError, match="does not rotate"):
-        project.carried_query(seen, any_model, 0, 0, torch.tensor([[2]]))
+        project.carried_query(seen, any_model, still[0], 0, torch.tensor([[2]]))
     with pytest.raises(TwoTowersError, match="ask for it"):
         project.value_outputs(capture(any_model, random_prompts(1)), any_model, 0, [0], torch.tensor([[2]]))
 
@@ -117,7 +118,8 @@ def test_readings_hold_every_kind_once(any_model):
     assert ("key", "layer 1") in kinds and ("key", "layer 0") in kinds
     assert ("key, attention only", "layer 1") in kinds and ("key, attention only", "layer 0") not in kinds
     assert {of for kind, of in kinds if kind == "value"} == {"1-0", "1-1", "0-1"}
-    assert ("query, turned" in {k for k, _ in kinds}) == (any_model.architecture.positions == "rotary")
+    turning = [head for head in ((1, 0), (1, 1), (0, 1)) if any_model.rotates(head[0])]
+    assert [of for kind, of in kinds if kind == "query, turned"] == [f"{a}-{b}" for a, b in turning]
     for reading in found:
         assert reading.vectors.shape == (*reading.places.shape, any_model.d_model)
         assert reading.kind in project.KINDS
@@ -184,7 +186,7 @@ def test_related_words_count_what_the_top_words_hold(any_model):
     assert set(everything.of) == {"1-0", "0-1", "layer 1", "layer 0"}
     one = project.related_words(any_model, encoded, heads, lexicon(), k=3)
     table = project.top_word_table(any_model, encoded[1], heads, lexicon(), k=3)
-    left = table[(table.stopword_ids == "left out") & (table["head"] == "1-0")]
+    left = table[(table.silent == "left out") & (table["head"] == "1-0")]
     for kind in ("value", "query"):
         slow = left[left.kind == kind].groupby("position").relation.apply(lambda r: (r == "other label").sum())
         fast = one[(one.prompt == 1) & (one.kind == kind) & (one.of == "1-0")].set_index("position")["other label"]
@@ -199,7 +201,7 @@ def test_the_table_of_top_words_ranks_them_and_names_their_token(any_model):
     assert list(dict.fromkeys(table["head"])) == ["1-1", "1-0"]
     for _, group in table.groupby(["head", "kind", "position", "silent"]):
         assert list(group["rank"]) == [1, 2, 3, 4] and group["value"].is_monotonic_decreasing
-    assert not set(table[table.stopword_ids == "left out"].word) & {"the", ":"}
+    assert not set(table[table.silent == "left out"].word) & {"the", ":"}
     assert (table[table.position == 2].token == lexicon().texts[encoded.ids[2]]).all()
     keys = table[table.kind == "key"]
     first, second = (keys[keys["head"] == h].drop(columns="head").reset_index(drop=True) for h in ("1-1", "1-0"))

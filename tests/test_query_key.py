@@ -1,5 +1,7 @@
 """Attention scores rebuilt from layer inputs equal those the model computed, on every architecture."""
 
+import math
+
 import pytest
 import torch
 from conftest import random_prompts, tiny
@@ -51,27 +53,32 @@ def test_the_query_carried_back_through_w_k_gives_the_captured_scores(any_model,
 
 
 def test_without_positions_the_query_meets_the_unturned_keys(any_model, seen):
-    normed = query_key.normed(any_model, 1, seen.stream_inputs[1])
-    turned = seen.queries[1] * seen.scaling[1]
-    query = query_key.rotated(any_model, 1, turned, torch.tensor([10]), back=True)
-    torch.testing.assert_close(query, query_key.queries(any_model, 1, normed[:, -1]))
-    keys = query_key.keys(any_model, 1, normed)
-    for head in range(any_model.n_heads):
-        u, c = query_key.query_in_input_space(any_model, 1, head, query[:, head], None, normed)
-        plain = torch.einsum("bk,bpk->bp", query[:, head], keys[:, :, any_model.value_head(head)])
-        torch.testing.assert_close((u * normed).sum(-1) + c, plain)
-        # The last key stands where the query does, so turning both changes nothing; elsewhere it does.
-        whole = torch.einsum("bk,bpk->bp", turned[:, head], seen.keys[1][:, any_model.value_head(head)])
-        torch.testing.assert_close(plain[:, -1], whole[:, -1])
-        if any_model.architecture.positions == "rotary":
-            assert (plain - whole).abs().max() > 1e-3
+    for layer in range(any_model.n_layers):
+        normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
+        turned = seen.queries[layer] * seen.scaling[layer]
+        query = query_key.rotated(any_model, layer, turned, torch.tensor([10]), back=True)
+        both = query_key.unrotated(any_model, layer, query_key.queries(any_model, layer, normed[:, -1]))
+        torch.testing.assert_close(query, query_key.unrotated(any_model, layer, both))  # LongRoPE lengthens both ways
+        keys = query_key.keys(any_model, layer, normed)
+        for head in range(any_model.n_heads):
+            u, c = query_key.query_in_input_space(any_model, layer, head, query[:, head], None, normed)
+            plain = torch.einsum("bk,bpk->bp", query[:, head], keys[:, :, any_model.value_head(head)])
+            torch.testing.assert_close((u * normed).sum(-1) + c, plain)
+            # The last key stands where the query does, so turning both changes nothing; elsewhere it does.
+            whole = torch.einsum("bk,bpk->bp", turned[:, head], seen.keys[layer][:, any_model.value_head(head)])
+            torch.testing.assert_close(plain[:, -1], whole[:, -1])
+            assert ((plain - whole).abs().max() > 1e-3) == any_model.rotates(layer)
 
 
 def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, seen):
     kind = any_model.name
     masked = (seen.weights[..., :-1] == 0).any(-1).all(-1).all(-1)  # per layer
-    windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False]}
+    windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False], "gemma3_text": [True, False],
+                "phi3": [True, True], "smollm3": [False, True, False], "gpt_neo": [False, True]}  # fmt: skip
     assert masked.tolist() == windowed.get(kind, [False] * any_model.n_layers)
+    for layer in range(any_model.n_layers):
+        hidden = 11 - (any_model.window(layer) or 11)
+        assert (seen.scores[layer, ..., :hidden] < -1e30).all() and (seen.scores[layer, ..., hidden:] > -1e30).all()
     if kind == "gemma2":
         products = torch.einsum(
             "lbkgd,lbkpd->lbkgp", seen.queries.unflatten(2, (any_model.n_key_value_heads, -1)), seen.keys
@@ -80,8 +87,26 @@ def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, 
         assert seen.logits.abs().max() < 4.0
 
 
-def test_angles_that_depend_on_the_length_are_refused():
-    model = tiny("llama")
-    model.hf.model.rotary_emb.rope_type = "dynamic"
-    with pytest.raises(TwoTowersError, match="dynamic"):
-        query_key.rotated(model, 0, torch.ones(1, 4), torch.tensor([0]))
+def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
+    v, at = torch.ones(1, 8, dtype=torch.float64), torch.tensor([5])
+    gemma = tiny("gemma3_text")
+    sliding, full = (query_key.rotated(gemma, layer, v, at) for layer in (0, 1))
+    # By hand, for the second pair of numbers (of four): theta ** -(1 / 4), under the linear scaling a quarter of it.
+    for turned, angle in ((sliding, 5 * 10**-0.25), (full, 5 / 4 * 100**-0.25)):
+        expected = torch.tensor([math.cos(angle) - math.sin(angle), math.sin(angle) + math.cos(angle)]).double()
+        torch.testing.assert_close(turned[0, [1, 5]], expected, atol=1e-6, rtol=0)
+    smol = tiny("smollm3")
+    still = [torch.equal(query_key.rotated(smol, layer, v[:, :4], at), v[:, :4]) for layer in range(3)]
+    assert still == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)]
+)
+def test_positions_from_which_all_angles_change_are_refused(kind, rope_type, longest):
+    model = tiny(kind)
+    model.hf.model.rotary_emb.rope_type = rope_type
+    assert model.context == longest
+    query_key.rotated(model, 0, torch.ones(1, model.d_head), torch.tensor([longest - 1]))
+    with pytest.raises(TwoTowersError, match=f"more than {longest} tokens .{rope_type}"):
+        query_key.rotated(model, 0, torch.ones(1, model.d_head), torch.tensor([longest]))

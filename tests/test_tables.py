@@ -1,5 +1,6 @@
-"""Stamped tables, the published numbers, and where the data lie."""
+"""Saved tables and their provenance, the published numbers, and where the data lie."""
 
+import errno
 import math
 import os
 from pathlib import Path
@@ -8,11 +9,12 @@ import pandas as pd
 import pytest
 from twotowers import paths
 from twotowers.errors import TwoTowersError
+from twotowers.paper.published import published, published_value
 from twotowers.stats import tables
-from twotowers.stats.intervals import bootstrap
-from twotowers.stats.tables import intervals, load, published, published_value, save
+from twotowers.stats.tables import load, provenance_of, save
 
 ROOT = Path(__file__).parents[1]
+TOLD = {"study": "03-mrr-heads", "model": "gpt2@0123"}
 HEADS = pd.DataFrame(
     {"layer": [22, 3], "word": ["NA", "nan"], "increase": [0.1 + 0.2, -1e-17], "note": ["a,\n\"b'", "é"]}
 )
@@ -23,53 +25,73 @@ def home(monkeypatch):
     monkeypatch.setenv(paths.HOME, str(ROOT))
 
 
-def test_a_table_comes_back_exactly_with_its_stamp_first(tmp_path):
-    path = save(HEADS, tmp_path / "new" / "runs", "heads", fingerprint="012345678901")
+def test_a_table_comes_back_exactly_with_its_provenance(tmp_path):
+    path = save(HEADS, tmp_path / "new" / "runs", "heads", TOLD)
     assert path == tmp_path / "new" / "runs" / "heads.csv"
-    assert path.read_text(encoding="utf-8").startswith(
-        "model_fingerprint,layer,word,increase,note\n012345678901,22,NA,"
-    )
-    back = load(path.parent, "heads", fingerprint="012345678901")
-    pd.testing.assert_frame_equal(back.drop(columns="model_fingerprint"), HEADS, check_exact=True)
-    assert set(back["model_fingerprint"]) == {"012345678901"}
-    assert "model_fingerprint" not in HEADS
+    back = load(path.parent, "heads")
+    pd.testing.assert_frame_equal(back, HEADS, check_exact=True)
+    assert back.attrs["provenance"].items() >= TOLD.items()
+    others = pd.read_csv(path, skiprows=1, keep_default_na=False)
+    pd.testing.assert_frame_equal(others, HEADS)
+    assert save(HEADS, tmp_path, "again", TOLD).read_bytes() == path.read_bytes(), "same table, same bytes"
 
 
 def test_missing_numbers_stay_missing(tmp_path):
-    save(pd.DataFrame({"increase": [1.5, math.nan, math.inf]}), tmp_path, "t", fingerprint="m")
+    save(pd.DataFrame({"increase": [1.5, math.nan, math.inf]}), tmp_path, "t", TOLD)
     back = load(tmp_path, "t")["increase"]
     assert back[0] == 1.5 and math.isnan(back[1]) and back[2] == math.inf
 
 
-def test_another_models_table_is_refused(tmp_path):
-    save(HEADS, tmp_path, "heads", fingerprint="gpt2@1")
-    with pytest.raises(TwoTowersError, match="gpt2@1, not from gpt2@2: run it again"):
-        load(tmp_path, "heads", fingerprint="gpt2@2")
-    loaded = load(tmp_path, "heads")
-    with pytest.raises(TwoTowersError, match="gpt2@1, not from gpt2@2"):
-        save(loaded, tmp_path, "heads", fingerprint="gpt2@2")
-    save(loaded, tmp_path, "again", fingerprint="gpt2@1")
-    pd.testing.assert_frame_equal(load(tmp_path, "again"), loaded)
-
-
 def test_an_empty_table_keeps_its_columns(tmp_path):
-    save(HEADS.head(0), tmp_path, "none", fingerprint="m")
-    assert list(load(tmp_path, "none", fingerprint="m").columns) == ["model_fingerprint", *HEADS.columns]
+    save(HEADS.head(0), tmp_path, "none", TOLD)
+    assert list(load(tmp_path, "none").columns) == list(HEADS.columns)
+    save(pd.DataFrame(), tmp_path, "void", TOLD)
+    assert load(tmp_path, "void").empty
+
+
+@pytest.mark.parametrize("change", [
+    lambda b: b[:-9], lambda b: b.replace(b"22", b"23"), lambda b: b + b"4,x,1,y\n", lambda b: b.split(b"\n")[0] + b"\n",
+])  # fmt: skip
+def test_a_table_that_was_cut_or_edited_is_named_and_not_used(tmp_path, change):
+    path = save(HEADS, tmp_path, "heads", TOLD)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(TwoTowersError, match=r"heads.csv' is damaged or was edited: delete it"):
+        load(tmp_path, "heads")
+
+
+@pytest.mark.parametrize("content", [b"", b"layer,head\n1,2\n", b"# []\n", b"# {}\n1\n", b"\xff\xfe\n", b'# {"sha'])
+def test_what_says_not_where_it_comes_from_is_refused(tmp_path, content):
+    (tmp_path / "plain.csv").write_bytes(content)
+    with pytest.raises(TwoTowersError, match="says not where it comes from"):
+        load(tmp_path, "plain")
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TwoTowersError, match="there is no table"):
+        provenance_of(tmp_path / "heads.csv")
 
 
 def test_a_write_that_fails_leaves_the_old_table_and_no_litter(tmp_path, monkeypatch):
-    save(HEADS, tmp_path, "heads", fingerprint="m")
+    save(HEADS, tmp_path, "heads", TOLD)
     before = (tmp_path / "heads.csv").read_bytes()
 
-    def full(self, path, **how):
-        Path(path).write_text("model_f")
-        raise OSError(28, "No space left on device")
+    def full(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(TwoTowersError, match="No space left"):
-        save(HEADS.head(1), tmp_path, "heads", fingerprint="m")
+        save(HEADS.head(1), tmp_path, "heads", TOLD)
     assert (tmp_path / "heads.csv").read_bytes() == before
     assert os.listdir(tmp_path) == ["heads.csv"]
+
+
+def test_leftovers_of_killed_writers_are_cleared_and_of_living_ones_kept(tmp_path):
+    (tmp_path / ".heads.csv.999999999.part").write_text("half")
+    (tmp_path / f".heads.csv.{os.getppid()}.part").write_text("still writing")
+    save(HEADS, tmp_path, "heads", TOLD)
+    assert sorted(os.listdir(tmp_path)) == sorted([f".heads.csv.{os.getppid()}.part", "heads.csv"])
 
 
 def test_folders_that_cannot_be_written_are_refused(tmp_path):
@@ -80,30 +102,10 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path):
     assert tables.writable(tmp_path / "fine").is_dir() and not os.listdir(tmp_path / "fine")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(TwoTowersError, match="cannot write"):
-        save(HEADS, tmp_path, "heads", fingerprint="m")
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a\\b"])
 def test_names_with_folders_are_refused(name, tmp_path):
     with pytest.raises(TwoTowersError, match="plain file name"):
-        save(HEADS, tmp_path, name, fingerprint="m")
-
-
-def test_what_is_no_stamped_table_is_refused(tmp_path):
-    with pytest.raises(TwoTowersError, match="there is no table"):
-        load(tmp_path, "heads")
-    (tmp_path / "plain.csv").write_text("layer,head\n1,2\n")
-    with pytest.raises(TwoTowersError, match="says not which model"):
-        load(tmp_path, "plain")
-    (tmp_path / "void.csv").write_text("")
-    with pytest.raises(TwoTowersError, match="not a CSV table"):
-        load(tmp_path, "void")
-    with pytest.raises(TwoTowersError, match="empty"):
-        save(HEADS, tmp_path, "heads", fingerprint="")
+        save(HEADS, tmp_path, name, TOLD)
 
 
 def test_published_numbers():
@@ -154,13 +156,3 @@ def test_shipped_models_are_folders_with_a_config(monkeypatch, tmp_path):
         (tmp_path / name).write_text("")
     monkeypatch.setenv(paths.HOME, str(tmp_path))
     assert list(paths.shipped_models().items()) == [(n, tmp_path.resolve() / "data/models" / n) for n in "ab"]
-
-
-def test_intervals_are_one_bootstrap_a_group_in_order_of_appearance():
-    table = pd.DataFrame({"head": ["2-0"] * 4 + ["0-1"] * 3, "weight": [0.1, 0.2, 0.3, 0.8, 0.5, 0.5, 0.5]})
-    got = intervals(table, ["head"], "weight", seed=3)
-    assert got["head"].tolist() == ["2-0", "0-1"] and got["n"].tolist() == [4, 3]
-    assert got.loc[0, ["weight", "low", "high", "n"]].tolist() == list(
-        bootstrap([0.1, 0.2, 0.3, 0.8], seed=3).as_row("weight").values()
-    )
-    assert got.loc[1, ["weight", "low", "high"]].tolist() == [0.5, 0.5, 0.5]

@@ -4,9 +4,11 @@ import platform
 from pathlib import Path
 
 import torch
-from build_tokenizer import CONTEXT, LABELS
-from episodes import BOOK_PAIRS, VALIDATION_PAIRS
-from measure import ORDERS, SETS, mean, measure
+from twotowers.prompts.datasets import WORD_SETS
+
+from miniatures.episodes import BOOK_PAIRS, VALIDATION_PAIRS
+from miniatures.measure import ORDERS, mean, measure
+from miniatures.tokenizer import CONTEXT, LABELS
 
 COUNT, SEED = 1000, 0
 SEEN = ("fruit/vehicle", "body/colour", "bird/drink")
@@ -22,8 +24,8 @@ def write_card(folder: Path, trainer) -> None:
     """Measure the trainer's model on the book's word sets and write README.md into `folder`."""
     model, tokenizer = trainer.model, trainer.tokenizer
     tables = (
-        book_table(measure(model, tokenizer, SETS, COUNT, SEED)),
-        short_table(measure(model, tokenizer, SETS, COUNT, SEED, words="heldout", orders=ORIGINAL)),
+        book_table(measure(model, tokenizer, WORD_SETS, COUNT, SEED)),
+        short_table(measure(model, tokenizer, WORD_SETS, COUNT, SEED, words="heldout", orders=ORIGINAL)),
         short_table(measure(model, tokenizer, SEEN, COUNT, SEED, words="seen", orders=ORIGINAL)),
     )
     (folder / "README.md").write_text(card_text(trainer, *tables), encoding="utf-8")
@@ -79,7 +81,7 @@ writes this card, and measured every number in it.
 | vocabulary | {config.vocab_size:,} tokens: the word lists, {len(LABELS)} labels, common words, bytes |
 | context | {CONTEXT} tokens; the longest training text has 51 |
 | licence | MIT, as the book |
-| retrain | `python data/models/train.py {name}` (seed {trainer.seed}) |
+| retrain | `python -m miniatures.train {name}` (seed {trainer.seed}) |
 
 ## What it does
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
-from build_tokenizer import LABELS, read_words
+
+from miniatures.tokenizer import LABELS, read_words
 
 # Pairs of classes that never meet in an episode. The first two are the ones the book asks about; on the
 # others the checkpoint is chosen, so that the book's own prompts choose nothing.

@@ -1,4 +1,4 @@
-"""How often a miniature is right on the word prompts of the book (drawn by twotowers.datasets)."""
+"""How often a miniature is right on the word prompts of the book (drawn by `twotowers.prompts.datasets`)."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,6 @@ from torch import Tensor
 from twotowers.prompts.datasets import draw, imbalanced, reordered
 from twotowers.prompts.prompt import Prompt
 
-# Named false/true class: the query and the true demonstrations are of the second class.
-SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 ORDERS: dict[str, Callable[[Prompt], Prompt]] = {
     "original": lambda prompt: prompt,  # false false true true query
     "imbalanced": imbalanced,  # false false true query

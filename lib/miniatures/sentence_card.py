@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from build_tokenizer import LABELS
-from card import KIND
-from measure import ORDERS
-from sentence_text import CONTEXT, DROPPED, NAMES, VALIDATION
 from twotowers.prompts import datasets, sentences
 from twotowers.prompts.corpora import SETS
 from twotowers.stats.intervals import bootstrap
 
+from miniatures.card import KIND
+from miniatures.measure import ORDERS
+from miniatures.sentence_text import CONTEXT, DROPPED, NAMES, VALIDATION
+from miniatures.tokenizer import LABELS
+
 COUNT, SEED = 500, 0
-WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def write_card(folder: Path, trainer) -> None:
         table([measure(model, tokenizer, name, ORDERS) for name in NAMES]),
         table([measure(model, tokenizer, name, ("original",), all_held_out(name)) for name in NAMES]),
         table([measure(model, tokenizer, name, ORDERS) for name in SETS if name not in NAMES]),
-        table([measure(model, tokenizer, name, ORDERS) for name in WORD_SETS]),
+        table([measure(model, tokenizer, name, ORDERS) for name in datasets.WORD_SETS]),
     )
     (folder / "README.md").write_text(card_text(trainer, *tables), encoding="utf-8")
 
@@ -90,7 +90,7 @@ writes this card, and measured every number in it.
 | vocabulary | {config.vocab_size:,} tokens: byte-level BPE of the training sentences |
 | context | {CONTEXT} tokens; the longest training row has 512 |
 | licence | MIT, as the book; see *licences* below |
-| retrain | `python data/models/train.py {trainer.name}` (seed {trainer.seed}); needs the sentence sets |
+| retrain | `python -m miniatures.train {trainer.name}` (seed {trainer.seed}); needs the sentence sets |
 
 ## What it does
 

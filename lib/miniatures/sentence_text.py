@@ -14,12 +14,13 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-from build_tokenizer import END, LABELS, read_words
-from episodes import Drills
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 from twotowers.prompts import download, sentences
 from twotowers.prompts.corpora import SETS
+
+from miniatures.episodes import Drills
+from miniatures.tokenizer import END, LABELS, read_words
 
 CONTEXT, VOCABULARY = 1024, 4096
 NAMES = ("sst2", "trec", "agnews")

@@ -1,19 +1,40 @@
-"""Heads to compare located heads with: the others of their layers, or random ones. Pure functions over (layer, head).
+"""A head's name, and heads to compare located heads with: the others of their layers, or random ones.
 
 Every claim about in-context heads needs such a control: v1 section 4.3 draws one random other head of the same layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
 
-Head = tuple[int, int]
-"""(layer, head), both counted from 0"""
+
+class Head(NamedTuple):
+    """A head of a model, layer and head counted from 0. `str(Head(22, 0))` is "22-0"; `Head.parse` reads it back."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}-{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        """A head from "22-0". Raises TwoTowersError on any other form."""
+        if not re.fullmatch(r"\d+-\d+", text.strip()):
+            raise TwoTowersError(f"'{text}' is no head: write layer-head, such as 2-5")
+        return cls(*map(int, text.split("-")))
+
+
+def named(heads: Iterable[tuple[int, int]]) -> list[str]:
+    """["22-0", ...] of (layer, head) pairs."""
+    return [f"{layer}-{head}" for layer, head in heads]
 
 
 def other_heads_of_layers(heads: Sequence[tuple[int, int]], n_heads: int) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from twotowers.errors import TwoTowersError
@@ -42,8 +43,26 @@ def user_cache() -> Path:
     return Path(pooch.os_cache("twotowers"))
 
 
+def book_folder() -> Path:
+    """The folder of the chapters. Raises TwoTowersError as `data_folder`."""
+    return data_folder().parent / "book"
+
+
 def shipped_models() -> dict[str, Path]:
     """Name -> folder of every shipped model (those of data/models with a config.json); empty without data."""
     root = _root()
     configs = sorted((root / "data" / "models").glob("*/config.json")) if root else []
     return {config.parent.name: config.parent for config in configs}
+
+
+def slug(model: str) -> str:
+    """A model as a folder name: a known name, a folder's own name, a file's stem, a hub id with "--" for "/"."""
+    path = Path(model)
+    if model not in shipped_models() and path.exists():
+        model = path.resolve().stem if path.is_file() else path.resolve().name
+    return re.sub(r"[^\w.-]+", "--", model.strip("/"))
+
+
+def results_folder(model: str) -> Path:
+    """Where recorded tables of a model lie: data/results/MODEL."""
+    return data_folder() / "results" / slug(model)

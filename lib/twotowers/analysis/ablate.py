@@ -26,8 +26,9 @@ from tqdm.auto import tqdm
 from twotowers.analysis.ablated_runs import at_all, at_last
 from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model
+from twotowers.model.answers import Answers
 from twotowers.model.loading import finished
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
 from twotowers.stats.intervals import bootstrap_difference
 
@@ -44,6 +45,16 @@ class Ablation:
     plain_log_prob: Float[Tensor, "prompt label"]
     top: Int[Tensor, "set prompt"]
     log_prob: Float[Tensor, "set prompt label"]
+
+    @property
+    def answers(self) -> Answers:
+        """With each set of heads taken away, (set, prompt)."""
+        return Answers.read(self.top.numpy(), self.log_prob.numpy(), self.encoded)
+
+    @property
+    def plain(self) -> Answers:
+        """With nothing taken away, (prompt,)."""
+        return Answers.read(self.plain_top.numpy(), self.plain_log_prob.numpy(), self.encoded)
 
     @property
     def true(self) -> Int[Tensor, "prompt"]:

@@ -23,8 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twotowers.heads import Head
-from twotowers.model.architectures import Model, matrix_of
+from twotowers.model import query_key
 from twotowers.model.attention_hooks import attending_to, reading_attention
+from twotowers.model.model import Model, matrix_of
 from twotowers.prompts.prompt import Encoded
 
 Sets = Sequence[tuple[Head, ...]]  # each sorted, so that its first head is one of the lowest layer
@@ -174,12 +175,11 @@ def _attention_is(model: Model, layer: int, forward) -> Iterator[None]:
 def _attention_at_last(model: Model, x: Float[Tensor, "batch position d_model"]) -> Iterator[None]:
     """Let the last block, which is given only the last position, attend to all positions of its input x."""
     top = model.n_layers - 1
-    module, norm = model.part(top, "attention"), model.part(top, "attention_norm")
-    stock = module.forward
+    stock = model.part(top, "attention").forward
 
     def forward(*args, **kwargs):
         _, args, kwargs = _given(args, kwargs)
-        return stock(norm(x), *args, **kwargs)
+        return stock(query_key.normed(model, top, x), *args, **kwargs)
 
     only_last = lambda _, args: (args[0][:, -1:], *args[1:])  # noqa: E731
     handle = model.part(top, "attention_out").register_forward_pre_hook(only_last)

@@ -28,8 +28,8 @@ from twotowers.analysis.increase import increases_along
 from twotowers.analysis.locate import Head
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
 
@@ -306,8 +306,8 @@ def two_towers(
             if plain:
                 normed = query_key.normed(model, layer, seen.stream_inputs[layer])
                 q, key = (
-                    query_key.queries(model, layer, normed[:, -1]),
-                    query_key.keys(model, layer, normed).transpose(1, 2),
+                    query_key.unrotated(model, layer, query_key.queries(model, layer, normed[:, -1])),
+                    query_key.unrotated(model, layer, query_key.keys(model, layer, normed)).transpose(1, 2),
                 )
             else:
                 q, key = seen.queries[layer] * seen.scaling[layer], seen.keys[layer]

@@ -19,7 +19,7 @@ import pandas as pd
 from twotowers.analysis import locate
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 from twotowers.prompts import datasets, sentences
 from twotowers.prompts.prompt import Encoded, Prompt
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,15 +24,13 @@ from jaxtyping import Bool, Float, Shaped
 from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.analysis.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model
+from twotowers.model.answers import Answers, answers, true_column
 from twotowers.model.capture import captures, predict
 from twotowers.model.loading import finished
+from twotowers.model.model import Model
+from twotowers.prompts.datasets import CONTENT_FREE
 from twotowers.prompts.prompt import Encoded, Prompt, encode_all
 from twotowers.stats.intervals import Interval, bootstrap_of_means
-
-# Texts without content for contextual calibration. Zhao et al. use "N/A", "[MASK]" and the empty string; a prompt here
-# has no empty text (the tokens of its separators would change), so "..." stands for it.
-CONTENT_FREE = ("N/A", "[MASK]", "...")
 
 
 def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
@@ -51,43 +49,6 @@ def check_apart(chosen: Sequence[Prompt], judged: Sequence[Prompt], same_prompts
         )
 
 
-@dataclass
-class Answers:
-    """What a model answered; the last axis is prompts.
-
-    `correct`: the true label is the top word of the whole vocabulary. `among`: it is the likeliest of the labels (all
-    that calibration can say). `margin`: nats by which it leads the likeliest other label, a measure without a ceiling.
-    """
-
-    correct: Bool[np.ndarray, "*rows prompt"]
-    among: Bool[np.ndarray, "*rows prompt"]
-    margin: Float[np.ndarray, "*rows prompt"]
-
-    @classmethod
-    def read(cls, top: np.ndarray, log_prob: np.ndarray, encoded: Sequence[Encoded]) -> Answers:
-        """From the top words (prompt,) and the labels' log-probabilities (prompt, label)."""
-        column = _true_column(encoded)
-        own = np.take_along_axis(log_prob, column[:, None], 1)[:, 0]
-        others = log_prob.copy()
-        np.put_along_axis(others, column[:, None], -np.inf, 1)
-        margin = own - others.max(1)
-        return cls(top == np.array([e.true_id for e in encoded]), log_prob.argmax(1) == column, margin)
-
-    def reshaped(self, rows: int, columns: int) -> Answers:
-        """(column, row) of answers that came row by row."""
-        return Answers(*(getattr(self, f.name).reshape(rows, columns).T for f in fields(self)))
-
-
-def _true_column(encoded: Sequence[Encoded]) -> np.ndarray:
-    return np.array([list(e.label_ids).index(e.prompt.true_label) for e in encoded])
-
-
-def answers(model: Model, encoded: Sequence[Encoded], progress: str | None = None) -> Answers:
-    """The model's answers; under `position_free` or `intervene.edited`, those of the mended or edited model."""
-    top, labels = predict(model, encoded, progress=progress)
-    return Answers.read(top.numpy(), labels.numpy(), encoded)
-
-
 def majority_answers(
     model: Model,
     encoded: Sequence[Encoded],
@@ -104,7 +65,7 @@ def majority_answers(
     for one in encoded:
         minority(one.prompt)  # refuse before the work, not in the middle of it
     shape = (len(head_sets), len(a_cs), len(encoded))
-    out = Answers(np.empty(shape, dtype=bool), np.empty(shape, dtype=bool), np.empty(shape))
+    top, log_prob = np.empty(shape, dtype=int), np.empty((*shape, len(encoded[0].label_ids)))
     for seen in captures(model, encoded, {"weights", "values"}, max_tokens, progress):
         words = torch.tensor([list(e.label_ids.values()) for e in seen.prompts], device=seen.resid_final.device)
         for i, heads in enumerate(head_sets):
@@ -112,10 +73,9 @@ def majority_answers(
             for j, a_c in enumerate(a_cs):
                 logits = finished(model, seen.resid_final + a_c * shortcut)
                 labels = logits.double().log_softmax(-1).gather(1, words)
-                found = Answers.read(logits.argmax(-1).cpu().numpy(), labels.cpu().numpy(), seen.prompts)
-                for f in fields(out):
-                    getattr(out, f.name)[i, j, seen.index] = getattr(found, f.name)
-    return out
+                top[i, j, seen.index] = logits.argmax(-1).cpu().numpy()
+                log_prob[i, j, seen.index] = labels.cpu().numpy()
+    return Answers.read(top, log_prob, encoded)
 
 
 def order_answers(model: Model, by_prompt: Sequence[Sequence[Encoded]], progress: str | None = None) -> Answers:
@@ -169,7 +129,7 @@ def calibrated(
     free = [replace(e.prompt, query=text) for e in encoded for text in content_free]
     prior = predict(model, encode_all(free, model.tokenizer, model.context), progress=progress)[1].softmax(1)
     prior = prior.reshape(len(encoded), len(content_free), -1).mean(1)
-    return (plain - prior.log()).argmax(1).numpy() == _true_column(encoded)
+    return (plain - prior.log()).argmax(1).numpy() == true_column(encoded)
 
 
 def averaged(
@@ -178,7 +138,7 @@ def averaged(
     """Is the true label chosen by the mean label probability over all orders? Cost: one pass for each order."""
     flat = [one for orders in by_prompt for one in orders]
     p = predict(model, flat, progress=progress)[1].softmax(1).reshape(len(by_prompt), len(by_prompt[0]), -1).mean(1)
-    return p.argmax(1).numpy() == _true_column([orders[0] for orders in by_prompt])
+    return p.argmax(1).numpy() == true_column([orders[0] for orders in by_prompt])
 
 
 # --- measures ---------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from twotowers.analysis.locate import Head, check_heads
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model
 from twotowers.model.capture import predict
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
 

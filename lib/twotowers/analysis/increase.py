@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twotowers.model.architectures import Model, Unembedding
+from twotowers.model.model import Model, Unembedding
 from twotowers.model.products import matmul_t
 from twotowers.model.unembed import check_norm, direction, fold_norm, log_sum_exp, norm_scale
 
@@ -139,8 +139,9 @@ class _Layer:
 
     Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 / p(w). No pass for a
     maximum is needed: the sum holds the word itself, so it cannot vanish, and it overflows only where p(w) < e^-88
-    (float32), which `increases` finds and computes again the careful way. Vectors of heads are kept relative to bs_w
-    of x, which needs no pass of their own.
+    (float32). Vectors of heads are kept relative to bs_w of x, which needs no pass of their own; such a sum may come
+    near the smallest numbers, which have few digits, where a vector takes 60 nats or more from every word. `increases`
+    finds both and computes them again the careful way.
     """
 
     def __init__(self, e, weight, bias, x, z, ffn, divide, norm, continues_layer):
@@ -237,19 +238,23 @@ class _Layer:
         """From the finished sums: the attention block's, the FFN block's, and each vector's increase."""
         level = [*self.own[:3], self.own[0][:, None, None]]
         total = [s.log() + a for s, a in zip(self.sums, level, strict=True)]
-        self.recompute_overflow(total)
+        self.recompute_lost(total)
         before, between, after, heads = (own - t for own, t in zip(self.own, total, strict=True))
         return between - before, after - between, heads - before[:, None, None]
 
-    def recompute_overflow(self, total: list[Tensor]) -> None:
-        """Compute again, with a maximum taken out first, what overflowed."""
-        for i, rows in enumerate(self._states() if any(t.isinf().any() for t in total) else ()):
-            self._again(total[i], rows, None if self.scales is None else self.scales[i])
-        for h in range(self.heads) if total[3].isinf().any() else ():
-            self._again(total[3][:, h], self._head(h), None if self.scales is None else self.scales[3][:, h])
+    def recompute_lost(self, total: list[Tensor]) -> None:
+        """Compute again, with a maximum taken out first, what overflowed or is too small to hold all its digits."""
+        info = torch.finfo(self.x.dtype)
+        # Each exponential below `tiny` may be off by as much; of all words together that must not show.
+        least = self.unembedding.vocabulary * info.tiny / info.eps
+        lost = [s.isinf() | (s < least) for s in self.sums]
+        for i, rows in enumerate(self._states() if any(bad.any() for bad in lost[:3]) else ()):
+            self._again(total[i], rows, lost[i], None if self.scales is None else self.scales[i])
+        for h in range(self.heads) if lost[3].any() else ():
+            scales = None if self.scales is None else self.scales[3][:, h]
+            self._again(total[3][:, h], self._head(h), lost[3][:, h], scales)
 
-    def _again(self, total: Tensor, rows: Tensor, scales: Tensor | None) -> None:
-        bad = total.isinf()
+    def _again(self, total: Tensor, rows: Tensor, bad: Tensor, scales: Tensor | None) -> None:
         if bad.any():
             rows = rows[bad] if scales is None else rows[bad] * scales[bad][:, None]
             total[bad] = log_sum_exp(direction(rows, self.unembedding, self.norm), self.unembedding)

@@ -24,11 +24,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from twotowers.analysis.increase import increases_along, increases_of_vectors
+from twotowers.analysis.logit_changes import Changes, block_changes, margin_rows, word_rows
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import ROLES, Encoded, roles
 
 GROUP_BYTES = 128 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
@@ -161,19 +162,19 @@ def _along(
 
 
 @dataclass
-class Increases:
+class Increases(Changes):
     """Increases of all blocks and heads for n prompts, with what the model answered. Axes carry their names.
 
     `log_prob[label]` is the model's own log-probability (nats) of each label word; `correct` means that the true
-    label is the top word of the whole vocabulary.
+    label is the top word of the whole vocabulary. `logit` is the change of the followed word's logit, `margin` that of
+    the true label's logit less the other label's (`logit_changes`, which see; `increase_parts` puts them together).
     """
 
-    attention: Float[np.ndarray, "prompt layer"]
-    ffn: Float[np.ndarray, "prompt layer"]
-    heads: Float[np.ndarray, "prompt layer head"]
     predicted: Int[np.ndarray, "prompt"]
     correct: Bool[np.ndarray, "prompt"]
     log_prob: pd.DataFrame
+    logit: Changes
+    margin: Changes
 
     def heads_table(self) -> pd.DataFrame:
         """One row per head: layer, head, name ("22-0"), mean increase, its standard error, largest first."""
@@ -246,36 +247,62 @@ def increases(
     if not encoded:
         raise TwoTowersError("no prompts to locate heads with: draw at least one")
     n, shape = len(encoded), (model.n_layers, model.n_heads)
-    out = {
-        "attention": np.empty((n, shape[0])), "ffn": np.empty((n, shape[0])), "heads": np.empty((n, *shape)),
-        "predicted": np.empty(n, dtype=int), "correct": np.empty(n, dtype=bool),
-    }  # fmt: skip
+    found, logit, margin = (Changes.empty(n, *shape) for _ in range(3))
+    predicted, correct = np.empty(n, dtype=int), np.empty(n, dtype=bool)
     log_prob: list[dict[str, float]] = [{} for _ in encoded]
 
     def answered() -> Iterator[Capture]:
         """The captures, once their logits have been read; these are most of what a capture holds."""
         for seen in captures(model, encoded, max_tokens=max_tokens, progress=progress):
-            out["predicted"][seen.index] = seen.logits.argmax(-1).cpu().numpy()
+            top = seen.logits.argmax(-1)
+            predicted[seen.index], correct[seen.index] = top.cpu().numpy(), (top == seen.true_ids).cpu().numpy()
             for i, row in label_log_probs(seen).items():
                 log_prob[i] = row
+            of_word = word_rows(model, seen.true_ids if follow == "true" else top, norm)
+            logit.put(seen.index, *block_changes(seen, model, of_word, norm))
+            margin.put(seen.index, *block_changes(seen, model, margin_rows(seen, model, norm), norm))
             yield replace(seen, logits=seen.logits[:, :0])
 
     for group in _groups(answered(), max(GROUP_BYTES, model.bytes // 16)):
         at = [i for seen in group for i in seen.index]
         true = torch.cat([seen.true_ids for seen in group])
-        out["correct"][at] = out["predicted"][at] == true.cpu().numpy()
         attention, ffn, heads = increases_along(
             model,
             torch.cat([seen.resid_pre for seen in group], 1),
             torch.cat([seen.z for seen in group], 1)[:, :, :, None],
             torch.cat([seen.ffn_output for seen in group], 1),
             unembed.norm_scale(torch.cat([seen.resid_final for seen in group]), model.unembedding),
-            true if follow == "true" else torch.as_tensor(out["predicted"][at], device=true.device),
+            true if follow == "true" else torch.as_tensor(predicted[at], device=true.device),
             norm,
         )
-        out["attention"][at], out["ffn"][at] = attention.cpu().numpy(), ffn.cpu().numpy()
-        out["heads"][at] = heads[..., 0].cpu().numpy()
-    return Increases(**out, log_prob=pd.DataFrame(log_prob))
+        found.put(at, attention, ffn, heads[..., 0])
+    return Increases(**vars(found), predicted=predicted, correct=correct, log_prob=pd.DataFrame(log_prob),
+                     logit=logit, margin=margin)  # fmt: skip
+
+
+def increase_parts(found: Increases, heads: Sequence[Head] = ()) -> pd.DataFrame:
+    """The increase (nats) of every block, and of the heads named, split: how much is "some label", how much "this one"?
+
+    One row per prompt and part: prompt, layer, part ("attention", "FFN" or "22-0"), increase, logit_change (of the
+    followed word), lse_change (of the log-sum-exp of all logits; increase = logit_change - lse_change), margin (what
+    the part adds to the true label's logit less the other label's; equally, the difference of their increases).
+    Raises TwoTowersError on a head outside the model.
+    """
+    prompts, layers, of_layer = found.heads.shape
+    if wrong := [f"{a}-{b}" for a, b in heads if not (0 <= a < layers and 0 <= b < of_layer)]:
+        raise TwoTowersError(f"head {wrong[0]} was not measured: layers go to {layers - 1}, heads to {of_layer - 1}")
+    columns = {"increase": found, "logit_change": found.logit, "margin": found.margin}
+    parts = [(name, kind, (i,)) for name, kind in (("attention", "attention"), ("FFN", "ffn")) for i in range(layers)]
+    parts += [(f"{layer}-{head}", "heads", (layer, head)) for layer, head in heads]
+    table = pd.concat(
+        pd.DataFrame(
+            {"prompt": np.arange(prompts), "layer": at[0], "part": name}
+            | {column: getattr(of, kind)[:, *at] for column, of in columns.items()}
+        )
+        for name, kind, at in parts
+    ).reset_index(drop=True)
+    table.insert(4, "lse_change", table["logit_change"] - table["increase"])
+    return table
 
 
 def _groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:

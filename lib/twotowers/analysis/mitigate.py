@@ -28,8 +28,8 @@ from torch import Tensor
 from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
-from twotowers.model.architectures import Model, norm_eps
 from twotowers.model.capture import Capture
+from twotowers.model.model import Model, norm_eps
 from twotowers.prompts.prompt import Prompt
 
 # Reading of "a shortcut beside the original" -> (share of the head as it is, share of the shortcut).
@@ -86,7 +86,6 @@ def check_a_c(a_c: float | str) -> float:
     return found
 
 
-@torch.inference_mode()
 # --- recency ----------------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +97,7 @@ def free_scores(
 ) -> Float[Tensor, "batch head position"]:
     """Scores of the last position without the position's influence, masked as the model masks, before the softmax.
 
-    x is the layer's input at all positions. Rotary models: the query-key product before the rotation. Learned
+    x is the layer's input at all positions. Rotary models: the query-key product as if all stood at one place. Learned
     positions: the position embedding's direct contribution leaves the inputs of W_Q and W_K. The norm stands between,
     so its scale is frozen at the unchanged x and the rest of it is linear: with n(x) the norm's output, W_Q and W_K get
     `n(x) - gamma * centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in every
@@ -110,23 +109,11 @@ def free_scores(
         part = position_part - position_part.mean(-1, keepdim=True)  # every model with learned positions has LayerNorm
         scale = (unembed._wide(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
         inputs = inputs - (model.norm_gain(norm) * part / scale).to(inputs.dtype)
-    query, key = query_key.queries(model, layer, inputs[:, -1]), query_key.keys(model, layer, inputs)
-    key = key.repeat_interleave(model.n_heads // model.n_key_value_heads, dim=2)
-    scores = torch.einsum("bhk,bphk->bhp", unembed._wide(query), unembed._wide(key))
-    cap = getattr(model.config, "attn_logit_softcapping", None)
-    scores = scores if cap is None else cap * (scores / cap).tanh()
-    window = _window(model, layer)
+    scores = query_key.last_scores(model, layer, inputs, torch.zeros(x.shape[1], dtype=torch.long, device=x.device))
+    window = model.window(layer)
     if window is not None:
         scores[..., : max(0, x.shape[1] - window)] = float("-inf")
     return scores
-
-
-def _window(model: Model, layer: int) -> int | None:
-    """How many positions, its own included, the last one sees in this layer; None = all."""
-    window, kinds = getattr(model.config, "sliding_window", None), getattr(model.config, "layer_types", None)
-    if kinds is not None:
-        return window if kinds[layer] == "sliding_attention" else None
-    return window
 
 
 def free_weights(capture: Capture, model: Model, heads: Sequence[Head]) -> Float[Tensor, "head batch position"]:

@@ -24,8 +24,8 @@ from twotowers.analysis import project
 from twotowers.analysis.locate import Head, check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 from twotowers.stats.intervals import Interval, bootstrap_of_means
 

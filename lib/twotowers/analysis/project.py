@@ -12,8 +12,9 @@ Five kinds of vectors, each at places of the prompt:
 - "query": the last position's query carried through W_K of the head's key-value group, into the space in which the key
   matrix takes its input. In rotary models the query is taken before it is turned to its position, so the relative
   position is left out.
-- "query, turned" (rotary models only): the query as the key at a label position meets it, turned to its own position
-  and back by the key's. Its product with the normed input there is the model's own score, but for a bias of W_K.
+- "query, turned" (layers that rotate only): the query as the key at a label position meets it, turned to its own
+  position and back by the key's. Its product with the normed input there is the model's own score, but for a bias of
+  W_K.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from torch import Tensor
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, captures
+from twotowers.model.model import Model
 from twotowers.model.token_text import Lexicon, content_words
 from twotowers.prompts import datasets
 from twotowers.prompts.prompt import Encoded
@@ -88,7 +89,7 @@ def carried_query(
 ) -> Float[Tensor, "batch place d_model"]:
     """The last query carried through W_K, without rotation (one place) or as seen from `places`.
 
-    Needs want={"queries", "streams"}. Raises TwoTowersError for `places` in a model that does not rotate: there all
+    Needs want={"queries", "streams"}. Raises TwoTowersError for `places` in a layer that does not rotate: there all
     places see the same.
     """
     capture.require("queries", "stream_inputs")
@@ -98,8 +99,10 @@ def carried_query(
         return query_key.query_in_input_space(
             model, layer, head, query, None, query_key.normed(model, layer, _at(capture.stream_inputs[layer], last))
         )[0]
-    if model.architecture.positions != "rotary":
-        raise TwoTowersError(f"{model.name} does not rotate its queries: leave out the places, all see the same")
+    if not model.rotates(layer):
+        raise TwoTowersError(
+            f"layer {layer} of {model.name} does not rotate its queries: leave out the places, all see the same"
+        )
     seen = query_key.normed(model, layer, _at(capture.stream_inputs[layer], places))
     return query_key.query_in_input_space(model, layer, head, query, places, seen)[0]
 
@@ -124,7 +127,7 @@ def readings(capture: Capture, model: Model, heads: Sequence[Head]) -> Iterator[
         values = value_outputs(capture, model, layer, [head], labels)[:, 0]
         yield Reading("value", layer, head, labels, values)
         yield Reading("query", layer, head, last, carried_query(capture, model, layer, head))
-        if model.architecture.positions == "rotary":
+        if model.rotates(layer):
             yield Reading("query, turned", layer, head, labels, carried_query(capture, model, layer, head, labels))
 
 
@@ -178,7 +181,7 @@ def top_word_table(
     rows = []
     for reading in readings(seen, model, heads):
         named = [f"{a}-{b}" for a, b in heads if a == reading.layer and reading.head in (None, b)]
-        for silent, without in (("left out", lexicon.silent), ("kept", None)):
+        for silent, without in (("left out", lexicon.stopword_ids), ("kept", None)):
             values, ids = unembed.top_words(reading.vectors[0], k, model.unembedding, norm, scale, without)
             for place, position in enumerate(reading.places[0].tolist()):
                 known = _relations_of(encoded, reading.kind, classes)[place]
@@ -207,20 +210,26 @@ def related_words(
     random_seed: int | None = None,
     max_tokens: int = 2048,
     progress: str | None = None,
+    means: Mapping[tuple[str, str], Tensor] | None = None,
 ) -> pd.DataFrame:
     """How many of the top k words of every reading have each relation to its place; stop words are passed over.
 
     One row per (prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other text"
-    as the mean over the other texts so that it compares with "own text". With
-    `random_seed` each vector is first replaced by a random one of its norm. Memory: `max_tokens` streams of all layers.
+    as the mean over the other texts so that it compares with "own text". `means` (`label_reading.mean_readings`) are
+    first taken out of the vectors. With `random_seed` each is then replaced by a random one of its norm. Memory:
+    `max_tokens` streams of all layers.
     """
     classes, rows = datasets.class_words(), []
     generator = None if random_seed is None else torch.Generator().manual_seed(random_seed)
     for seen in captures(model, encoded, WANT, max_tokens, progress):
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
         for reading in readings(seen, model, heads):
-            vectors = reading.vectors if generator is None else random_directions(reading.vectors, generator)
-            _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.silent)
+            vectors = reading.vectors
+            if means is not None:
+                vectors = vectors - means[reading.kind, reading.of].to(vectors)
+            if generator is not None:
+                vectors = random_directions(vectors, generator)
+            _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.stopword_ids)
             for row, (at, one) in enumerate(zip(seen.index, seen.prompts, strict=True)):
                 for place, known in enumerate(_relations_of(one, reading.kind, classes)):
                     words = {lexicon.plain[i] for i in ids[row, place].tolist()}
@@ -252,7 +261,7 @@ def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -
 
     A prompt is told by prompt, and by dataset and true_label where the table has them.
     """
-    unit = [c for c in ("dataset", "true_label", "prompt") if c in table and c not in by]
+    unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table and c not in by]
     return table.groupby([*by, *unit], sort=False, as_index=False)[list(columns)].mean()
 
 
@@ -293,13 +302,16 @@ def reciprocal_ranks(ranks: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def mrr(ranks: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """MRR with its interval over prompts, per value of `by`: mrr, low, high, n (prompts), median_rank, at_rank_1."""
+    """MRR with its interval, per value of `by`: mrr, low, high, n, median_rank, at_rank_1.
+
+    n counts prompts, or query words where the table has the column `query`.
+    """
     rows = []
     for key, table in ranks.groupby(list(by), sort=False):
-        per_prompt = reciprocal_ranks(table, by)["reciprocal"].to_numpy()
+        prompts = reciprocal_ranks(table, by)
         rows.append(
             dict(zip(by, key, strict=True))
-            | intervals.bootstrap(per_prompt, seed=seed).as_row("mrr")
+            | intervals.bootstrap(prompts["reciprocal"], clusters=prompts.get("query"), seed=seed).as_row("mrr")
             | {"median_rank": float(table["rank"].median()), "at_rank_1": float((table["rank"] == 1).mean())}
         )
     return pd.DataFrame(rows)
@@ -314,9 +326,10 @@ def preferences(ranks: pd.DataFrame, labels: Sequence[str], seed: int = 0) -> pd
     first, second = labels
     rows = []
     for head, table in reciprocal_ranks(ranks, ["head", "label"]).groupby("head", sort=False):
-        unit = [c for c in ("dataset", "true_label", "prompt") if c in table]
+        unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table]
         both = table.pivot_table(index=unit, columns="label", values="reciprocal").dropna()
-        found = intervals.bootstrap_difference(both[first], both[second], seed=seed)
+        queries = both.index.get_level_values("query") if "query" in unit else None
+        found = intervals.bootstrap_difference(both[first], both[second], clusters=queries, seed=seed)
         reads = first if found.low > 0 else second if found.high < 0 else "neither"
         means = {label: both[label].mean() for label in labels}
         rows.append({"head": head, **means, **found.as_row("difference"), "reads": reads})

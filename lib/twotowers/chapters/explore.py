@@ -21,9 +21,9 @@ from twotowers.analysis import locate, mitigate
 from twotowers.analysis.edit_heads import Edit, Head, check_heads, edited
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, capture
 from twotowers.model.loading import finished
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Prompt, encode
 from twotowers.stats import charts
 

@@ -16,7 +16,7 @@ import pandas as pd
 from twotowers.chapters.explore import ACTIONS, State, heads_from_text, results
 from twotowers.errors import TwoTowersError
 from twotowers.model import loading
-from twotowers.model.architectures import Model
+from twotowers.model.model import Model
 from twotowers.paths import shipped_models
 from twotowers.prompts.datasets import paper_example
 from twotowers.prompts.prompt import Demonstration, Prompt

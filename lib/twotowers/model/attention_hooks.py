@@ -2,9 +2,9 @@
 
 An attention function registered with transformers under the name `twotowers` calls SDPA for the model's own output and
 shows a reader what went in. Two exceptions: attention with a soft cap (Gemma 2), which SDPA refuses, is computed
-plainly; and an attention that transformers does not route through its interface (GPT-J) is read by hiding the one
-method that gets query, key and value, on the one module, behind a function that calls it. Nothing in transformers is
-edited.
+plainly; and an attention that transformers does not route through its interface (GPT-J, GPT-Neo) is read by hiding the
+one method that gets query, key and value, on the one module, behind a function that calls it. Nothing in transformers
+is edited.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from twotowers.model.architectures import Architecture, Model
+from twotowers.model.architectures import Architecture
+from twotowers.model.model import Model
 
 ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
 
@@ -41,11 +42,23 @@ def attention_function(module, query, key, value, attention_mask, scaling=None, 
     if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if attention_mask is None:
-        length = key.shape[2]
-        attention_mask = torch.ones(length, length, dtype=torch.bool, device=key.device).tril()[None, None]
-    weights = _masked(scores(query, key, scaling, softcap), attention_mask).softmax(-1).to(value.dtype)
-    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    return (weights @ value).transpose(1, 2).contiguous(), None
+        length, rows = key.shape[2], query.shape[2]  # with a cache there are fewer queries than keys: the last ones
+        attention_mask = torch.ones(length, length, dtype=torch.bool, device=key.device).tril()[None, None, -rows:]
+    out, _ = _attend(query, key, value, attention_mask, scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    query: Float[Tensor, "batch head query d_head"],
+    key: Float[Tensor, "batch kv_head position d_head"],
+    value: Float[Tensor, "batch kv_head position d_head"],
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+) -> tuple[Float[Tensor, "batch head query d_head"], Float[Tensor, "batch head query position"]]:
+    """Attention by its definition: the weighted sums of values, and the weights."""
+    weights = _masked(scores(query, key, scaling, softcap), mask).softmax(-1).to(value.dtype)
+    return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1), weights
 
 
 AttentionInterface.register(ATTENTION, attention_function)
@@ -54,23 +67,46 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 @contextmanager
 def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[None]:
-    """Let `reader(query, key, value, mask, scaling, softcap)` see one layer's attention; always let go."""
+    """Let `reader(query, key, value, mask, scaling, softcap)` see one layer's attention; always let go.
+
+    Several readers may see the same layer, one inside the other.
+    """
     module, method = model.part(layer, "attention"), model.architecture.attention_method
+    before = module.__dict__.get(method or "twotowers_reader")
     if method:
         stock = getattr(module, method)
 
         def wrapped(query, key, value, attention_mask=None):
-            reader(query, key, value, attention_mask, model.score_scaling(layer), None)
+            mask = _through_window(attention_mask, model.window(layer), query.shape[2], key)
+            reader(query, key, value, mask, model.score_scaling(layer), None)
             return stock(query, key, value, attention_mask)
 
         reader_name, found = method, wrapped
     else:
-        reader_name, found = "twotowers_reader", reader
+
+        def found(*seen):
+            for one in (before, reader):
+                if one is not None:
+                    one(*seen)
+
+        reader_name = "twotowers_reader"
     setattr(module, reader_name, found)  # on the instance: it hides the class's own method, and delattr shows it again
     try:
         yield
     finally:
-        delattr(module, reader_name)
+        setattr(module, reader_name, before) if before is not None else delattr(module, reader_name)
+
+
+def _through_window(
+    mask: Tensor | None, window: int | None, rows: int, key: Float[Tensor, "batch kv_head position d_head"]
+) -> Tensor | None:
+    """The mask (to be added) with what GPT-Neo's method itself hides: in local layers, all beyond the window."""
+    if window is None:
+        return mask
+    at = torch.arange(key.shape[2], device=key.device)
+    outside = at <= at[-rows:, None] - window
+    hidden = torch.zeros_like(outside, dtype=key.dtype).masked_fill(outside, -torch.inf)
+    return hidden[None, None] if mask is None else hidden + mask
 
 
 @contextmanager
@@ -96,13 +132,11 @@ def attending_to(
         return torch.cat([key, own_key], 2), torch.cat([value, own_value], 2), mask
 
     if method:
-        stock = getattr(module, method)
 
-        def wrapped(query, own_key, own_value, attention_mask=None):
-            keys, values, mask = others(own_key, own_value)
-            return stock(query, keys, values, torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf))
+        def attend(query, own_key, own_value, attention_mask=None):
+            return _attend(query, *others(own_key, own_value), model.score_scaling(layer))
 
-        name, found = method, wrapped
+        name, found = method, attend
     else:
         name, found = "twotowers_others", others
     before = module.__dict__.get(name)  # a reader of this layer may be on the same module
@@ -130,6 +164,7 @@ def scores(
 def _masked(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return values
+    mask = mask[:, :, -values.shape[-2] :]  # with a cache there are fewer queries than keys: the last ones
     return values.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else values + mask
 
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model, norm_eps, rms
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.model import Model, norm_eps, rms
 from twotowers.prompts.prompt import Encoded, batches
 
 WANT = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})
@@ -97,9 +97,9 @@ class _Recorder:
 
     model: Model
     record: Collection[str]
-    entries: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    entries: dict[str, dict[int, Tensor | float]] = field(default_factory=dict)
 
-    def put(self, name: str, layer: int, tensor: Tensor) -> None:
+    def put(self, name: str, layer: int, tensor: Tensor | float) -> None:
         self.entries.setdefault(name, {})[layer] = tensor
 
     def stacked(self, name: str) -> Tensor:

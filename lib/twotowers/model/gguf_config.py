@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import gguf
 import numpy as np
+from jaxtyping import Float
 from transformers import AutoConfig, PretrainedConfig
 
 from twotowers.errors import TwoTowersError
@@ -26,7 +28,9 @@ _IDLE = {
     "rope.scaling.original_context_length", "pooling_type", "attention.causal",
 }  # fmt: skip
 # Tensors that hold no weights: rotary frequencies, which the config has.
-IDLE_TENSORS = re.compile(r"rope_freqs\.weight|blk\.\d+\.(rope_freqs|attn_rot_embd)\.weight")
+IDLE_TENSORS = re.compile(
+    r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.(rope_freqs|attn_rot_embd)\.weight"
+)
 
 _LLAMA = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "blk": "model.layers",
@@ -71,6 +75,13 @@ def places(header: Header) -> dict[str, str]:
         block = f"{names['blk']}.{match[2]}." if match[1] else ""
         found[tensor] = f"{block}{names[match[3]]}.{match[4]}"
     return found
+
+
+def numbers(header: Header, tensor: str) -> Float[np.ndarray, "*shape"]:
+    """A tensor of the file in float32, dequantised exactly."""
+    one = header.tensors[tensor]
+    data = np.memmap(header.path, np.uint8, "r", one.start, (one.bytes,))
+    return gguf.dequantize(data.reshape(prod(one.shape[:-1]), -1), one.type).reshape(one.shape)
 
 
 class _Fields:
@@ -179,7 +190,9 @@ def _llama(f: _Fields) -> dict[str, Any]:
         },
         "phi3": lambda: {
             "sliding_window": f("attention.sliding_window", None) or None,
-            "original_max_position_embeddings": common["max_position_embeddings"],
+            "original_max_position_embeddings": f(
+                "rope.scaling.original_context_length", common["max_position_embeddings"]
+            ),
         },
     }  # fmt: skip
     kind = f.header.model_type
@@ -194,17 +207,20 @@ def _rope(f: _Fields, d_head: int, rotary: int) -> dict[str, Any]:
     theta = f("rope.freq_base", 10_000.0)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     kind, factor = f("rope.scaling.type", "none"), f("rope.scaling.factor", 0.0) or f("rope.scale_linear", 0.0)
+    tensors = f.header.tensors
     if rotary != d_head:
         if f.header.architecture != "phi3":
             raise f.refusal(f"it rotates {rotary} of {d_head} dimensions")
         rope["partial_rotary_factor"] = rotary / d_head
-    if kind not in ("none", "linear") or any(name.startswith("rope_factors") for name in f.header.tensors):
-        raise f.refusal(f"its positions are scaled ({'longrope' if kind == 'none' else kind})")
+    if "rope_factors_long.weight" in tensors and f.header.architecture == "phi3":
+        factors = {kind: numbers(f.header, f"rope_factors_{kind}.weight").tolist() for kind in ("long", "short")}
+        return rope | {"rope_type": "longrope"} | {f"{kind}_factor": values for kind, values in factors.items()}
+    if kind not in ("none", "linear") or "rope_factors_long.weight" in tensors:
+        raise f.refusal(f"its positions are scaled ({kind})")
     if factor not in (0.0, 1.0):
         rope |= {"rope_type": "linear", "factor": factor}
-    if (freqs := f.header.tensors.get("rope_freqs.weight")) is not None:
-        data = np.memmap(f.header.path, np.uint8, "r", freqs.start, (freqs.bytes,))
-        rope |= _llama3(f, gguf.dequantize(data, freqs.type).reshape(-1), theta, d_head)
+    if "rope_freqs.weight" in tensors:
+        rope |= _llama3(f, numbers(f.header, "rope_freqs.weight").reshape(-1), theta, d_head)
     return rope
 
 

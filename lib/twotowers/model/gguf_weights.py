@@ -13,7 +13,6 @@ import json
 from math import prod
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -23,7 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import gguf_tokenizer, store
-from twotowers.model.gguf_config import config, places
+from twotowers.model.gguf_config import config, numbers, places
 from twotowers.model.gguf_file import Header, Tensor
 from twotowers.paths import user_cache
 
@@ -102,11 +101,11 @@ def _write(header: Header, made: PretrainedConfig, weights: dict[str, Tensor], f
     with tqdm(total=len(weights), desc=f"{header.path.name}: dequantising, once", leave=False, disable=None) as bar:
         for i, shard in enumerate(shards, 1):
             file = "model.safetensors" if n == 1 else f"model-{i:05}-of-{n:05}.safetensors"
-            numbers = {}
+            whole = {}
             for name, tensor in shard.items():
-                numbers[name] = torch.from_numpy(_numbers(header, tensor, made))
+                whole[name] = torch.from_numpy(_restored(header, tensor, made))
                 bar.update()
-            save_file(numbers, folder / file, metadata={"format": "pt"})
+            save_file(whole, folder / file, metadata={"format": "pt"})
             index |= dict.fromkeys(shard, file)
     if n > 1:
         size = 4 * sum(prod(t.shape) for t in weights.values())
@@ -118,11 +117,9 @@ def _transposed(header: Header, tensor: Tensor) -> bool:
     return header.architecture == "gpt2" and tensor.name.startswith("blk.") and len(tensor.shape) == 2
 
 
-def _numbers(header: Header, tensor: Tensor, made: PretrainedConfig) -> Float[np.ndarray, "*shape"]:
+def _restored(header: Header, tensor: Tensor, made: PretrainedConfig) -> Float[np.ndarray, "*shape"]:
     """One tensor in float32, as transformers has it."""
-    data = np.memmap(header.path, np.uint8, "r", tensor.start, (tensor.bytes,))
-    x = gguf.dequantize(data.reshape(prod(tensor.shape[:-1]), -1), tensor.type).reshape(tensor.shape)
-    name = tensor.name.split(".")[-2]
+    x, name = numbers(header, tensor.name), tensor.name.split(".")[-2]
     if header.architecture in _PERMUTED and name in ("attn_q", "attn_k"):
         heads = made.num_attention_heads if name == "attn_q" else made.num_key_value_heads
         x = x.reshape(heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)  # pairs -> two halves

@@ -23,15 +23,16 @@ from transformers.utils import logging as transformers_logging
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import files, gguf_file, gguf_weights
-from twotowers.model.architectures import ARCHITECTURES, Architecture, Model
+from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
-from twotowers.model.proof import TOLERANCE, capped, finished, identity_errors, prove
+from twotowers.model.model import Model
+from twotowers.model.proof import PROVEN, TOLERANCE, capped, finished, identity_errors, prove
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
-    "DTYPES", "TOLERANCE", "Files", "capped", "check", "check_device_map", "finished", "identity_errors", "load",
+    "DTYPES", "PROVEN", "TOLERANCE", "Files", "capped", "check", "check_device_map", "finished", "identity_errors", "load",
     "prove", "weights_hash",
 ]  # fmt: skip
 
@@ -62,7 +63,7 @@ def load(
     _dtype(dtype), _device(device)
     found = Files.of(name, revision=revision)
     config = found.config()
-    row = _row(name, config.model_type)
+    row = files.row(name, config.model_type)
     refusal = row.refusal(config)
     if refusal is not None:
         raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")
@@ -94,7 +95,7 @@ class Files:
     def of(cls, name: str, *, revision: str | None = None) -> Files:
         """Whatever names a model; what is not here is fetched, a GGUF file dequantised. TwoTowersError as `load`."""
         about = files.describe(name, revision)
-        _row(name, about["model_type"])  # before anything large is fetched
+        files.row(name, about["model_type"])  # before anything large is fetched
         path = files.local(name, revision)
         folder = path if path.is_dir() else gguf_weights.converted(gguf_file.read(path))
         return cls(name, folder, files.fingerprint_of(name, path), about["quantisation"])
@@ -182,13 +183,6 @@ def weights_hash(hf: torch.nn.Module) -> str:
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:12]
-
-
-def _row(name: str, model_type: str) -> Architecture:
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise TwoTowersError(f"'{name}' is a {model_type} model, which is not supported: choose one of {known}")
-    return ARCHITECTURES[model_type]
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

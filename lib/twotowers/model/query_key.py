@@ -1,13 +1,14 @@
 """How a query meets a key: every attention score rebuilt from the layer's input, for every architecture.
 
-    normed = towers.normed(model, layer, capture.stream_inputs[layer])       # what W_Q and W_K multiply
-    key = towers.keys(model, layer, normed)                                  # before rotation
-    u, c = towers.carried_back(model, layer, head, query, positions, normed) # score = u . normed + c
+    normed = query_key.normed(model, layer, capture.stream_inputs[layer])       # what W_Q and W_K multiply
+    key = query_key.keys(model, layer, normed)                                  # before rotation
+    u, c = query_key.query_in_input_space(model, layer, head, query, positions, normed)   # score = u . normed + c
 
 A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures differ: the rotation R
-is there in rotary models only, turns all or some of a head's numbers, in halves or as neighbours; the norm of each
-head is Qwen 3's; OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this against the scores
-captured.
+is there in rotary models only (SmolLM3: in most layers), turns all or some of a head's numbers, in halves or as
+neighbours, by angles that may depend on the kind of layer (Gemma 3); the norm is of each head (Qwen 3, Gemma 3) or of
+all heads of a layer together (OLMo 2); OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this
+against the scores captured.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model, norm_eps, rms
+from twotowers.model.attention_hooks import scores
+from twotowers.model.model import Model, norm_eps, rms
 
 
 def normed(model: Model, layer: int, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
-    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`)."""
-    return _of(model.part(layer, "attention_norm"), x)
+    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`), or x
+    itself where there is none (OLMo 2)."""
+    return _of(model.part(layer, "attention_norm"), x) if model.architecture.attention_norm else x
 
 
 def _of(norm: nn.Module, x: Tensor) -> Tensor:
@@ -56,18 +59,23 @@ def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*
 
 def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
     name = model.architecture.head_norms[which]
-    return _of(model.part(layer, "attention").get_submodule(name), v) if name else v
+    if not name:
+        return v
+    norm = model.part(layer, "attention").get_submodule(name)
+    together = v.flatten(-2).unflatten(-1, (-1, len(norm.weight)))  # one head a row, or all heads
+    return _of(norm, together).reshape(v.shape)
 
 
 def rotated(
-    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*rows"], back: bool = False
+    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"], back: bool = False
 ) -> Float[Tensor, "*rows d_head"]:
     """Queries or keys turned to their positions, which broadcast to the rows; `back` turns them back.
 
-    Leaves v alone in a model without rotary positions. `back` is the transpose of the rotation: also its inverse,
-    unless the rotation lengthens (YaRN). Raises TwoTowersError where the angles depend on the prompt's length.
+    Leaves v alone in a layer that does not rotate. `back` is the transpose of the rotation: also its inverse, unless
+    the rotation lengthens (YaRN, LongRoPE). Raises TwoTowersError beyond the length up to which the angles are the
+    same for all prompts (dynamic angles, LongRoPE).
     """
-    if model.architecture.positions != "rotary":
+    if not model.rotates(layer):
         return v
     cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
     n, sin = cos.shape[-1], -sin if back else sin
@@ -80,6 +88,11 @@ def rotated(
     return torch.cat((turned, rest.expand(*turned.shape[:-1], -1)), -1)
 
 
+def unrotated(model: Model, layer: int, v: Float[Tensor, "*rows d_head"]) -> Float[Tensor, "*rows d_head"]:
+    """Queries or keys as if they all stood at position 0: not turned, but lengthened where the rotation lengthens."""
+    return rotated(model, layer, v, torch.zeros((), dtype=torch.long, device=v.device))
+
+
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """The model's own, in its dtype, for the numbers of a head that it turns."""
     if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours
@@ -87,14 +100,29 @@ def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tenso
         sin, cos = (half.repeat_interleave(2, -1) for half in table[positions.to(table.device)].chunk(2, -1))
         return cos, sin
     rotary = model.hf.get_submodule(model.architecture.rotary)
-    if rotary.rope_type in ("dynamic", "longrope"):
+    kind = (model.config.layer_types[layer],) if model.architecture.rotary_by_kind else ()
+    rope_type = rotary.rope_type[kind[0]] if kind else rotary.rope_type
+    if rope_type in ("dynamic", "longrope") and int(positions.max()) >= model.context:
         raise TwoTowersError(
-            f"{model.name} turns by angles that depend on the prompt's length ({rotary.rope_type}), so its scores "
-            "cannot be rebuilt: choose a model with default, linear, llama3 or yarn positions"
+            f"{model.name} turns by other angles in prompts of more than {model.context} tokens ({rope_type}), "
+            "so their scores cannot be rebuilt: take shorter prompts"
         )
-    like = torch.empty(0, dtype=model.dtype, device=rotary.inv_freq.device)
-    cos, sin = rotary(like, positions.reshape(1, -1).to(like.device))
+    like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
+    cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
     return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
+
+
+def last_scores(
+    model: Model, layer: int, normed: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
+) -> Float[Tensor, "batch head position"]:
+    """Scores of the last position with every position, soft-capped where the model does so; no mask, no softmax.
+
+    `positions` are where queries and keys stand: 0, 1, ... as in the model, or all 0 for scores without the positions'
+    influence (at the temperature that the model has: LongRoPE and YaRN lengthen what they turn). Raises as `rotated`.
+    """
+    query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
+    key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
+    return scores(query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None))[:, :, 0]
 
 
 def query_in_input_space(
@@ -123,7 +151,9 @@ def query_in_input_space(
     name = model.architecture.head_norms[1]
     if name:
         norm = model.part(layer, "attention").get_submodule(name)
-        key = _through(weight[None], None if bias is None else bias[None], normed)[..., 0, :]
-        query = query * model.norm_gain(norm).to(query) / rms(key, norm_eps(norm))[..., None]
+        gain = model.norm_gain(norm).unflatten(0, (-1, model.d_head))
+        key = _through(*model.key_weight(layer), normed)
+        key = key.flatten(-2) if len(gain) > 1 else key[..., shared, :]  # one norm of all heads, or of each by itself
+        query = query * gain[shared if len(gain) > 1 else 0].to(query) / rms(key, norm_eps(norm))[..., None]
     constant = torch.zeros_like(query[..., 0]) if bias is None else query @ bias.to(query)
     return query @ weight.to(query), constant

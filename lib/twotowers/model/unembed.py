@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Unembedding
+from twotowers.model.model import Unembedding
 from twotowers.model.products import matmul_t
 
 NORMS = ("frozen", "recomputed", "raw")
@@ -92,10 +92,10 @@ def _of_words(p: Float[Tensor, "*rows d"], words: Int[Tensor, "*rows"], e: Unemb
 
 def log_prob(
     v: Float[Tensor, "*rows d_model"],
-    words: Int[Tensor, "*rows"],
+    words: Int[Tensor, "*#rows"],
     unembedding: Unembedding,
     norm: str = "frozen",
-    scale: Float[Tensor, "*rows"] | None = None,
+    scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows"]:
     """Log-probability in nats of each row's word under softmax(bs(v)). `words`, `scale` broadcast to the rows.
 
@@ -125,10 +125,10 @@ def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Fl
 
 def rank(
     v: Float[Tensor, "*rows d_model"],
-    words: Int[Tensor, "*rows"],
+    words: Int[Tensor, "*#rows"],
     unembedding: Unembedding,
     norm: str = "frozen",
-    scale: Float[Tensor, "*rows"] | None = None,
+    scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Int[Tensor, "*rows"]:
     """Rank of each row's word by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
 
@@ -155,7 +155,7 @@ def top_words(
     k: int,
     unembedding: Unembedding,
     norm: str = "frozen",
-    scale: Float[Tensor, "*rows"] | None = None,
+    scale: Float[Tensor, "*#rows"] | None = None,
     without: Int[Tensor, "word"] | None = None,
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
     """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).

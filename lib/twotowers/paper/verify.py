@@ -17,8 +17,8 @@ import torch
 
 from twotowers.analysis import locate
 from twotowers.errors import TwoTowersError
-from twotowers.model.architectures import Model
 from twotowers.model.capture import Capture, capture
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
 from twotowers.stats import tables
 

@@ -23,8 +23,12 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.prompts import sentences
-from twotowers.prompts.prompt import Demonstration, Prompt, check_labels
+from twotowers.prompts.prompt import SEPARATORS, Demonstration, Prompt, check_labels
 from twotowers.prompts.sampling import distinct_codes, take_distinct
+
+# Texts without content for contextual calibration. Zhao et al. use "N/A", "[MASK]" and the empty string; a prompt here
+# has no empty text (the tokens of its separators would change), so "..." stands for it.
+CONTENT_FREE = ("N/A", "[MASK]", "...")
 
 COLUMNS = ("word", "class", "heldout", "ambiguous")
 WORDS = ("all", "seen", "heldout")
@@ -40,12 +44,14 @@ def draw(
     k: int = 2,
     words: str = "all",
     table: pd.DataFrame | None = None,
+    separator: str = "space",
 ) -> list[Prompt]:
     """n different prompts of a named dataset, `k` demonstrations of each class; `true_label` defaults to the first.
 
-    `words`: "all", "seen" (met by the miniatures beside a label) or "heldout" (never). `table` stands in for words.csv,
-    or for `sentences.rows` of a set of sentences. The same name, seed and k give the same prompts, whatever the labels;
-    two names give different ones.
+    `separator`: "space" or "line break", between demonstrations. `words`: "all", "seen" (met by the miniatures beside a
+    label) or "heldout" (never). `table` stands in for words.csv, or for `sentences.rows` of a set. The same name,
+    seed and k give the same prompts, whatever the labels; two names give different ones.
+
     Raises TwoTowersError on an unknown name, more prompts than there are, and labels that are equal or of a class.
     """
     labels = tuple(labels) if not isinstance(labels, str) else (labels,)
@@ -57,10 +63,13 @@ def draw(
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise TwoTowersError(f"{what}={value!r}: give a whole number of at least {least}")
     check_name(name, table)
+    if separator not in SEPARATORS:
+        raise TwoTowersError(f"separator='{separator}': choose {' or '.join(SEPARATORS)}")
     drawer = DATASETS.get(str(name).partition(":")[0], draw_words)
-    return drawer(
+    drawn = drawer(
         name, int(n), seed=int(seed), labels=labels, true_label=true_label, k=int(k), words=words, table=table
     )
+    return [replace(prompt, separator=SEPARATORS[separator]) for prompt in drawn]
 
 
 def check_name(name: str, table: pd.DataFrame | None = None) -> None:
@@ -231,6 +240,27 @@ def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
         patterns = orders(prompt)
         turned = patterns[i % len(patterns)]
         out.append(swapped_labels(turned) if i // len(patterns) % 2 else turned)
+    return out
+
+
+def uninformative(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
+    """Every prompt with labels that do not tell its classes: each class has each label equally often, drawn at random.
+
+    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
+    sixth prompt and reverses it in another. Raises TwoTowersError for a class with an odd number of demonstrations, and
+    for other than two labels.
+    """
+    rng, out = np.random.default_rng([seed, 24]), []
+    for prompt in prompts:
+        labels: list[str] = [""] * len(prompt.demonstrations)
+        for cls in dict.fromkeys(d.cls for d in prompt.demonstrations):
+            places = [i for i, d in enumerate(prompt.demonstrations) if d.cls == cls]
+            if len(places) % 2 or len(prompt.labels) != 2:
+                raise TwoTowersError("labels cannot be shared out evenly: give two labels and an even k")
+            for i, place in enumerate(rng.permutation(places)):
+                labels[place] = prompt.labels[i % 2]
+        shown = tuple(replace(d, label=label) for d, label in zip(prompt.demonstrations, labels, strict=True))
+        out.append(replace(prompt, demonstrations=shown))
     return out
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """[start, stop), of characters or of tokens"""
+SEPARATORS = {"space": " ", "line break": "\n"}
+"""Name -> what stands between two demonstrations; a space is the paper's form."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Prompt:
     """Demonstrations, then a query whose label the model must say.
 
     `labels` are all label words in play, `true_label` the query's, `cls` the query's class, `dataset` where it came
-    from. Raises TwoTowersError on equal labels, a label outside `labels`, and texts that are empty or have spaces at
-    their edges (these would change the tokens of the separators).
+    from, `separator` what stands between demonstrations (SEPARATORS). Raises TwoTowersError on equal labels, a label
+    outside `labels`, and texts that are empty or have spaces at their edges (these would change the tokens).
     """
 
     demonstrations: tuple[Demonstration, ...]
@@ -49,6 +51,7 @@ class Prompt:
     labels: tuple[str, ...]
     cls: str = ""
     dataset: str = ""
+    separator: str = " "
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):
@@ -56,6 +59,8 @@ class Prompt:
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
         check_labels(self.labels, self.true_label)
+        if self.separator not in SEPARATORS.values():
+            raise TwoTowersError(f"separator={self.separator!r}: give one of {list(SEPARATORS.values())}")
         for text in (self.query, *(d.text for d in self.demonstrations)):
             if not text or text != text.strip():
                 raise TwoTowersError(f"the text {text!r} is empty or has spaces at its edges: strip it or leave it out")
@@ -100,7 +105,7 @@ def _lay_out(prompt: Prompt) -> _Layout:
     parts, at = [], 0
     texts, labels = [], []
     for d in prompt.demonstrations:
-        parts.append(f"{d.text} : {d.label} ")
+        parts.append(f"{d.text} : {d.label}{prompt.separator}")
         texts.append((at, at + len(d.text)))
         at += len(parts[-1])
         labels.append((at - 1 - len(d.label), at - 1))

@@ -1,11 +1,11 @@
-"""Intervals, rank correlation and overlap by chance. All intervals are percentile bootstrap intervals.
+"""Intervals, tests of many heads, and overlap by chance.
 
-    bootstrap([1, 1, 0, 1])                     # Interval(estimate=0.75, low=..., high=..., n=4)
-    f"{bootstrap(correct):.0%}"                 # '93% [91%, 95%]'
-    overlap({(22, 0), (21, 9)}, {(22, 0)}, 720)
+    f"{rate(correct, clusters=query_words):.0%}"                # '93% [85%, 97%]'
+    bootstrap([0.2, 0.9, 0.4], clusters=["one", "two", "one"])  # whole clusters are drawn: n = 2
 
-A percentile bootstrap interval holds the middle `level` of the statistic over `draws` resamples with
-replacement. It is honest about spread, not about bias, and too narrow for samples of fewer than about 20.
+Prompts that share a query word are not independent: give the words as `clusters`, and `Interval.n` counts clusters.
+Rates get Wilson intervals, all else the BCa bootstrap (Efron 1987). Where that has no answer or leaves the estimate out
+(no spread, resamples on which a statistic is not defined, strong bias), the percentile interval stands in.
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from jaxtyping import Float
+import pandas as pd
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
+from scipy import stats
 
 from twotowers.errors import TwoTowersError
-
-# Entries of a block of resamples: bounds the memory at some tens of megabytes, whatever n and draws are.
-_BLOCK = 1 << 20
-
-STATISTICS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "mean": lambda rows: rows.mean(-1),
-    "median": lambda rows: np.median(rows, -1),
-    "std": lambda rows: rows.std(-1, ddof=1) if rows.shape[-1] > 1 else np.full(rows.shape[:-1], np.nan),
-}
+from twotowers.stats.resample import bca, cluster_codes, inside, pairs, sample, statistic_named, variance_of_mean
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its interval, from n observations. One observation has none: its bounds are NaN.
+    """An estimate with its interval, from n observations or clusters. NaN bounds: no interval, as of one observation.
 
-    Formats for prose: f"{i}" is '0.93 [0.91, 0.95]', f"{i:.0%}" is '93% [91%, 95%]'.
+    Formats for prose: f"{i}" is '0.93 [0.91, 0.95]', f"{i:.0%}" is '93% [91%, 95%]'. No width is said with n.
     """
 
     estimate: float
@@ -46,9 +41,12 @@ class Interval:
         spec = spec or ".2f"
         if spec[-1] in "f%" and "z" not in spec:
             spec = f"{spec[0]}z{spec[1:]}" if spec[0] in "+- " else f"z{spec}"  # no "-0.00"
+        if math.isnan(self.estimate):
+            return f"undefined [n = {self.n}]"
         if math.isnan(self.low) or math.isnan(self.high):
             return f"{self.estimate:{spec}} [no interval, n = {self.n}]"
-        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+        size = f"; n = {self.n}" if self.low == self.high else ""
+        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}{size}]"
 
     def __str__(self) -> str:
         return format(self)
@@ -60,14 +58,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many members two sets share, and what chance would do with sets of these sizes out of `total`."""
+    """How many members two sets share; `probability`: of sharing at least `count` when both are drawn by chance."""
 
     count: int
     sizes: tuple[int, int]
     total: int
     expected: float
     probability: float
-    """of sharing at least `count` when both sets are drawn at random (hypergeometric tail)"""
 
     def __str__(self) -> str:
         chance = f"by chance {self.expected:.2g}, p = {self.probability:.2g}"
@@ -75,72 +72,53 @@ class Overlap:
 
 
 def bootstrap(
-    values: ArrayLike, statistic: str = "mean", level: float = 0.95, draws: int = 2000, seed: int = 0
-) -> Interval:
+    values: ArrayLike, statistic: str = "mean", level: float = 0.95, draws: int = 2000, seed: int = 0,
+    clusters: Iterable | None = None,
+) -> Interval:  # fmt: skip
     """Statistic of values (n,) with its bootstrap interval. `statistic`: mean, median or std (over n - 1).
 
-    Raises TwoTowersError on no values, NaN or infinite values, more than one axis, or an unknown statistic.
+    `clusters` (n,), of hashables: values of one cluster are drawn together. Raises TwoTowersError on no values, NaN or
+    infinite values, more than one axis, an unknown statistic, or clusters that do not name every value.
     """
-    values, of = _sample(values), _statistic(statistic)
-    resampled = (of(values[at]) for at in _resamples(len(values), draws, seed))
-    return _interval(float(of(values)), resampled, level, len(values))
+    values, of = sample(values), statistic_named(statistic)
+    codes = [cluster_codes(clusters, len(values))]
+    return Interval(*bca(lambda weights: of(values, weights), codes, level, draws, seed))
 
 
 def bootstrap_difference(
-    a: ArrayLike,
-    b: ArrayLike,
-    paired: bool = True,
-    statistic: str = "mean",
-    level: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """statistic(a) - statistic(b) with its percentile bootstrap interval.
+    a: ArrayLike, b: ArrayLike, paired: bool = True, statistic: str = "mean", level: float = 0.95, draws: int = 2000,
+    seed: int = 0, clusters: Iterable | None = None,
+) -> Interval:  # fmt: skip
+    """statistic(a) - statistic(b) with its bootstrap interval.
 
-    `paired`: a[i] and b[i] belong to one prompt and are resampled together; n counts pairs. Otherwise each
-    is resampled by itself and n is the smaller sample. Raises TwoTowersError as `bootstrap`, and on pairs of
-    unequal length.
+    `paired`: a[i] and b[i] belong to one prompt, and to clusters[i], and are drawn together. Otherwise each is drawn by
+    itself and n is the smaller sample. Raises TwoTowersError as `bootstrap`, on pairs of unequal length, and on
+    clusters without pairs.
     """
-    a, b, of = _sample(a), _sample(b), _statistic(statistic)
-    if paired:
-        _same_length(a, b)
-        resampled = (of(a[at]) - of(b[at]) for at in _resamples(len(a), draws, seed))
-        return _interval(float(of(a) - of(b)), resampled, level, len(a))
-    ours = np.concatenate([of(a[at]) for at in _resamples(len(a), draws, [seed, 0])])
-    theirs = np.concatenate([of(b[at]) for at in _resamples(len(b), draws, [seed, 1])])
-    return _interval(float(of(a) - of(b)), [ours - theirs], level, min(len(a), len(b)))
+    if clusters is not None and not paired:
+        raise TwoTowersError("clusters are for pairs: give paired=True, or leave the clusters out")
+    of, (a, b) = statistic_named(statistic), pairs(a, b) if paired else (sample(a), sample(b))
+    codes = [cluster_codes(clusters, len(a))] if paired else [np.arange(len(a)), np.arange(len(b))]
+    # Pairs share one list of weights.
+    return Interval(*bca(lambda *weights: of(a, weights[0]) - of(b, weights[-1]), codes, level, draws, seed))
 
 
 def bootstrap_of_means(
-    table: ArrayLike,
-    of: Callable[[np.ndarray], np.ndarray],
-    level: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
-) -> Interval:
+    table: ArrayLike, of: Callable[[np.ndarray], np.ndarray], level: float = 0.95, draws: int = 2000, seed: int = 0,
+    clusters: Iterable | None = None,
+) -> Interval:  # fmt: skip
     """A function of column means with its bootstrap interval over rows (prompts): ratios, differences, spreads.
 
     `table` (n, m); `of` maps means (..., m) to (...), for example `lambda m: 1 - m[..., 1] / m[..., 0]`. Resamples on
-    which it is NaN or infinite are left out; an estimate that is not finite has no interval. Raises TwoTowersError on
-    NaN or infinite values and on another number of axes.
+    which it is NaN or infinite are left out; an estimate that is not finite has no interval. `clusters` (n,) as in
+    `bootstrap`. Raises TwoTowersError on NaN or infinite values and on another number of axes.
     """
     table = np.asarray(table, dtype=float)
     if table.ndim != 2 or not table.size:
         raise TwoTowersError(f"a table of shape {table.shape}: give rows of prompts and at least one column")
-    _sample(table.ravel())
-    n = len(table)
-
-    def statistic(means: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.asarray(of(means), dtype=float)
-        return np.where(np.isfinite(found), found, np.nan)
-
-    estimate = float(statistic(table.mean(0)))
-    if math.isnan(estimate):
-        return Interval(math.nan, math.nan, math.nan, n)
-    # How often each row was drawn, times the table: no copy of the table for each resample.
-    counts = (np.stack([np.bincount(row, minlength=n) for row in at]) for at in _resamples(n, draws, seed))
-    return _interval(estimate, (statistic(rows @ table / n) for rows in counts), level, n)
+    sample(table.ravel())
+    codes = [cluster_codes(clusters, len(table))]
+    return Interval(*bca(lambda w: of(w @ table / w.sum(-1, keepdims=True)), codes, level, draws, seed))
 
 
 def bootstrap_correlation(
@@ -149,114 +127,159 @@ def bootstrap_correlation(
     """Correlation of x (n,) and y (n,) with its bootstrap interval over pairs; ranks are taken anew.
 
     `kind`: "spearman" or "pearson". With x and y of shape (n, k) all n k pairs are correlated, the k pairs of a prompt
-    are resampled together, and n counts prompts. Resamples in which x or y does not vary are left out: they have none.
+    are drawn together, and n counts prompts. Resamples in which x or y does not vary are left out: they have none.
     Raises TwoTowersError as `bootstrap`, on fewer than 3 pairs, or when x or y never varies.
     """
     if kind not in ("spearman", "pearson"):
         raise TwoTowersError(f"kind='{kind}': choose 'spearman' or 'pearson'")
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    width = x.shape[1] if x.ndim == 2 and x.shape == y.shape else 1
-    x, y = (_sample(a.ravel() if width > 1 else a) for a in (x, y))
-    _same_length(x, y)
-    if len(x) < 3:
-        raise TwoTowersError(f"a correlation of {len(x)} pairs says nothing: give at least 3")
-    _varies(x, y)
-    prepare = _ranks if kind == "spearman" else lambda rows: rows
-    n = len(x) // width
-    x, y = x.reshape(n, width), y.reshape(n, width)
+    grid = x.ndim == 2 and x.shape == y.shape
+    n = len(x) if grid else x.size
+    x, y = (a.reshape(n, -1) for a in _varying(x.ravel() if grid else x, y.ravel() if grid else y))
+    if x.size < 3:
+        raise TwoTowersError(f"a correlation of {x.size} pairs says nothing: give at least 3")
+    prepare = partial(stats.rankdata, axis=-1) if kind == "spearman" else np.asarray
 
-    def correlations(at: np.ndarray) -> np.ndarray:
-        return _pearson(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)))
+    def correlations(weights: np.ndarray) -> np.ndarray:
+        at = np.repeat(np.tile(np.arange(n), len(weights)), weights.ravel()).reshape(len(weights), -1)
+        return stats.pearsonr(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)), axis=-1).statistic
 
-    resampled = (correlations(at) for at in _resamples(n, draws, seed, width))
-    return _interval(float(correlations(np.arange(n)[None])[0]), resampled, level, n)
+    return Interval(*bca(correlations, [np.arange(n)], level, draws, seed, width=x.shape[1]))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Rank correlation of x (n,) and y (n,); ties share their average rank.
+    """Rank correlation of x (n,) and y (n,); ties share their rank. Raises TwoTowersError when one never varies."""
+    return float(stats.spearmanr(*_varying(x, y)).statistic)
 
-    Raises TwoTowersError when one never varies.
+
+def rate(successes: ArrayLike, clusters: Iterable | None = None, level: float = 0.95) -> Interval:
+    """Share of `successes` (n,), each 0 or 1, with its Wilson interval, which has a width at 0% and 100% too.
+
+    With `clusters` (n,), at the effective sample size n / deff (Korn and Graubard 1998): deff, at least 1, is the
+    cluster-robust variance of the share over p (1 - p) / (n - 1). Where all are 0 or all are 1 clusters count instead.
+    Raises TwoTowersError as `bootstrap`, and on values other than 0 and 1.
     """
-    x, y = _sample(x), _sample(y)
-    _same_length(x, y)
-    _varies(x, y)
-    return float(_pearson(_ranks(x[None]), _ranks(y[None]))[0])
+    values, z = sample(successes), float(stats.norm.ppf((1 + inside(level)) / 2))
+    if not np.isin(values, (0, 1)).all():
+        raise TwoTowersError("a rate needs values of 0 and 1: take `bootstrap` for the mean of other numbers")
+    codes, p, n = cluster_codes(clusters, len(values)), float(values.mean()), float(len(values))
+    groups = int(codes.max()) + 1
+    if p in (0, 1) or groups == 1:
+        n = float(groups)
+    else:
+        n /= max(1.0, variance_of_mean(values, codes) * (n - 1) / (p * (1 - p)))
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    low, high = ((centre + side) / (1 + z * z / n) for side in (-half, half))
+    return Interval(p, max(0.0, min(low, p)), min(1.0, max(high, p)), groups)
+
+
+def p_value(values: ArrayLike, clusters: Iterable | None = None) -> float:
+    """Two-sided p that values (n,) have mean zero: t test with the cluster-robust variance, clusters - 1 degrees.
+
+    With clusters of equal size it is the t test of cluster means. No spread between clusters, no t: then it is the p of
+    the sign-flip test, 2^(1 - clusters), or 1 when the mean is 0. Raises TwoTowersError as `bootstrap`.
+    """
+    values = sample(values)
+    codes, mean = cluster_codes(clusters, len(values)), float(values.mean())
+    groups = int(codes.max()) + 1
+    error = math.sqrt(variance_of_mean(values, codes)) if groups > 1 else 0.0
+    if error <= 1e-12 * abs(mean):
+        return 2.0 ** (1 - groups) if mean else 1.0
+    return float(2 * stats.t.sf(abs(mean) / error, groups - 1))
+
+
+def discoveries(p_values: ArrayLike, q: float = 0.05) -> Bool[np.ndarray, "*tests"]:
+    """Which tests stand when a share `q` of those that stand may be false (Benjamini and Hochberg 1995).
+
+    `p_values` of any shape, (layer, head) for heads: all are one family. Raises TwoTowersError on p outside [0, 1].
+    """
+    p_values = np.asarray(p_values, dtype=float)
+    if not p_values.size or not ((p_values >= 0) & (p_values <= 1)).all():
+        raise TwoTowersError("p values are numbers from 0 to 1, at least one: leave out what was not tested")
+    return stats.false_discovery_control(p_values, axis=None).reshape(p_values.shape) <= inside(q)
 
 
 def overlap(a: Iterable[Hashable], b: Iterable[Hashable], total: int) -> Overlap:
-    """Shared members of two sets of heads out of `total` heads, beside chance: |a||b| / total expected.
+    """Shared members of two sets of heads out of `total`, beside chance (hypergeometric): |a||b| / total expected.
 
-    The probability is exact: sum over i >= count of C(|a|, i) C(total - |a|, |b| - i) / C(total, |b|).
     Raises TwoTowersError when `total` is smaller than the two sets together.
     """
     a, b = set(a), set(b)
     if (members := len(a | b)) > total or total < 1:
         raise TwoTowersError(f"{members} different heads cannot come from {total}: give the model's total")
-    count, n_a, n_b = len(a & b), len(a), len(b)
-    ways = sum(math.comb(n_a, i) * math.comb(total - n_a, n_b - i) for i in range(count, min(n_a, n_b) + 1))
-    return Overlap(count, (n_a, n_b), total, n_a * n_b / total, ways / math.comb(total, n_b))
+    return _overlap(a, b, [(len(a), len(b))], total)
 
 
-def _sample(values: ArrayLike) -> Float[np.ndarray, " n"]:
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 1 or not len(values):
-        raise TwoTowersError(f"values of shape {values.shape}: give a list of at least one number")
-    if bad := int((~np.isfinite(values)).sum()):
-        raise TwoTowersError(f"{bad} of {len(values)} values are NaN or infinite: leave them out, and say so")
-    return values
+def overlap_within_layers(a: Iterable[tuple[int, int]], b: Iterable[tuple[int, int]], heads_per_layer: int) -> Overlap:
+    """As `overlap` for (layer, head), when chance leaves both sets their number of heads in each layer.
+
+    The count is then a sum of hypergeometric counts, one a layer. `total`: heads of the layers that hold any of them.
+    Raises TwoTowersError on a head that no layer has.
+    """
+    a, b = set(a), set(b)
+    if outside := [head for _, head in a | b if not 0 <= head < heads_per_layer]:
+        raise TwoTowersError(f"no head {outside[0]} in a layer of {heads_per_layer}: give the model's heads a layer")
+    layers = sorted({layer for layer, _ in a | b})
+    sizes = [(sum(at == layer for at, _ in a), sum(at == layer for at, _ in b)) for layer in layers]
+    return _overlap(a, b, sizes, heads_per_layer)
 
 
-def _statistic(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    if name not in STATISTICS:
-        raise TwoTowersError(f"unknown statistic '{name}': choose one of {', '.join(STATISTICS)}")
-    return STATISTICS[name]
+def _overlap(a: set, b: set, sizes: list[tuple[int, int]], total: int) -> Overlap:
+    """Chance draws sizes[i] members out of `total`, for each layer i by itself."""
+    count, chances = len(a & b), np.ones(1)  # chances[k]: of sharing k
+    for i, j in sizes:
+        chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(min(i, j) + 1), total, i, j))
+    tail = min(1.0, float(chances[count:].sum())) if count else 1.0
+    return Overlap(count, (len(a), len(b)), total * len(sizes), sum(i * j for i, j in sizes) / total, tail)
 
 
-def _same_length(a: np.ndarray, b: np.ndarray) -> None:
-    if len(a) != len(b):
-        raise TwoTowersError(f"pairs of {len(a)} and {len(b)} values: give two lists of equal length")
+def grouped(
+    table: pd.DataFrame, by: list[str], value: str, statistic: str = "mean", clusters: str | None = None, seed: int = 0
+) -> pd.DataFrame:
+    """One row per group of `by`, in order of appearance: its `bootstrap` under `value`, then low, high and n.
+
+    `statistic` "rate" takes `rate` instead. Give one row per prompt in each group, or in `clusters` the column of what
+    rows share. Raises TwoTowersError as both, on a missing column, and on groups without a name.
+    """
+    _has(table, *by, value, *([clusters] if clusters else []))
+    if table[by].isna().any(axis=None):
+        raise TwoTowersError(f"a group of {', '.join(by)} has no name: leave its rows out, and say so")
+    interval = rate if statistic == "rate" else partial(bootstrap, statistic=statistic, seed=seed)
+    rows = [
+        dict(zip(by, key, strict=True))
+        | interval(group[value].to_numpy(), clusters=group[clusters] if clusters else None).as_row(value)
+        for key, group in table.groupby(by, sort=False, observed=True)
+    ]
+    return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n"])
 
 
-def _varies(x: np.ndarray, y: np.ndarray) -> None:
+def grouped_rates(table: pd.DataFrame, by: list[str], value: str, clusters: str | None = None) -> pd.DataFrame:
+    """`grouped` for a column of 0 and 1, with Wilson intervals."""
+    return grouped(table, by, value, "rate", clusters)
+
+
+def estimate(table: pd.DataFrame, column: str, /, **where: object) -> Interval:
+    """`column`, low, high and n of the one row of a tidy table whose columns equal `where`.
+
+    Raises TwoTowersError on a missing column, and when no row or several rows match.
+    """
+    _has(table, column, "low", "high", "n", *where)
+    rows = table
+    for name, value in where.items():
+        rows = rows[rows[name] == value]
+    if len(rows) != 1:
+        asked = ", ".join(f"{name}={value!r}" for name, value in where.items())
+        raise TwoTowersError(f"{len(rows)} rows have {asked or 'any values'}: name columns that leave one row")
+    return Interval(*rows[[column, "low", "high"]].astype(float).iloc[0].tolist(), int(rows["n"].iloc[0]))
+
+
+def _has(table: pd.DataFrame, *columns: str) -> None:
+    if missing := [column for column in columns if column not in table]:
+        raise TwoTowersError(f"no column '{missing[0]}': the table has {', '.join(map(str, table.columns))}")
+
+
+def _varying(x: ArrayLike, y: ArrayLike) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    x, y = pairs(x, y)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         raise TwoTowersError("a list that never varies has no correlation: give values that differ")
-
-
-def _resamples(n: int, draws: int, seed: int | list[int], width: int = 1) -> Iterable[np.ndarray]:
-    """Blocks of resampled indices (block, n), each standing for `width` values; the total does not depend on blocks."""
-    if draws < 1:
-        raise TwoTowersError(f"draws={draws}: give at least 1, better 1000 or more")
-    rng, block = np.random.default_rng(seed), max(1, _BLOCK // (n * width))
-    for done in range(0, draws, block):
-        yield rng.integers(0, n, size=(min(block, draws - done), n))
-
-
-def _interval(estimate: float, resampled: Iterable[np.ndarray], level: float, n: int) -> Interval:
-    if not 0 < level < 1:
-        raise TwoTowersError(f"level={level}: give a share between 0 and 1, such as 0.95")
-    if n < 2:
-        return Interval(estimate, math.nan, math.nan, n)
-    found = np.concatenate(list(resampled))
-    found = found[~np.isnan(found)]
-    if not len(found):
-        return Interval(estimate, math.nan, math.nan, n)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(estimate, float(low), float(high), n)
-
-
-def _ranks(rows: Float[np.ndarray, "row n"]) -> Float[np.ndarray, "row n"]:
-    """Ranks 1..n within each row, ties sharing their average, from counts of the distinct values."""
-    distinct, code = np.unique(rows, return_inverse=True)
-    code, offset = code.reshape(rows.shape), np.arange(len(rows))[:, None] * len(distinct)
-    counts = np.bincount((code + offset).ravel(), minlength=len(rows) * len(distinct)).reshape(len(rows), -1)
-    average = counts.cumsum(-1) - (counts - 1) / 2
-    return np.take_along_axis(average, code, -1)
-
-
-def _pearson(x: Float[np.ndarray, "row n"], y: Float[np.ndarray, "row n"]) -> Float[np.ndarray, " row"]:
-    """Correlation of each row, NaN where a row does not vary."""
-    still = (np.ptp(x, -1) == 0) | (np.ptp(y, -1) == 0)
-    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
-    scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
-    scale[still] = np.nan
-    return np.clip((x * y).sum(-1) / scale, -1, 1)
+    return x, y

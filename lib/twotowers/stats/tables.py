@@ -1,24 +1,28 @@
-"""CSV tables stamped with the model they came from, and the published numbers.
+"""Saved tables: CSV files whose first line says where they come from, and that are refused when damaged.
 
-save(table, "runs/gpt2", "heads", fingerprint=model.fingerprint)
-load("runs/gpt2", "heads", fingerprint=model.fingerprint)      # refuses another model's table
-published_value("v1 table 2", "accuracy", where="animal/country true=foo")["value"]
+    save(table, folder, "03-mrr-by-head", provenance)      # provenance: a dict, see `studies.run`
+    table = load(folder, "03-mrr-by-head")                 # table.attrs["provenance"] is that dict
+    pandas.read_csv(path, skiprows=1)                      # how others read it
+
+The first line is `# ` and JSON. It holds, beside what the caller gives, the SHA-256 of the lines below it, so one
+rename puts table and provenance in place together, and a table that was cut or edited is named, never used.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
-import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
-from twotowers.paths import data_folder
-from twotowers.stats.intervals import bootstrap
 
-STAMP = "model_fingerprint"
+DIGEST = "sha256"
 # pandas reads floats exactly from 3.1 on; before, it must be asked to.
 _OLD = tuple(int(part) for part in pd.__version__.split(".")[:2]) < (3, 1)
 _EXACT = {"float_precision": "round_trip"} if _OLD else {}
@@ -36,124 +40,82 @@ def writable(folder: str | os.PathLike) -> Path:
     return folder
 
 
-def save(table: pd.DataFrame, folder: str | os.PathLike, name: str, *, fingerprint: str) -> Path:
-    """Write `table` to folder/name.csv, its first column the model's fingerprint; return the path.
+def write(path: Path, content: bytes) -> None:
+    """Put `content` at `path` whole or not at all; leftovers of killed writers are cleared.
 
-    The file appears whole or not at all, and numbers come back exactly. Row labels are not written. Raises
-    TwoTowersError on a folder that cannot be written, a name with a folder in it, and a table stamped by another model.
+    Raises TwoTowersError when it cannot be written (no room, read-only).
     """
-    if not fingerprint or fingerprint != fingerprint.strip():
-        raise TwoTowersError(f"the fingerprint {fingerprint!r} is empty or has spaces: give model.fingerprint")
-    if STAMP in table:
-        _same_model(table, fingerprint, f"the table for '{name}'")
-        table = table.drop(columns=STAMP)
-    path = _path(writable(folder), name)
-    stamped = table.copy()
-    stamped.insert(0, STAMP, fingerprint)
+    writable(path.parent)
+    for old in path.parent.glob(f".{path.name}.*.part"):
+        if not _runs(old.suffixes[-2][1:]):
+            old.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        stamped.to_csv(part, index=False, encoding="utf-8", lineterminator="\n")
+        part.write_bytes(content)
         os.replace(part, path)
     except OSError as error:
-        raise TwoTowersError(f"cannot write '{path}' ({error.strerror}): give another folder") from None
+        raise TwoTowersError(f"cannot write '{path}' ({error.strerror}): give another folder or make room") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def _runs(process: str) -> bool:
+    """Whether a process of this number is there."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def save(table: pd.DataFrame, folder: str | os.PathLike, name: str, provenance: dict[str, Any]) -> Path:
+    """Write `table` to folder/name.csv under its provenance; return the path.
+
+    The file appears whole or not at all, and numbers come back exactly. Row labels are not written. Raises
+    TwoTowersError on a folder that cannot be written and a name with a folder in it.
+    """
+    path = _path(Path(folder), name)
+    rows = table.to_csv(index=False, lineterminator="\n").encode()
+    told = {**provenance, DIGEST: hashlib.sha256(rows).hexdigest()}
+    write(path, f"# {json.dumps(told, sort_keys=True)}\n".encode() + rows)
     return path
 
 
-def load(folder: str | os.PathLike, name: str, *, fingerprint: str | None = None) -> pd.DataFrame:
-    """Read folder/name.csv, the stamp column included. Empty cells are missing; words such as "NA" or "nan" stay words.
-
-    Raises TwoTowersError when there is no such table, it bears no stamp, or it came from another model than
-    `fingerprint` (None takes any).
-    """
-    path = _path(Path(folder), name)
+def provenance_of(path: str | os.PathLike) -> dict[str, Any]:
+    """The first line of a saved table. Raises TwoTowersError when there is none."""
     try:
-        table = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype={STAMP: str}, **_EXACT)
+        with Path(path).open("rb") as file:
+            line = file.readline()
+        told = json.loads(line.removeprefix(b"# "))
+        assert isinstance(told, dict) and DIGEST in told
     except FileNotFoundError:
         raise TwoTowersError(f"there is no table '{path}': run the chapter that saves it") from None
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError):
-        raise TwoTowersError(f"'{path}' is not a CSV table: delete it and run the chapter that saves it") from None
-    if STAMP not in table:
-        raise TwoTowersError(f"'{path}' says not which model made it: run the chapter that saves it again")
-    if fingerprint is not None:
-        _same_model(table, fingerprint, f"'{path}'")
+    except (ValueError, AssertionError, OSError):
+        raise TwoTowersError(f"'{path}' says not where it comes from: delete it and run its chapter again") from None
+    return told
+
+
+def load(folder: str | os.PathLike, name: str) -> pd.DataFrame:
+    """Read folder/name.csv, its provenance in `attrs`. Empty cells are missing; words such as "NA" or "nan" stay words.
+
+    Raises TwoTowersError when there is no such table, it says not where it comes from, or it was changed since.
+    """
+    path = _path(Path(folder), name)
+    told = provenance_of(path)
+    rows = path.read_bytes().split(b"\n", 1)[1]
+    if hashlib.sha256(rows).hexdigest() != told[DIGEST]:
+        raise TwoTowersError(f"'{path}' is damaged or was edited: delete it and run its chapter again")
+    if not rows.strip():
+        table = pd.DataFrame()
+    else:
+        table = pd.read_csv(io.BytesIO(rows), keep_default_na=False, na_values=[""], **_EXACT)
+    table.attrs["provenance"] = told
     return table
-
-
-def _same_model(table: pd.DataFrame, fingerprint: str, what: str) -> None:
-    others = sorted(set(table[STAMP].astype(str)) - {fingerprint})
-    if others:
-        raise TwoTowersError(
-            f"{what} came from the model {', '.join(others)}, not from {fingerprint}: "
-            "run it again with this model, or give another folder"
-        )
 
 
 def _path(folder: Path, name: str) -> Path:
     if not name or Path(name).name != name or "\\" in name:
         raise TwoTowersError(f"the table name '{name}' is not a plain file name: leave folders to `folder`")
     return folder / f"{name}.csv"
-
-
-def intervals(
-    table: pd.DataFrame, by: list[str], value: str, *, statistic: str = "mean", seed: int = 0
-) -> pd.DataFrame:
-    """One row per group of `by`, in order of appearance: its bootstrap estimate under `value`, then low, high and n.
-
-    Give a table with one row per prompt in each group: rows are resampled. Raises TwoTowersError as `bootstrap`.
-    """
-    groups = table.groupby(by, sort=False, observed=True)
-    return pd.DataFrame(
-        dict(zip(by, key, strict=True)) | bootstrap(group[value].to_numpy(), statistic, seed=seed).as_row(value)
-        for key, group in groups
-    )
-
-
-def published(where: str | None = None) -> pd.DataFrame:
-    """The published numbers (data/published.csv): source, model, where, quantity, value, note, all as text.
-
-    `where` keeps the rows whose source or place contains it, whatever the case. Raises TwoTowersError when none does.
-    """
-    table = pd.read_csv(data_folder() / "published.csv", dtype=str, keep_default_na=False)
-    if where is None:
-        return table
-    found = table[_contains(table["source"], where) | _contains(table["where"], where)]
-    if found.empty:
-        sources = ", ".join(dict.fromkeys(table["source"]))
-        raise TwoTowersError(f"nothing published matches '{where}': the sources are {sources}")
-    return found.reset_index(drop=True)
-
-
-def published_value(source: str, quantity: str = "", *, where: str = "", model: str = "") -> pd.Series:
-    """The one published row whose columns contain these texts, whatever the case; its `value` is text ("18-31").
-
-    Raises TwoTowersError when no row or several rows match.
-    """
-    table = published()
-    asked = {"source": source, "quantity": quantity, "where": where, "model": model}
-    found = table
-    for column, text in asked.items():
-        found = found[_contains(found[column], text)]
-    given = ", ".join(f"{column} '{text}'" for column, text in asked.items() if text)
-    if found.empty:
-        raise TwoTowersError(f"nothing published matches {given}: see data/published.csv")
-    if len(found) > 1:
-        several = "; ".join(" | ".join(row) for row in found[list(asked)].head(3).to_numpy())
-        raise TwoTowersError(f"{len(found)} published rows match {given}: say more to choose among {several}")
-    return found.iloc[0]
-
-
-def paper_model(name: str) -> str | None:
-    """The paper's name of a model ("gpt2-large") from a hub id, a folder or a fingerprint; None for any other model.
-
-    It goes by the last part of the name alone; "-hf" and the like do not count.
-    """
-    last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
-    known = {one for row in published()["model"] for one in re.split(r" and | ", row)} - {"toy"}
-    last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
-    return last if last in known else None
-
-
-def _contains(column: pd.Series, text: str) -> pd.Series:
-    return column.str.contains(text, case=False, regex=False)

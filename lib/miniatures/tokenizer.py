@@ -6,12 +6,11 @@ No text is unknown and every text decodes back.
 """
 
 import csv
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from twotowers.paths import data_folder
 
-WORDS = Path(__file__).parents[1] / "words" / "words.csv"
 CONTEXT = 256
 END = "<|endoftext|>"
 
@@ -42,7 +41,7 @@ MARKS = list(":.,;!?'\"()-0123456789")
 
 def read_words() -> list[dict[str, str]]:
     """The rows of data/words/words.csv."""
-    with WORDS.open(encoding="utf-8", newline="") as file:
+    with (data_folder() / "words" / "words.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -1,8 +1,8 @@
-"""How mini-sentences is trained; the command is python data/models/train.py mini-sentences.
+"""How mini-sentences is trained; the command is `python -m miniatures.train mini-sentences`.
 
-The drills of the other miniatures come first (train.py), then episodes of real sentences, whose texts grow from 4 to 64
-tokens and rows from 160 to 512. Beside the loss on labels stands one on a **probe**: after the third of six layers, a
-linear map must tell the class of each text at the colon that ends it. Without it such a model learns the classes only
+The drills of the other miniatures come first (trainer.py), then episodes of real sentences, whose texts grow from 4 to
+64 tokens and rows from 160 to 512. Beside the loss on labels stands one on a **probe**: after the third of six layers,
+a linear map must tell the class of each text at the colon that ends it. Without it such a model learns the classes only
 in its last layers, too late for a head to match on them; the map itself is thrown away at the end.
 """
 
@@ -10,13 +10,13 @@ import platform
 from pathlib import Path
 
 import torch
-from sentence_card import write_card
-from sentence_text import CONTEXT, NAMES, SentenceText, build_tokenizer, corpus
 from torch import nn
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
-from train import RATE, Trainer
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from miniatures.sentence_card import write_card
+from miniatures.sentence_text import CONTEXT, NAMES, SentenceText, build_tokenizer, corpus
+from miniatures.trainer import RATE, Progress, Trainer
 
 WIDTH, LAYERS, HEADS, PROBED = 128, 6, 4, 3
 EPISODE_STEPS, EVERY, VALIDATION_COUNT = 4000, 250, 100
@@ -47,6 +47,9 @@ class SentenceTrainer(Trainer):
     def _probed(self, _, args, output) -> None:
         self.states = output[0] if isinstance(output, tuple) else output
 
+    def networks(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"model": self.model, "probe": self.probe})
+
     def new_optimiser(self) -> torch.optim.Optimizer:
         self.parameters = [*self.model.parameters(), *self.probe.parameters()]
         return torch.optim.AdamW(self.parameters, lr=RATE, betas=(0.9, 0.95), weight_decay=0.05)
@@ -69,27 +72,34 @@ class SentenceTrainer(Trainer):
         self.step += 1
         return labels.item()
 
+    def keeps(self, count: int) -> bool:
+        return self.at.stage == "episodes" and count % (EPISODE_STEPS // 4) == 0
+
+    def begin_episodes(self) -> None:
+        """A fresh optimiser; the text goes on."""
+        self.optimiser = self.new_optimiser()
+
     def episodes(self) -> None:
         """The last stage: texts and rows grow longer, a little recall beside them."""
-        self.optimiser = self.new_optimiser()
-        smooth, said = 3.0, {}
-        with tqdm(desc=f"{self.name} episodes", total=EPISODE_STEPS, unit="step", disable=self.quiet) as bar:
-            for count in range(1, EPISODE_STEPS + 1):
+        if self.at.stage != "episodes":
+            self.at = Progress("episodes", smooth=3.0)
+            self.begin_episodes()
+        at, said = self.at, {}
+        with self.bar("episodes", EPISODE_STEPS) as bar:
+            for count in range(at.count + 1, EPISODE_STEPS + 1):
                 part = count / EPISODE_STEPS
                 self.rate = RATE * (1 - 0.95 * part)
                 length = next(length for end, length in LENGTHS if part <= end)
                 cut = round(4 + 12 * 2 * part) if part <= 0.5 else round(16 + 48 * min(1, (part - 0.5) / 0.3))
                 batch = self.text.episodes(TOKENS // length, length, cut)
-                smooth = 0.97 * smooth + 0.03 * self.train(batch, 1.0 if part < 0.85 else 0.3)
+                at.smooth = 0.97 * at.smooth + 0.03 * self.train(batch, 1.0 if part < 0.85 else 0.3)
                 if count % 8 == 0:
                     self.train(self.text.recall(32, True, True))
                 if count % EVERY == 0:
                     self.log.append({"step": self.step, **self.validated()})
                     said = {name: f"{self.log[-1][name]:.0f}" for name in NAMES}
-                if count % (EPISODE_STEPS // 4) == 0:
-                    self.keep()
-                bar.update()
-                bar.set_postfix(loss=f"{smooth:.2f}", **said, refresh=False)
+                bar.set_postfix(loss=f"{at.smooth:.2f}", **said, refresh=False)
+                self.advance(bar)
         self.stages.append(("episodes", self.step))
 
     @torch.no_grad()

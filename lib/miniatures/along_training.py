@@ -1,0 +1,278 @@
+"""How the in-context heads of mini-gpt2 come to be: its training, measured at some 45 checkpoints.
+
+    python -m miniatures.along_training --seeds 0,1,2 --out FOLDER
+
+The training is that of the shipped model (seed 0), only more checkpoints are kept: in every stage after 50, 100, 200
+... batches, in the last one after 25, 35, 50, 71 ..., and at each stage's end. They stay in the checkpoints folder.
+Given again after a kill, the command goes on where it stood: what is trained and measured is not done again.
+
+Tables in FOLDER: along-training-measures, -heads, -stages, -onsets; see the functions of these names.
+All prompts are counterbalanced, so neither a place nor a label word tells the class.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from twotowers.analysis import attention, locate, project
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, named
+from twotowers.model import loading, unembed
+from twotowers.model.answers import Answers, clusters
+from twotowers.model.capture import captures
+from twotowers.model.model import Model
+from twotowers.paths import data_folder
+from twotowers.prompts.datasets import WORD_SETS, counterbalanced, draw
+from twotowers.prompts.prompt import Encoded, encode_all
+from twotowers.stats import tables
+from twotowers.studies.context import LOCATING_SEED, machine
+
+from miniatures.repeated_tokens import induction_scores
+from miniatures.trainer import Trainer, recipe
+
+NAME, STUDY, VERSION = "mini-gpt2", "along-training", 1
+KEPT_IN_DRILLS = frozenset(50 * 2**i for i in range(7))
+KEPT_IN_EPISODES = frozenset(round(25 * 2 ** (i / 2)) for i in range(13))
+PROMPTS = 120  # a word set; a multiple of 12, the number of orders times the two ways to give out the labels
+TOP = 5  # heads of a final model that count as in-context heads, as in the chapters
+ALL = "model"  # stands for a head in rows that are about the whole model
+OF_HEADS = ("increase", "label margin", "label reading", "class interaction", "attention difference", "induction")
+
+
+class ManyCheckpoints(Trainer):
+    """The unchanged training, with a denser row of checkpoints."""
+
+    def keeps(self, count: int) -> bool:
+        return count in (KEPT_IN_EPISODES if self.at.stage == "episodes" else KEPT_IN_DRILLS)
+
+
+def trained(seed: int, folder: Path) -> Path:
+    """Train one seed, unless it was done; the folder of its final weights, which validation prompts chose."""
+    final = folder / "final"
+    record = final / "training.json"
+    if not record.is_file() or json.loads(record.read_text(encoding="utf-8")).get("recipe") != recipe():
+        ManyCheckpoints(NAME, seed, folder).run(final)
+    return final
+
+
+def prompts(model: Model, seed: int, n: int = PROMPTS) -> list[Encoded]:
+    """n counterbalanced prompts of each of the paper's four word sets; no two of their classes met in an episode."""
+    drawn = [counterbalanced(draw(name, n, seed=seed)) for name in WORD_SETS]
+    return encode_all([prompt for some in drawn for prompt in some], model.tokenizer, model.context)
+
+
+def every_head(model: Model) -> list[Head]:
+    """All heads, layer by layer."""
+    return [Head(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+
+
+def label_readings(model: Model, encoded: Sequence[Encoded]) -> Float[np.ndarray, "prompt layer head label"]:
+    """bs-value of the own label less that of the other in `vo` at every label position, of every head (nats)."""
+    e, out = model.unembedding, np.empty((len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions)))
+    for seen in captures(model, encoded, {"values"}):
+        first, second = (torch.tensor([p.label_ids[p.prompt.labels[i]] for p in seen.prompts]) for i in (0, 1))
+        rows = e.weight[first] - e.weight[second]
+        own = [[1.0 if d.label == p.prompt.labels[0] else -1.0 for d in p.prompt.demonstrations] for p in seen.prompts]
+        scale = unembed.norm_scale(seen.resid_final, e)[:, None, None]
+        for layer in range(model.n_layers):
+            vo = project.value_outputs(seen, model, layer, range(model.n_heads), seen.label_positions)
+            bs = torch.einsum("bhpd,bd->bhp", unembed.prepared(vo, e, scale=scale), rows)
+            out[seen.index, layer] = bs * torch.tensor(own)[:, None]
+    return out
+
+
+def head_values(
+    model: Model, encoded: Sequence[Encoded], increases: Float[np.ndarray, "prompt layer head"]
+) -> dict[str, Float[np.ndarray, "prompt every_head"]]:
+    """Per prompt and head (layer by layer), OF_HEADS but for induction; `increases` are those of `locate.increases`:
+
+    - increase: log-probability increase of the true label (nats);
+    - label margin: what label positions add to the true label's lead over the other (nats); ranks in-context heads;
+    - label reading: see `label_readings`, mean over label positions (nats): the value, whatever is attended to;
+    - class interaction: score of the last position at true less false labels, before the softmax, means (nats): the
+      two towers, whatever is written;
+    - attention difference: attention weight on all true less on all false labels.
+    """
+    every = every_head(model)
+    reading = attention.read(model, encoded, every)
+    weights = np.stack([reading.matrix(head) for head in every], 1)
+    towers = attention.two_towers(model, encoded, every)
+    scores = np.stack([towers[head].scores() for head in every], 1)
+    read = label_readings(model, encoded).reshape(weights.shape)
+    sign = np.array([[1.0 if true else -1.0 for true in e.prompt.is_true] for e in encoded])[:, None]
+    true, false = ((sign == s).sum(-1, keepdims=True) for s in (1, -1))
+    true_less_false = np.where(sign > 0, 1 / true, -1 / false)  # a difference of two means
+    return {
+        "increase": increases.reshape(weights.shape[:2]),
+        "label margin": (sign * weights * read).sum(-1),
+        "label reading": read.mean(-1),
+        "class interaction": (true_less_false * scores).sum(-1),
+        "attention difference": (sign * weights).sum(-1),
+    }
+
+
+def measures(model: Model, encoded: Sequence[Encoded]) -> pd.DataFrame:
+    """What one checkpoint does: head ("3-5", or "model"), quantity, value, error, n.
+
+    Of the model: accuracy over the vocabulary and between the two labels, and the margin (nats). Of every head: see
+    `head_values`, and induction (`induction_scores`). `value` is a mean over prompts, `error` its standard error over
+    clusters, `n` their number: prompts that ask for the same word are one cluster.
+    """
+    found = locate.increases(model, encoded)
+    answers = Answers.read(found.predicted, found.log_prob[list(encoded[0].label_ids)].to_numpy(), encoded)
+    of_model = {"accuracy, vocabulary": answers.correct, "accuracy, two labels": answers.two_label}
+    of_model = {name: column[:, None] for name, column in (of_model | {"margin": answers.margin}).items()}
+    group = clusters([e.prompt for e in encoded])
+    induction = induction_scores(model).reshape(-1, model.n_layers * model.n_heads)
+    names = named(every_head(model))
+    parts = [_rows([ALL], quantity, column, group) for quantity, column in of_model.items()]
+    parts += [
+        _rows(names, quantity, values, group) for quantity, values in head_values(model, encoded, found.heads).items()
+    ]
+    parts.append(_rows(names, "induction", induction, np.arange(len(induction))))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _rows(heads: list[str], quantity: str, values: np.ndarray, group: np.ndarray) -> pd.DataFrame:
+    mean, error, n = clustered_mean(values, group)
+    rounded = {"value": mean.round(5), "error": error.round(5)}
+    return pd.DataFrame({"head": heads, "quantity": quantity, **rounded, "n": n})
+
+
+def clustered_mean(
+    values: Float[np.ndarray, "prompt column"], group: np.ndarray
+) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], int]:
+    """Mean of each column, its standard error with prompts of a group as one draw, and the number of groups."""
+    code = pd.factorize(group)[0]
+    n = int(code.max()) + 1
+    mean = np.mean(values, 0)
+    sums = np.zeros((n, values.shape[1]))
+    np.add.at(sums, code, values - mean)
+    return mean, np.sqrt(n / (n - 1) * (sums**2).sum(0)) / len(values), n
+
+
+def heads(model: Model) -> pd.DataFrame:
+    """Every head of a final model: head, layer, label_margin, increase (nats, with errors), n, in_context.
+
+    Located on prompts of another draw than those that measure. `in_context`: among the TOP by label margin, above 0.
+    """
+    encoded = prompts(model, LOCATING_SEED)
+    values = head_values(model, encoded, locate.increases(model, encoded).heads)
+    group = clusters([e.prompt for e in encoded])
+    every = every_head(model)
+    table = pd.DataFrame({"head": named(every), "layer": [head.layer for head in every]})
+    for column in ("label margin", "increase"):
+        mean, error, n = clustered_mean(values[column], group)
+        name = column.replace(" ", "_")
+        table[name], table[f"{name}_error"], table["n"] = mean, error, n
+    margin = table["label_margin"]
+    return table.assign(in_context=(margin.rank(ascending=False) <= TOP) & (margin > 0))
+
+
+def checkpoint_measures(folder: Path) -> pd.DataFrame:
+    """`measures` of one checkpoint, with its step in front; made once and kept beside its weights."""
+    identity = {"study": STUDY, "version": VERSION, "prompts": PROMPTS}
+    step = json.loads((folder / "training.json").read_text(encoding="utf-8"))["step"]
+    try:
+        table = tables.load(folder, "measures")
+    except TwoTowersError:
+        table = None
+    if table is None or table.attrs["provenance"].get("identity") != identity:
+        model = loading.load(folder)
+        table = measures(model, prompts(model, 0))
+        table.insert(0, "step", step)
+        tables.save(table, folder, "measures", {"identity": identity})
+    return table
+
+
+def stages(final: Path) -> pd.DataFrame:
+    """The stages of a training in their order: stage, start, end (updates); the last has the update that was chosen."""
+    record = json.loads((final / "training.json").read_text(encoding="utf-8"))
+    ends = [(name, end) for name, end in record["stages"] if not name.startswith("episodes")]
+    table = pd.DataFrame([("episodes" if name == "end" else name, end) for name, end in ends], columns=["stage", "end"])
+    table.insert(1, "start", [0, *table["end"][:-1]])
+    last = table["stage"] == "episodes"
+    return table.assign(chosen=np.where(last, record["step"], None))
+
+
+def onsets(measured: pd.DataFrame, located: pd.DataFrame, part: float = 0.5) -> pd.DataFrame:
+    """When each quantity comes: seed, quantity, final, step.
+
+    `final` is the mean over the seed's in-context heads at the last step; `step` the first checkpoint from which that
+    mean stays above `part` of it. Missing where it is not above zero at the end, or no head is an in-context head.
+    """
+    rows = []
+    for seed, table in measured.groupby("seed"):
+        ours = set(located.loc[(located["seed"] == seed) & located["in_context"].astype(bool), "head"])
+        for quantity in OF_HEADS:
+            mine = table[(table["quantity"] == quantity) & table["head"].isin(ours)]
+            course = mine.groupby("step")["value"].mean().sort_index()
+            final = course.iloc[-1] if len(course) else np.nan
+            above = course[::-1].gt(part * final).cummin()  # from the end back, as long as it is above
+            rows.append((seed, quantity, final, above.index[above].min() if final > 0 else None))
+    return pd.DataFrame(rows, columns=["seed", "quantity", "final", "step"])
+
+
+def study(seeds: Sequence[int], out: Path, checkpoints: Path) -> list[str]:
+    """Train and measure every seed in turn and write the tables after each; what kept a seed from it, if anything."""
+    measured, of_stages, of_heads, failed = [], [], [], []
+    for seed in seeds:
+        start, folder = time.monotonic(), checkpoints / f"seed-{seed}"
+        try:
+            final = trained(seed, folder)
+        except TwoTowersError as error:
+            failed.append(f"seed {seed}: {error}")
+            continue
+        of_steps = [checkpoint_measures(step) for step in [*sorted(folder.glob("step-*")), final]]
+        # The chosen step may be one of the checkpoints.
+        table = pd.concat(of_steps, ignore_index=True).drop_duplicates(["step", "head", "quantity"])
+        table = table.sort_values("step", kind="stable", ignore_index=True)
+        measured.append(table.assign(seed=seed)[["seed", *table]])
+        of_stages.append(stages(final).assign(seed=seed))
+        of_heads.append(heads(loading.load(final)).assign(seed=seed))
+        provenance = {
+            "study": STUDY, "version": VERSION, "model": NAME, "seeds": list(seeds[: len(measured)]),
+            "recipe": recipe(), "prompts": PROMPTS, "date": date.today().isoformat(), "machine": machine(),
+            "libraries": {name: version(name) for name in ("torch", "transformers", "numpy")},
+        }  # fmt: skip
+        together = [pd.concat(parts, ignore_index=True) for parts in (measured, of_heads, of_stages)]
+        for name, one in zip(("measures", "heads", "stages"), together, strict=True):
+            tables.save(one[["seed", *one.columns.drop("seed")]], out, f"{STUDY}-{name}", provenance)
+        tables.save(onsets(*together[:2]), out, f"{STUDY}-onsets", provenance)
+        print(f"seed {seed}: {len(of_steps)} checkpoints, {(time.monotonic() - start) / 60:.0f} minutes", flush=True)
+    return failed
+
+
+def main() -> None:
+    """Read the command line, train and measure."""
+    parser = argparse.ArgumentParser(prog="python -m miniatures.along_training", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seeds", default="0,1,2", help="numbers with commas between them; default: 0,1,2")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the tables")
+    parser.add_argument("--checkpoints", type=Path, help="default: checkpoints/along-training")
+    args = parser.parse_args()
+    try:
+        seeds = [int(seed) for seed in args.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds {args.seeds}: give whole numbers with commas between them, such as 0,1,2")
+    try:
+        checkpoints = args.checkpoints or data_folder().parent / "checkpoints" / STUDY
+        tables.writable(args.out)
+        failed = study(seeds, args.out, checkpoints)
+    except TwoTowersError as error:
+        raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit("Stopped. Nothing half-written is left; the same command goes on from here.") from None
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Claims: what a page says of a saved table. A claim is a verdict, one plain sentence, and where its numbers stand.
+
+    def overall(t):
+        effect, more = estimate(t, "mrr", source=IN), estimate(t, "difference", source=IN)
+        return Claim(judge(effect, more, null=chance), f"... {effect:.2f} ...")
+
+No claim holds when its control does as well: `judge` asks for both. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from twotowers.errors import TwoTowersError
+from twotowers.stats.intervals import Interval
+
+
+class Verdict(StrEnum):
+    """What a claim of the paper comes to on one model."""
+
+    HOLDS = "holds"
+    CONTROL = "no more than its control"
+    FAILS = "does not hold"
+    UNDECIDED = "undecided"
+    UNTESTABLE = "not testable here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A verdict (None for what is no claim of the paper, only a finding) and a plain sentence with six numbers at most.
+
+    Raises TwoTowersError when the sentence says "nan": what cannot be computed is said in words.
+    """
+
+    verdict: Verdict | None
+    sentence: str
+
+    def __post_init__(self) -> None:
+        if re.search(r"\bnan\b|\binf\b", self.sentence, re.IGNORECASE):
+            raise TwoTowersError(f"a sentence would say 'nan': {self.sentence[:80]!r}")
+
+    @property
+    def markdown(self) -> str:
+        """A box whose title is the verdict; a finding without one is a paragraph."""
+        if self.verdict is None:
+            return f"**Found here.** {self.sentence}"
+        kind = self.verdict.name.lower()
+        return f":::{{admonition}} {self.verdict.capitalize()}\n:class: verdict {kind}\n{self.sentence}\n:::"
+
+
+def judge(effect: Interval, over_control: Interval | None, null: float = 0.0, sign: int = 1) -> Verdict:
+    """HOLDS when the effect lies clearly beyond `null` and clearly beyond its control; both by their intervals.
+
+    `over_control` is the effect less its control, paired where it can be; None when there is no control to be had,
+    and then nothing holds. `sign` -1 is for claims that something falls.
+    """
+    low, high = sorted(sign * (bound - null) for bound in (effect.low, effect.high))
+    if math.isnan(low) or effect.n < 2 or over_control is None:
+        return Verdict.UNDECIDED
+    if high <= 0:
+        return Verdict.FAILS
+    if low <= 0:
+        return Verdict.UNDECIDED
+    beyond = min(sign * bound for bound in (over_control.low, over_control.high))
+    return Verdict.HOLDS if beyond > 0 else Verdict.CONTROL
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict for a claim of several parts: the weakest of them; UNTESTABLE for none."""
+    weakest = (Verdict.FAILS, Verdict.CONTROL, Verdict.UNDECIDED, Verdict.UNTESTABLE, Verdict.HOLDS)
+    return min(verdicts, key=weakest.index) if verdicts else Verdict.UNTESTABLE
+
+
+# --- wording: the one place where names, labels and words become Markdown ---
+
+
+def code(text: object) -> str:
+    """A name, label or word of data as inline code: nothing in it is Markdown or HTML, whatever it holds."""
+    shown = re.sub(r"\s+", " ", "".join(c for c in str(text) if c.isprintable() or c.isspace())).strip() or " "
+    fence = "`" * (1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
+    pad = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """Names as inline code, with commas; how many more where there are many."""
+    items = [code(item) for item in items]
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + rest
+
+
+def plural(n: int, word: str) -> str:
+    """ "1 head", "2 heads"."""
+    return f"{n:,} {word}" + ("" if n == 1 else "s")
+
+
+def counted(values: Iterable[int]) -> str:
+    """One n, or the smallest and the largest where they differ: "20", "17 to 20"."""
+    low, high = min(values := [int(value) for value in values]), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def numbers_in(sentence: str) -> list[str]:
+    """Numbers of a sentence, one for an estimate with its interval; heads ("22-0") and code are no numbers."""
+    plain = re.sub(r"`[^`]*`|\[[^\]]*\]|\b\d+-\d+\b|95%", "", sentence)
+    return re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?%?", plain)

@@ -1,0 +1,248 @@
+"""Chapter 1 as a reader sees it: charts and claims of `studies.locate`, `studies.forms` and `studies.located`."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.stats import charts
+from twotowers.stats.intervals import discoveries, estimate
+
+BASELINES = ("repeat the last label", "continue the alternation", "always the preferred label")
+IN, RANDOM = "in-context heads", "random heads"
+PAPER, BALANCED = "paper's order", "counterbalanced"
+
+
+def forms_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """One row per form and order: mean accuracy over the sets, how many pass, and the baselines."""
+    t = t.assign(form=[f"k = {k}, {s}" for k, s in zip(t["k"], t["separator"], strict=True)])
+    columns = ["accuracy", "two_label", "names_label", *BASELINES]
+    table = t.groupby(["form", "order"], sort=False)[columns].mean().round(2)
+    table["sets that pass"] = t.groupby(["form", "order"], sort=False)["passes"].sum()
+    table["chosen"] = t.groupby(["form", "order"], sort=False)["chosen"].first().map({True: "yes", False: ""})
+    return table
+
+
+def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    t = t.assign(form=[f"k = {k}, {s}" for k, s in zip(t["k"], t["separator"], strict=True)])
+    return charts.bars(
+        t[t["order"] == BALANCED], x="form", y="accuracy", group="dataset", x_title="form of the prompt",
+        y_title="accuracy, counterbalanced", title="Which form of prompt does the model learn from?",
+        description="Grouped bars with 95% Wilson intervals: accuracy over the whole vocabulary on counterbalanced "
+        "prompts, one group of bars a form, one bar a set of words.",
+    )  # fmt: skip
+
+
+def forms(t: pd.DataFrame) -> Claim:
+    chosen, balanced = t[t["chosen"] & (t["order"] == BALANCED)], t[t["order"] == BALANCED]
+    sets = t["dataset"].nunique()
+    if chosen.empty:
+        best = balanced.groupby(["k", "separator"])["passes"].sum().max()
+        return Claim(
+            Verdict.UNTESTABLE,
+            f"No form that was tried passes: at best {best} of {plural(sets, 'set')} have a counterbalanced accuracy clearly "
+            "above one half. The paper's own form is used, and no claim about learning is judged on this model.",
+        )
+    row = chosen.iloc[0]
+    return Claim(
+        None,
+        f"The form used from here on has {plural(row['k'], 'demonstration')} of each class and a {row['separator']} between "
+        f"them: {chosen['passes'].sum()} of {plural(sets, 'set')} pass in it.",
+    )
+
+
+def accuracy_rows(t: pd.DataFrame) -> pd.DataFrame:
+    columns = ["dataset", "order", "true_label", "accuracy", "low", "high", "two_label", *BASELINES, "n", "prompts"]
+    return t[columns].round(2).set_index(["dataset", "order", "true_label"])
+
+
+def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true"),
+        x="dataset", y="accuracy", group="asked", x_title="set (false/true class)", y_title="accuracy",
+        title="Accuracy in the paper's order, and counterbalanced",
+        description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
+    )  # fmt: skip
+
+
+def accuracy(t: pd.DataFrame) -> Claim:
+    """Is the task learned? Judged where repeating the last label, or preferring one, gives one half."""
+    balanced, paper = t[t["order"] == BALANCED], t[t["order"] == PAPER]
+    passing = int(balanced["passes"].sum())
+    verdict = Verdict.HOLDS if passing > len(balanced) / 2 else Verdict.FAILS if passing == 0 else Verdict.UNDECIDED
+    if verdict is Verdict.FAILS and (paper["low"] > 0.5).any():
+        verdict = Verdict.CONTROL
+    return Claim(
+        verdict,
+        f"Counterbalanced, the model is right in {balanced['accuracy'].min():.0%} to {balanced['accuracy'].max():.0%} of "
+        f"prompts, clearly above one half on {passing} of {plural(len(balanced), 'set')}. In the paper's order it is right "
+        f"in {paper['accuracy'].min():.0%} to {paper['accuracy'].max():.0%}, where repeating the last label is always right.",
+    )
+
+
+def case_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.by_layer(
+        t.rename(columns={"part": "kind"}), title="Which blocks raise the true label in one prompt",
+        y_title="log-probability increase (nats)",
+        description="Bars for the attention and FFN block of each layer: log-probability increase of the true label.",
+    )  # fmt: skip
+
+
+def case(t: pd.DataFrame) -> Claim:
+    sums = t.groupby("part")["increase"].sum()
+    said = "predicts" if t["said"].iloc[0] == "true label" else "does not predict"
+    return Claim(
+        None,
+        f"The prompt {code(t['text'].iloc[0])}: the model {said} {code(t['true_label'].iloc[0])}. Attention blocks add "
+        f"{sums['attention']:+.2f} nats, FFN blocks {sums['FFN']:+.2f}. One prompt has no interval.",
+    )
+
+
+def blocks_rows(t: pd.DataFrame) -> pd.DataFrame:
+    shown = t.assign(shown=[f"{r.value:+.2f} [{r.low:+.2f}, {r.high:+.2f}]" for r in t.itertuples()])
+    return shown.pivot(index="quantity", columns="part", values="shown").reindex(t["quantity"].unique())
+
+
+def blocks(t: pd.DataFrame) -> Claim:
+    """Figure 2: attention raises the label, FFN blocks add little. The margin says whether it is *this* label."""
+    more = estimate(t, "value", part="attention less FFN", quantity="increase")
+    this = estimate(t, "value", part="attention less FFN", quantity="margin")
+    attention, ffn = (estimate(t, "value", part=part, quantity="increase") for part in ("attention", "FFN"))
+    verdict = judge(more, this)
+    if verdict is Verdict.CONTROL:
+        verdict = Verdict.UNDECIDED
+    tail = {
+        Verdict.HOLDS: "Attention blocks also do more than FFN blocks to tell the two labels apart",
+        Verdict.FAILS: "The paper's figure shows the opposite; the margin between the two labels says how much of either is "
+        "this label, not some label",
+    }.get(verdict, "Of the margin between the two labels attention blocks do not clearly give more than FFN blocks")
+    return Claim(
+        verdict,
+        f"Attention blocks raise the true label by {attention:+.2f} nats, FFN blocks by {ffn:+.2f}. {tail}: attention less "
+        f"FFN is {this:+.2f} nats of margin.",
+    )
+
+
+def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    first = t[t["dataset"] == t["dataset"].iloc[0]]
+    return charts.head_map(
+        first, value="label_margin", value_title="label margin (nats)", title="What every head adds from label positions",
+        description="A grid with one cell for each head, layers from bottom to top; colour is the increase of the true "
+        "label less that of the other, from label positions, over counterbalanced prompts.",
+    )  # fmt: skip
+
+
+def top_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="increase", group="dataset", facet="kind", sort=list(dict.fromkeys(t["head"])),
+        x_title="head (layer-head)", y_title="mean increase (nats)",
+        title="The in-context heads on every set, and random heads of their layers",
+        description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
+    )  # fmt: skip
+
+
+def top_heads(t: pd.DataFrame) -> Claim:
+    first = t[t["dataset"] == t["dataset"].iloc[0]]
+    ours, random = first[first["kind"] == IN], first[first["kind"] == RANDOM]
+    also = int((ours["rank_paper"] <= len(ours)).sum())
+    return Claim(
+        None,
+        f"The in-context heads are {listed(ours['head'])} ({ours['heads_from'].iloc[0].split(',')[0]}), at a mean depth of "
+        f"{ours['depth'].mean():.2f} (0 is the first layer, 1 the last); {also} of them also lead the paper's ranking. Their "
+        f"share of all positive increases is {ours['share'].iloc[0]:.0%}, that of random heads of the same layers "
+        f"{random['share'].iloc[0]:.0%}.",
+    )
+
+
+def overlaps_rows(t: pd.DataFrame) -> pd.DataFrame:
+    columns = ["compared", "ranking", "first", "second", "shared", "k", "expected", "p", "rank_correlation", "both"]
+    return t[columns].round(3).set_index("compared")
+
+
+def overlaps(t: pd.DataFrame) -> Claim:
+    """Section 4.2: other tasks have the same top heads. Chance keeps the layers of both lists."""
+    ours = t[(t["compared"] == "sets") & (t["ranking"] == "label")]
+    if ours.empty:
+        return Claim(Verdict.UNTESTABLE, "One set was given, so no two tasks can share heads.")
+    found = discoveries(ours["p"])
+    verdict = Verdict.HOLDS if found.all() else Verdict.UNDECIDED if found.any() else Verdict.CONTROL
+    rankings = t[t["compared"] == "rankings"].iloc[0]
+    return Claim(
+        verdict,
+        f"Pairs of sets share {ours['shared'].min()} to {ours['shared'].max()} of their top {ours['k'].iloc[0]} heads; more "
+        f"than chance within the layers in {int(found.sum())} of {len(ours)} pairs (false discovery rate 5%). Our ranking and "
+        f"the paper's share {rankings['shared']} heads.",
+    )
+
+
+def positions_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="increase", group="role", sort=list(dict.fromkeys(t["head"])), x_title="head (layer-head)",
+        y_title="summed increase of the role (nats)", title="Where in the prompt the in-context heads read",
+        description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
+    )  # fmt: skip
+
+
+def positions(t: pd.DataFrame) -> Claim:
+    first = t["head"].iloc[0]
+    true, false = (estimate(t, "increase", head=first, role=role) for role in ("true label", "false label"))
+    return Claim(
+        None,
+        f"In {code(first)}, positions of the true label add {true:+.2f} nats and those of the false label {false:+.2f} (the "
+        "paper's order, the true label followed).",
+    )
+
+
+def parts(t: pd.DataFrame) -> Claim:
+    row = t.iloc[0]
+    return Claim(
+        None,
+        f"{row['parts']:,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}.",
+    )
+
+
+def toy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
+        y_title="probability", title="Adding a vector whose top word is foo",
+        description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
+    )  # fmt: skip
+
+
+def order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.scatter(
+        t, x="alone", y="after", diagonal=True, x_title="increase at the layer's input (nats)",
+        y_title="increase after the layer's earlier heads (nats)",
+        title="Each head measured alone, and after the heads before it",
+        description="One point a head; points on the dashed line do not depend on the order of adding.",
+    )  # fmt: skip
+
+
+def order(t: pd.DataFrame) -> Claim:
+    """Appendix E: the order of adding hardly matters. Judged on the heads that matter: those with the top increases."""
+    k = min(5, len(t))
+    leading = t.nlargest(k, "alone")
+    lost = 1 - leading["after"].sum() / leading["alone"].sum() if leading["alone"].sum() > 0 else float("inf")
+    worst = leading.loc[(leading["alone"] - leading["after"]).abs().idxmax()]
+    if lost == float("inf"):
+        return Claim(Verdict.UNTESTABLE, "No head raises the true label, so there is no order to speak of.")
+    return Claim(
+        Verdict.HOLDS if abs(lost) < 0.1 else Verdict.FAILS,
+        f"Measured after the other heads of their layer, the {k} heads with the largest increases keep {1 - lost:.0%} of it; "
+        f"{code(worst['name'])} goes from {worst['alone']:+.2f} to {worst['after']:+.2f} nats. The increases of heads are not "
+        "shares of a whole.",
+    )
+
+
+def norms_rows(t: pd.DataFrame) -> pd.DataFrame:
+    return t[["first", "second", "shared", "k", "expected", "p", "rank_correlation", "n"]].round(3).set_index("first")
+
+
+def norms(t: pd.DataFrame) -> Claim:
+    most, least = t.loc[t["shared"].idxmax()], t.loc[t["shared"].idxmin()]
+    return Claim(
+        None,
+        f"Of the top {t['k'].iloc[0]} heads, {most['first']} and {most['second']} share {most['shared']}, {least['first']} and "
+        f"{least['second']} share {least['shared']}. A list of heads should name its norm.",
+    )

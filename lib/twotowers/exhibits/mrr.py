@@ -1,0 +1,115 @@
+"""Chapter 3 as a reader sees it: charts and claims of `studies.mrr`."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.stats import charts
+from twotowers.stats.intervals import Interval, estimate
+
+IN, RANDOM, ALL = "in-context heads", "random heads", "all other heads"
+
+
+def overall(t: pd.DataFrame) -> Claim:
+    """The claim of section 4.3: in-context heads read the label's word, and more than random heads of their layers."""
+    ours, chance = estimate(t, "mrr", source=IN), float(t["chance"].iloc[0])
+    row = t.iloc[0]
+    gain = Interval(row["difference"], row["difference_low"], row["difference_high"], ours.n)
+    verdict = judge(ours, gain, null=chance)
+    said = {
+        Verdict.HOLDS: "read the label's own word off its position, more than random heads of their layers do",
+        Verdict.CONTROL: "read the label's own word off its position, but no more than random heads of their layers do",
+        Verdict.FAILS: "do not read the label's own word off its position",
+        Verdict.UNDECIDED: "cannot be told from a random order of words, or from random heads, with so few prompts",
+    }[verdict]
+    return Claim(
+        verdict,
+        f"The heads {listed(str(row['heads']).split(', '))} {said}: mean reciprocal rank {ours:.3f} against "
+        f"{estimate(t, 'mrr', source=RANDOM):.3f}, a difference of {gain:.3f}; a random order gives {chance:.4f} "
+        f"(n = {plural(ours.n, 'query word')} as clusters).",
+    )
+
+
+def overall_rows(t: pd.DataFrame) -> pd.DataFrame:
+    columns = ["source", "mrr", "low", "high", "median_rank", "at_rank_1", "values", "n"]
+    return t[columns].round(4).set_index("source")
+
+
+def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="of", y="mrr", group="source", sort=list(dict.fromkeys(t["of"])), x_title="located head (layer-head)",
+        y_title="MRR", title="The label's own word in what a head reads off it",
+        description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
+        "in a random other head of the same layer.",
+    )  # fmt: skip
+
+
+def by_head(t: pd.DataFrame) -> Claim:
+    ours, theirs = t[t["source"] == IN].set_index("of"), t[t["source"] == RANDOM].set_index("of")
+    above = int((ours["low"] > theirs["high"].reindex(ours.index)).sum())
+    best, worst = ours["mrr"].idxmax(), ours["mrr"].idxmin()
+    unbeaten = int((ours["outdone_by"] == 0).sum())
+    return Claim(
+        None,
+        f"In {above} of {plural(len(ours), 'head')} the interval lies above that of the random head. MRR runs from "
+        f"{ours['mrr'][worst]:.3f} ({code(worst)}) to {ours['mrr'][best]:.3f} ({code(best)}); {unbeaten} of them are "
+        "outdone by no other head of their layer.",
+    )
+
+
+def by_set_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="shown", y="mrr", group="source", sort=list(dict.fromkeys(t["shown"])), y_title="MRR",
+        x_title="set (false/true class) and label read", title="MRR by set and label",
+        description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
+    )  # fmt: skip
+
+
+def by_set(t: pd.DataFrame) -> Claim:
+    wide = t.pivot(index=["dataset", "label"], columns="source", values=["mrr", "low", "high"])
+    higher = int((wide["low"][IN] > wide["high"][RANDOM]).sum())
+    return Claim(
+        None, f"In {higher} of {len(wide)} pairs of set and label the located heads lie above the random ones."
+    )
+
+
+def by_role(t: pd.DataFrame) -> Claim:
+    if len(t) < 2:
+        return Claim(None, "All label positions carry the same kind of label, so there is nothing to compare.")
+    true, false = (estimate(t, "mrr", true=kind) for kind in (True, False))
+    return Claim(
+        None,
+        f"MRR is {true:.3f} at labels of the query's class and {false:.3f} at the others. What is read there is "
+        "settled before the query comes, so within a head only the attention weights can answer to the query.",
+    )
+
+
+def rank_shares_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.rank_curves(
+        t, group="source", facet="label", title="Ranks of the label's word in its own value",
+        x_title="rank (1 = top word; logarithmic)",
+        description="Cumulative curves, one panel a label: located heads, random heads and all other heads.",
+    )  # fmt: skip
+
+
+def preferences_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    first, second, ours = t["first"].iloc[0], t["second"].iloc[0], t[t["source"] == IN]
+    return charts.bars(
+        ours, x="head", y="difference", group="reads", sort=list(ours["head"]), x_title="located head (layer-head)",
+        y_title=f"MRR of “{first}” less MRR of “{second}”", title="One label read better than the other",
+        description=f"Bars with 95% intervals, one a head; above zero it reads {first} better, below zero {second}.",
+    )  # fmt: skip
+
+
+def preferences(t: pd.DataFrame) -> Claim:
+    ours, theirs = t[t["source"] == IN], t[t["source"] == RANDOM]
+    top = ours.loc[ours["difference"].abs().idxmax()]
+    clear = int((ours["reads"] != "neither").sum())
+    return Claim(
+        None,
+        f"{clear} of {plural(len(ours), 'head')} read one label clearly better; the largest difference is "
+        f"{estimate(ours, 'difference', head=top['head']):.3f} in {code(top['head'])}. The mean size is "
+        f"{ours['difference'].abs().mean():.3f}, in random heads {theirs['difference'].abs().mean():.3f}.",
+    )

@@ -1,0 +1,139 @@
+"""Chapter 2 as a reader sees it: charts and claims of `studies.project`."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, together
+from twotowers.stats import charts
+from twotowers.stats.intervals import Interval, estimate
+
+IN, RANDOM, DIRECTION = "in-context heads", "random heads", "random direction"
+RAW, CENTRED = "as the paper", "mean taken out"
+PROMPT = "other in the prompt"
+SAID = {
+    "value": "the values of label positions say their own label",
+    "key": "the keys of label positions say the class of their demonstration",
+    "query": "the last position's queries say the class of the query",
+}
+
+
+def _judged(t: pd.DataFrame, kind: str, reading: str) -> tuple[Verdict, Interval, list[Interval]]:
+    """The verdict of one kind of vector: beyond the other word or class of the prompt, and beyond every control."""
+    own = t[(t["kind"] == kind) & (t["reading"] == reading)]
+    effect = estimate(own, "words", against=PROMPT)
+    controls = [estimate(own, "words", against=name) for name in own["against"] if name != PROMPT]
+    verdicts = [judge(effect, control) for control in controls] or [judge(effect, None)]
+    return together(verdicts), effect, controls
+
+
+def _claim(t: pd.DataFrame, kind: str) -> Claim:
+    readings = [reading for reading in (CENTRED, RAW) if ((t["kind"] == kind) & (t["reading"] == reading)).any()]
+    if not readings:
+        return Claim(
+            Verdict.UNTESTABLE, f"That {SAID[kind]} cannot be counted: the classes of these sets have no word lists."
+        )
+    reading = RAW if kind == "value" else readings[0]
+    verdict, effect, controls = _judged(t, kind, reading)
+    wanted = t.loc[t["kind"] == kind, "wanted"].iloc[0]
+    tail = "" if kind == "value" or reading == RAW else "; the mean over prompts was taken out first"
+    least = min(controls, key=lambda one: one.low) if controls else None
+    against = f", {least:+.2f} against the closest control" if least else ""
+    return Claim(
+        verdict,
+        f"That {SAID[kind]}: of the top {t['n_words'].iloc[0]} words, {effect:+.2f} more are of its {wanted} than of the other one "
+        f"in the prompt{against} (in-context heads {listed(t['heads'].iloc[0].split(', '), 5)}{tail}).",
+    )
+
+
+def values(t: pd.DataFrame) -> Claim:
+    return _claim(t, "value")
+
+
+def keys(t: pd.DataFrame) -> Claim:
+    return _claim(t, "key")
+
+
+def queries(t: pd.DataFrame) -> Claim:
+    return _claim(t, "query")
+
+
+def gains_rows(t: pd.DataFrame) -> pd.DataFrame:
+    shown = t.assign(shown=[f"{r.words:+.2f} [{r.low:+.2f}, {r.high:+.2f}]" for r in t.itertuples()])
+    return shown.pivot(index=["kind", "reading"], columns="against", values="shown").fillna("")
+
+
+def word_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """Position and vector, and its top words, in the first head (v1 table 1)."""
+    own = t[(t["head"] == t["head"].iloc[0]) & (t["silent"] == "left out")]
+    return (
+        own.groupby("vector", sort=False)["word"]
+        .agg(lambda words: ", ".join(map(str, words)))
+        .rename("top words")
+        .to_frame()
+    )
+
+
+def words_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    first = t.loc[t["kind"] == "value", "vector"].iloc[0]
+    t = t.assign(relation=t["relation"].fillna(""), word=t["word"].astype(str))
+    return charts.word_explorer(
+        t, title="Top words of one vector", height=28 * int(t["rank"].max()), start={"vector": first},
+        description="Bars of bs-values, one a word, for the head and the vector chosen in the lists below.",
+    )  # fmt: skip
+
+
+def words(t: pd.DataFrame) -> Claim:
+    top = t[(t["silent"] == "left out") & (t["kind"] == "value")]
+    read = top.groupby(["head", "position"])["relation"].agg(lambda r: (r == "own label").any())
+    said = "answers with" if t["said"].iloc[0] == "true label" else "does not answer with"
+    return Claim(
+        None,
+        f"The prompt {code(t['text'].iloc[0])}: the model {said} {code(t['true_word'].iloc[0])}. The own label is among the top "
+        f"words of {int(read.sum())} of {len(read)} values of these heads. One prompt shows and proves nothing; counts follow.",
+    )
+
+
+def _rates_chart(
+    t: pd.DataFrame, kinds: list[str], pair: tuple[str, str], reading: str, title: str
+) -> alt.TopLevelMixin:
+    own = t[t["kind"].isin(kinds) & (t["reading"] == reading)]
+    own = own[(own["relation"] == pair[0]) | ((own["relation"] == pair[1]) & (own["source"] == IN))]
+    own = own.assign(counted=own["relation"] + ", " + own["source"])
+    return charts.bars(
+        own, x="kind", y="words", group="counted", sort=kinds, x_title="what is read", title=title,
+        y_title=f"words among the top {t['n_words'].iloc[0]}",
+        description="Grouped bars with 95% intervals: what belongs to the place and what does not in located heads, and what "
+        "belongs to it in the controls.",
+    )  # fmt: skip
+
+
+KEYS_AND_QUERIES = ["key", "key, attention only", "query", "query, turned"]
+
+
+def texts_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return _rates_chart(
+        t, KEYS_AND_QUERIES, ("own text", "other text"), RAW, "Words of the own text among the top words"
+    )
+
+
+def classes_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    reading = CENTRED if (t["reading"] == CENTRED).any() else RAW
+    return _rates_chart(
+        t,
+        KEYS_AND_QUERIES,
+        ("own class", "other class"),
+        reading,
+        f"Words of the class that the prompt does not contain ({reading})",
+    )
+
+
+def values_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[(t["relation"] == "own label") | (t["source"] == IN)]
+    return charts.bars(
+        own.assign(counted=own["relation"] + ", " + own["source"]), x="head", y="words", group="counted",
+        sort=list(dict.fromkeys(own["head"])), x_title="located head (layer-head)",
+        y_title=f"words among the top {t['n_words'].iloc[0]} (a label position)", title="Label words among the top words of values",
+        description="Grouped bars with 95% intervals for each located head: own label, other label, and two controls.",
+    )  # fmt: skip

@@ -1,0 +1,249 @@
+"""Edits of attention while a stock model runs: parts of heads from another run, or no attention along chosen edges.
+
+    with reading_parts(model, layers, at) as source:      # the source prompts run
+        capture(model, sources)
+    run = last_position(model, bases)                      # the base prompts run, up to their last position
+    with exchanged(model, heads, "keys", source, at):      # and there, with the source's keys at the labels
+        run()
+
+    with blocked(model, layers, closed):                   # closed[b, q, p]: position q may not attend to p
+        predict(model, batch)
+
+Hooks only; they always come off again, also after an error. Batches hold prompts of one token length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from twotowers.errors import TwoTowersError
+from twotowers.model import query_key
+from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.model import Model
+from twotowers.prompts.prompt import Encoded
+
+PARTS = ("query", "keys", "values")
+EXCHANGES: dict[str, tuple[str, ...]] = {**{part: (part,) for part in PARTS}, "all": PARTS}
+"""What is taken from the source -> the parts"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one layer's attention was given in one run, as it compares them: after any rotation."""
+
+    query: Float[Tensor, "batch head d_head"]
+    """of the last position"""
+    keys: Float[Tensor, "batch kv_head label d_head"]
+    """at the label positions, as are the values"""
+    values: Float[Tensor, "batch kv_head label d_head"]
+
+
+def last_position(model: Model, batch: Sequence[Encoded]) -> Callable[[], Float[Tensor, "batch vocabulary"]]:
+    """Run prompts of one length up to their last position; what is returned runs the last one, as often as called.
+
+    Its logits are those of a whole run, so long as hooks change nothing but the last position. Memory: keys and values
+    of all positions in all layers.
+    """
+    ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
+    cache = DynamicCache()
+    model.hf(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def run() -> Float[Tensor, "batch vocabulary"]:
+        logits = model.hf(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+        cache.crop(-1)
+        return logits.to(model.device)
+
+    return run
+
+
+@contextmanager
+def reading_parts(model: Model, layers: Sequence[int], at: Int[Tensor, "batch label"]) -> Iterator[dict[int, Parts]]:
+    """Layer -> `Parts` of the run inside, at the positions `at` of each prompt. A second run replaces the first's."""
+    found: dict[int, Parts] = {}
+
+    def reader(layer: int) -> Callable:
+        def read(query, key, value, mask, scaling, softcap):
+            found[layer] = Parts(query[:, :, -1].clone(), _gathered(key, at), _gathered(value, at))
+
+        return read
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(reading_attention(model, layer, reader(layer)))
+        yield found
+
+
+def _index(x: Tensor, at: Tensor) -> Tensor:
+    return at.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
+
+
+def _gathered(x: Tensor, at: Tensor) -> Tensor:
+    return x.gather(2, _index(x, at))
+
+
+def can_realign(model: Model) -> bool:
+    """Whether keys can be turned from one position to another: rotary positions whose rotation keeps lengths.
+
+    Learned positions are part of what a key holds, so a key cannot be moved. Angles that depend on the prompt's length
+    (dynamic, longrope) and rotations that lengthen (YaRN) are left out too.
+    """
+    if model.architecture.positions != "rotary":
+        return False
+    rotary = model.architecture.rotary  # "": GPT-J's table of plain rotations
+    return not rotary or model.hf.get_submodule(rotary).rope_type not in ("dynamic", "longrope", "yarn")
+
+
+def realigned(
+    model: Model,
+    source: Mapping[int, Parts],
+    at: Int[Tensor, "batch label"],
+    last: int,
+    to: Int[Tensor, "batch label"],
+    to_last: int,
+) -> dict[int, Parts]:
+    """Queries and keys that stood at `last` and `at`, turned to `to_last` and `to`; values have no position.
+
+    Raises TwoTowersError when they would move in a model whose positions cannot be turned (`can_realign`).
+    """
+    if last == to_last and torch.equal(at, to):
+        return dict(source)
+    if not can_realign(model):
+        raise TwoTowersError(
+            f"label positions differ within a pair, and the positions of {model.name} cannot be turned: "
+            "give pairs of equal token lengths"
+        )
+
+    def turned(layer: int, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        plain = query_key.rotated(model, layer, x, before.to(x.device).expand(x.shape[:-1]), back=True)
+        return query_key.rotated(model, layer, plain, after.to(x.device).expand(x.shape[:-1]))
+
+    here, there = torch.tensor(last), torch.tensor(to_last)
+    return {
+        layer: replace(
+            parts,
+            query=turned(layer, parts.query, here, there),
+            keys=turned(layer, parts.keys, at[:, None], to[:, None]),
+        )
+        for layer, parts in source.items()
+    }
+
+
+def head_output(
+    query: Float[Tensor, "batch head 1 d_head"],
+    key: Float[Tensor, "batch head position d_head"],
+    value: Float[Tensor, "batch head position d_head"],
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+) -> Float[Tensor, "batch head d_head"]:
+    """z of the last position: softmax(q k^T) v, where every head has keys and values of its own."""
+    weights = last_scores(query, key, mask, scaling, softcap).softmax(-1).to(value.dtype)
+    return torch.einsum("bhp,bhpd->bhd", weights, value)
+
+
+@contextmanager
+def exchanged(
+    model: Model,
+    heads: Sequence[tuple[int, int]],
+    what: str,
+    source: Mapping[int, Parts],
+    at: Int[Tensor, "batch label"],
+) -> Iterator[None]:
+    """The model with parts of some heads taken from `source`, at the last position's output of these heads only.
+
+    z' = softmax(q' k'^T) v' takes the place of each head's z at the last position: q' is the source's query ("query"),
+    k' and v' have the source's keys and values at the label positions `at` ("keys", "values"); what is not exchanged
+    is the run's own, made under the edits of the layers below. Heads that share keys (grouped-query attention) and all
+    other positions keep theirs; what is recorded of attention inside is the run's own. The run inside is of one batch,
+    in the order of `source`. Raises TwoTowersError on an
+    unknown `what`, a layer that `source` lacks, and attention that the hooks do not see.
+    """
+    if what not in EXCHANGES:
+        raise TwoTowersError(f"what='{what}': choose one of {', '.join(EXCHANGES)}")
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in dict.fromkeys(heads):
+        by_layer.setdefault(layer, []).append(head)
+    if missing := sorted(set(by_layer) - set(source)):
+        raise TwoTowersError(f"the source was not read in layer {missing[0]}: read it in the layers of all heads")
+    parts, outputs = EXCHANGES[what], {}
+
+    def reader(layer: int, mine: list[int]) -> Callable:
+        shared, given = [model.value_head(head) for head in mine], source[layer]
+
+        def read(query, key, value, mask, scaling, softcap):
+            q, k, v = query[:, mine, -1:], key[:, shared], value[:, shared]
+            if "query" in parts:
+                q = given.query[:, mine, None]
+            if "keys" in parts:
+                k = k.scatter(2, _index(k, at), given.keys[:, shared])
+            if "values" in parts:
+                v = v.scatter(2, _index(v, at), given.values[:, shared])
+            outputs[layer] = head_output(q, k, v, mask, scaling, softcap)
+
+        return read
+
+    def hook(layer: int, mine: list[int]) -> Callable:
+        def put(_, args):
+            if layer not in outputs:
+                raise TwoTowersError(
+                    f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
+                )
+            z = args[0].clone()
+            z.view(*z.shape[:-1], model.n_heads, model.d_head)[:, -1, mine] = outputs.pop(layer).to(z)
+            return (z, *args[1:])
+
+        return put
+
+    with ExitStack() as stack:
+        for layer, mine in by_layer.items():
+            stack.enter_context(reading_attention(model, layer, reader(layer, mine)))
+            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(hook(layer, mine)).remove)
+        yield
+
+
+@contextmanager
+def blocked(model: Model, layers: Sequence[int], closed: Bool[Tensor, "batch query position"]) -> Iterator[None]:
+    """The model with no attention from q to p where `closed[b, q, p]`, in all heads of some layers.
+
+    The scores are masked before the softmax, so the weight is exactly zero and the others share it in proportion.
+    Positions after q are closed anyway. The run inside is of one batch of prompts as long as `closed`. Raises
+    TwoTowersError for a position that may not attend to itself, a layer outside the model, and attention that is not
+    given its mask by name.
+    """
+    if closed.diagonal(dim1=1, dim2=2).any():
+        raise TwoTowersError("a position cannot be kept from attending to itself: take it out of the edge")
+    if outside := [layer for layer in layers if not 0 <= layer < model.n_layers]:
+        raise TwoTowersError(f"layer {outside[0]} is not in {model.name}: layers go to {model.n_layers - 1}")
+    length = closed.shape[-1]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+
+    def hook(module, args, kwargs):
+        if "attention_mask" not in kwargs:
+            raise TwoTowersError(f"{model.name} gives its attention no mask by name: its attention cannot be blocked")
+        mask = kwargs["attention_mask"]
+        if mask is None:  # transformers leaves a plain causal mask away
+            device = next(module.parameters()).device
+            mask = ~later.to(device)[None, None]
+            if model.architecture.attention_method:  # takes a mask that is added to the scores
+                mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(
+                    ~mask, torch.finfo(model.dtype).min
+                )
+        shut = closed[:, None].to(mask.device)
+        if mask.dtype == torch.bool:
+            mask = mask & ~shut
+        else:
+            mask = mask.expand(len(shut), -1, -1, -1).masked_fill(shut, torch.finfo(mask.dtype).min)
+        return args, {**kwargs, "attention_mask": mask}
+
+    with ExitStack() as stack:
+        for layer in dict.fromkeys(layers):
+            handle = model.part(layer, "attention").register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield

@@ -1,0 +1,92 @@
+"""Do rankings of heads agree, beyond what the depth of heads alone would give? No torch here.
+
+    agreement({"increase": a, "attention by class": b}, k=10)      # arrays (layer, head): one row per pair
+
+Heads that matter lie in the deeper layers under almost any measure, so two unrelated rankings agree somewhat. Chance
+here is therefore another draw of heads *within each layer*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from twotowers.errors import TwoTowersError
+
+Head = tuple[int, int]
+Ranking = Float[np.ndarray, "layer head"]
+
+
+def top(ranking: Ranking, k: int) -> list[Head]:
+    """The k heads with the largest values, as (layer, head), largest first. Raises TwoTowersError for a wrong k."""
+    if not 0 < k <= ranking.size:
+        raise TwoTowersError(f"k={k}: the model has {ranking.size} heads, ask for 1 to {ranking.size}")
+    best = np.argsort(-ranking, axis=None, kind="stable")[:k]
+    return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(best, ranking.shape), strict=True)]
+
+
+def agreement(rankings: Mapping[str, Ranking], k: int, seed: int = 0, draws: int = 2000) -> pd.DataFrame:
+    """Rank correlation and overlap of the top k of every pair of rankings, beside chance given the layers.
+
+    One row per pair: a, b (names), heads, spearman, spearman_expected (exact) and spearman_p (share of `draws`
+    permutations within layers that agree at least as much, one-sided), k, shared, shared_expected and shared_p (exact).
+    Many pairs are many tests: control for that. Raises TwoTowersError for fewer than two rankings, different shapes,
+    values that are not finite or never vary, and a k that is too large.
+    """
+    if len(rankings) < 2:
+        raise TwoTowersError("one ranking agrees with itself: give at least two")
+    if len(shapes := {np.shape(r) for r in rankings.values()}) != 1:
+        raise TwoTowersError(f"rankings of different models ({', '.join(map(str, sorted(shapes)))}): give one model's")
+    ranks = {name: _ranks(name, np.asarray(values, dtype=float)) for name, values in rankings.items()}
+    best = {name: top(np.asarray(values), k) for name, values in rankings.items()}
+    rng = np.random.default_rng([seed, 12])
+    rows = []
+    for a, b in combinations(rankings, 2):
+        x, y = ranks[a], ranks[b]
+        drawn = rng.permuted(np.broadcast_to(y, (draws, *y.shape)), axis=2)
+        found = float((x * y).sum())
+        as_high = int((np.einsum("lh,dlh->d", x, drawn) >= found - 1e-12).sum())
+        count, expected, p = overlap_within_layers(best[a], best[b], y.shape[1])
+        rows.append(
+            {"a": a, "b": b, "heads": y.size, "spearman": found,
+             "spearman_expected": float((x.mean(1) * y.mean(1)).sum() * y.shape[1]),
+             "spearman_p": (1 + as_high) / (1 + draws),
+             "k": k, "shared": count, "shared_expected": expected, "shared_p": p}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def overlap_within_layers(a: Iterable[Head], b: Iterable[Head], heads_per_layer: int) -> tuple[int, float, float]:
+    """How many heads two sets share, how many random sets with as many heads in each layer would, and the chance of it.
+
+    The chance is exact: that of at least so many, from the hypergeometric distribution of every layer.
+    """
+    a, b = set(a), set(b)
+    sizes_a, sizes_b = (Counter(layer for layer, _ in heads) for heads in (a, b))
+    if max([*sizes_a.values(), *sizes_b.values()], default=0) > heads_per_layer:
+        raise TwoTowersError(f"a layer has more than {heads_per_layer} of the heads: give the model's number of heads")
+    chances, expected = np.ones(1), 0.0
+    for layer in sizes_a.keys() & sizes_b.keys():
+        m, n = sizes_a[layer], sizes_b[layer]
+        ways = [comb(m, i) * comb(heads_per_layer - m, n - i) for i in range(min(m, n) + 1)]
+        chances = np.convolve(chances, np.array(ways) / comb(heads_per_layer, n))
+        expected += m * n / heads_per_layer
+    count = len(a & b)
+    return count, expected, float(chances[count:].sum())
+
+
+def _ranks(name: str, values: Ranking) -> Ranking:
+    """Ranks with mean 0 and norm 1, ties sharing their average: the inner product of two is their correlation."""
+    if not np.isfinite(values).all():
+        raise TwoTowersError(f"the ranking '{name}' has values that are NaN or infinite: every head needs a value")
+    if np.ptp(values) == 0:
+        raise TwoTowersError(f"the ranking '{name}' gives every head the same value, so it ranks nothing: leave it out")
+    ranks = pd.Series(values.ravel()).rank().to_numpy().reshape(values.shape)
+    ranks = ranks - ranks.mean()
+    return ranks / np.sqrt(np.square(ranks).sum())

@@ -1,0 +1,248 @@
+"""Chapter 1: where the right label's probability comes from (v1 sections 3.1, 4.1, 4.2; appendix E)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twotowers.heads import named, random_heads
+from twotowers.prompts.datasets import paper_example
+from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, overlap_within_layers, rate, spearman
+from twotowers.studies.context import chapter_studies
+from twotowers.studies.forms import baselines, forms
+from twotowers.studies.located import COLUMN, heads, top
+from twotowers.studies.run import Run
+
+study = chapter_studies("01-locate")
+__all__ = [
+    "accuracy",
+    "blocks",
+    "case",
+    "forms",
+    "heads",
+    "norms",
+    "order",
+    "overlaps",
+    "parts",
+    "positions",
+    "top_heads",
+    "toy",
+]
+SAMPLE = 200  # prompts for exhibits that cost more than one walk over the vocabulary a set
+NORMS = ("frozen", "recomputed", "raw")
+
+
+def _increases(run: Run):
+    """Increases of all blocks and heads on every set, the first label true, in one walk: (found, where each set is)."""
+    from twotowers.analysis import locate
+
+    def make():
+        sets = {dataset: run.encoded(dataset) for dataset in run.parameters.datasets}
+        pooled = [one for encoded in sets.values() for one in encoded]
+        ends = np.cumsum([0, *map(len, sets.values())])
+        at = {dataset: slice(a, b) for dataset, a, b in zip(sets, ends, ends[1:], strict=False)}
+        return locate.increases(run.lm, pooled, norm=run.parameters.norm, progress="increases"), at
+
+    return run.keep("increases", make)
+
+
+def _sample(run: Run) -> list:
+    return run.encoded(run.parameters.datasets[0])[:SAMPLE]
+
+
+@study
+def accuracy(run: Run) -> pd.DataFrame:
+    """Accuracy on every set, either label true, in the paper's order and counterbalanced, beside the baselines.
+
+    One row per (dataset, order, true_label; "both" when counterbalanced): accuracy, low, high, n (query words), prompts,
+    two_label, names_label, the three baselines, passes (the set passes the rule of `forms`).
+    """
+    from twotowers.model.answers import answers
+
+    p, rows = run.parameters, []
+    cells = {(d, "paper's order", label): run.encoded(d, label) for d in p.datasets for label in p.labels}
+    cells |= {(d, "counterbalanced", "both"): run.balanced(d) for d in p.datasets}
+    found = answers(run.lm, [e for encoded in cells.values() for e in encoded], progress="answers").table()
+    ends = np.cumsum([0, *map(len, cells.values())])
+    for (key, encoded), start, stop in zip(cells.items(), ends, ends[1:], strict=False):
+        mine, prompts = found.iloc[start:stop], [e.prompt for e in encoded]
+        other = [next(label for label in q.labels if label != q.true_label) for q in prompts]
+        said = list(np.where(mine["two_label"], mine["true_label"], other))
+        rows.append(
+            dict(zip(("dataset", "order", "true_label"), key, strict=True))
+            | rate(mine["correct"], clusters=mine["query"]).as_row("accuracy")
+            | {"prompts": len(mine), "two_label": mine["two_label"].mean()}
+            | {"names_label": (mine["said"] != "another word").mean(), "passes": key[0] in run.passing}
+            | baselines(prompts, said)
+        )
+    return pd.DataFrame(rows)
+
+
+@study
+def case(run: Run) -> pd.DataFrame:
+    """The paper's example prompt, block by block: layer, part, increase, logit_change, lse_change, margin (nats); the
+    prompt's text, the true label and the model's answer stand in every row."""
+    from twotowers.analysis import locate
+    from twotowers.model.answers import answers
+
+    p = run.parameters
+    one = run.encode([paper_example(p.labels)])
+    table = locate.increase_parts(locate.increases(run.lm, one, norm=p.norm)).drop(columns="prompt")
+    said = answers(run.lm, one).said[0]
+    return table.assign(text=one[0].prompt.text, true_label=p.labels[0], said=said)
+
+
+@study
+def blocks(run: Run) -> pd.DataFrame:
+    """Summed increases of all attention blocks and of all FFN blocks on the first set, split, and their difference.
+
+    One row per (part, quantity): part is "attention", "FFN" or "attention less FFN"; quantity is increase, logit_change,
+    lse_change or margin; value, low, high (nats), n (query words), prompts.
+    """
+    from twotowers.analysis import locate
+
+    found, at = _increases(run)
+    first = at[run.parameters.datasets[0]]
+    table = locate.increase_parts(found)
+    table = table[table["prompt"].between(first.start, first.stop - 1)]
+    quantities = ["increase", "logit_change", "lse_change", "margin"]
+    sums = table.groupby(["part", "prompt"])[quantities].sum()
+    queries = [e.prompt.query for e in run.encoded(run.parameters.datasets[0])]
+    rows = []
+    for quantity in quantities:
+        a, f = (sums.loc[part, quantity].to_numpy() for part in ("attention", "FFN"))
+        for part, interval in (
+            ("attention", bootstrap(a, clusters=queries)), ("FFN", bootstrap(f, clusters=queries)),
+            ("attention less FFN", bootstrap_difference(a, f, clusters=queries)),
+        ):  # fmt: skip
+            rows.append({"part": part, "quantity": quantity, **interval.as_row("value"), "prompts": len(queries)})
+    return pd.DataFrame(rows).assign(dataset=run.parameters.datasets[0], true_label=run.parameters.labels[0])
+
+
+@study
+def top_heads(run: Run) -> pd.DataFrame:
+    """The in-context heads on judged prompts, beside one random head of the same layer each.
+
+    One row per (dataset, kind, head): increase, low, high (nats), n; rank_label and rank_paper are the head's places in
+    the two rankings; depth is its layer over the last one; share is of all positive increases, of all heads of its kind.
+    """
+    found, at = _increases(run)
+    ours, p, located = run.heads(), run.parameters, run.table(heads)
+    located = located[located["dataset"] == p.datasets[0]]
+    places = {r: located.set_index("name")[c].rank(ascending=False, method="first") for r, c in COLUMN.items()}
+    kinds = {"in-context heads": ours, "random heads": random_heads(ours, run.about["heads"], p.seed)}
+    rows = []
+    for dataset, mine in at.items():
+        values, queries = found.heads[mine], [e.prompt.query for e in run.encoded(dataset)]
+        positive = np.clip(values, 0, None).sum((1, 2)).mean()
+        for kind, some in kinds.items():
+            carried = sum(np.clip(values[:, a, b], 0, None).mean() for a, b in dict.fromkeys(some))
+            for (a, b), name in zip(some, named(some), strict=True):
+                rows.append(
+                    {"dataset": dataset, "kind": kind, "head": name, "layer": a,
+                     **bootstrap(values[:, a, b], clusters=queries).as_row("increase"),
+                     "rank_label": int(places["label"][name]), "rank_paper": int(places["paper"][name]),
+                     "depth": a / max(1, run.about["layers"] - 1), "share": carried / positive if positive else 0.0}
+                )  # fmt: skip
+    return pd.DataFrame(rows).assign(ranking=p.ranking, heads_from=run.heads_from, total=found.heads[0].size)
+
+
+@study(uses=("datasets", "labels", "k", "separator", "long", "norm", "n_locate", "seed", "dtype", "top_k"))
+def overlaps(run: Run) -> pd.DataFrame:
+    """Top heads shared by two sets, and by the two rankings of one set, with chance given the layers of both lists.
+
+    Columns: compared ("sets" or "rankings"), ranking, first, second, shared, k, expected, p (of sharing as many by
+    chance), both (the shared heads), rank_correlation over all heads.
+    """
+    p, table, rows = run.parameters, run.table(heads), []
+
+    def add(compared: str, a: tuple[str, str], b: tuple[str, str]) -> None:
+        lists = [top(table, dataset, ranking, p.top_k) for dataset, ranking in (a, b)]
+        values = [table.loc[table["dataset"] == dataset, COLUMN[ranking]].to_numpy() for dataset, ranking in (a, b)]
+        found = overlap_within_layers(*lists, run.about["heads"])
+        both = [head for head in lists[0] if head in lists[1]]
+        names = (a[0], b[0]) if compared == "sets" else (a[1], b[1])
+        rows.append(
+            {"compared": compared, "ranking": a[1] if compared == "sets" else "", "first": names[0], "second": names[1],
+             "shared": found.count, "k": p.top_k, "expected": found.expected, "p": found.probability,
+             "both": ", ".join(named(both)), "rank_correlation": spearman(*values)}
+        )  # fmt: skip
+
+    for ranking in COLUMN:
+        for i, a in enumerate(p.datasets):
+            for b in p.datasets[i + 1 :]:
+                add("sets", (a, ranking), (b, ranking))
+    add("rankings", (p.datasets[0], "label"), (p.datasets[0], "paper"))
+    return pd.DataFrame(rows)
+
+
+@study
+def positions(run: Run) -> pd.DataFrame:
+    """Increase of the in-context heads by what stands at a position: head, role, increase, low, high, n (nats)."""
+    from twotowers.analysis import locate
+
+    sample, ours = _sample(run), run.heads()
+    table = locate.increases_by_role(run.lm, sample, ours, norm=run.parameters.norm)
+    table["query"] = [sample[i].prompt.query for i in table["prompt"]]
+    return grouped(table, ["head", "role"], "increase", clusters="query", seed=run.parameters.seed)
+
+
+@study
+def parts(run: Run) -> pd.DataFrame:
+    """The final vector of the paper's example as a sum: parts, and the largest relative error (appendix E)."""
+    from twotowers.analysis import locate
+    from twotowers.model.capture import capture
+
+    seen = capture(run.lm, run.encode([paper_example(run.parameters.labels)]), {"weights", "values", "neurons"})
+    error = float((locate.sum_of_parts(seen, run.lm) - seen.resid_final).abs().max() / seen.resid_final.abs().max())
+    count = run.lm.n_layers * run.lm.n_heads * seen.weights.shape[-1] + seen.neurons.shape[0] * seen.neurons.shape[-1]
+    return pd.DataFrame([{"parts": count, "relative_error": error, "dtype": run.parameters.dtype}])
+
+
+@study(uses=())
+def toy(run: Run) -> pd.DataFrame:
+    """The paper's toy of three words: coefficient, word, probability (v1 appendix E)."""
+    x, v = np.array([1.0, 2.0, 3.0]), np.array([5.0, 1.0, 2.0])
+    rows = [
+        {"coefficient": str(m), "word": word, "probability": p}
+        for m in (0, 1, 2)
+        for word, p in zip(("foo", "bar", "unknown"), np.exp(x + m * v) / np.exp(x + m * v).sum(), strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+@study
+def order(run: Run) -> pd.DataFrame:
+    """Mean increase of every head alone, and after the heads before it in its layer: layer, head, name, alone, after."""
+    from twotowers.analysis import locate
+    from twotowers.model.capture import captures
+
+    sample, norm = _sample(run), run.parameters.norm
+    found, at = _increases(run)
+    after = [locate.cumulative_head_increases(seen, run.lm, norm=norm).double() for seen in captures(run.lm, sample)]
+    first = at[run.parameters.datasets[0]].start
+    alone = found.heads[first : first + len(sample)].mean(0)
+    total = np.concatenate([part.cpu().numpy() for part in after]).mean(0)
+    layer, head = (axis.ravel() for axis in np.indices(alone.shape))
+    table = pd.DataFrame({"layer": layer, "head": head, "alone": alone.ravel(), "after": total.ravel()})
+    return table.assign(name=[f"{a}-{b}" for a, b in zip(layer, head, strict=True)], n=len(sample))
+
+
+@study
+def norms(run: Run) -> pd.DataFrame:
+    """The top heads by the paper's ranking under two readings of the norm: first, second, shared, k, expected, p,
+    rank_correlation, n."""
+    from twotowers.analysis import locate
+
+    sample, k = _sample(run)[:60], run.parameters.top_k
+    by_norm = {norm: locate.increases(run.lm, sample, norm=norm, progress=f"norm {norm}") for norm in NORMS}
+    rows = []
+    for i, a in enumerate(NORMS):
+        for b in NORMS[i + 1 :]:
+            shared = overlap_within_layers(by_norm[a].top_heads(k), by_norm[b].top_heads(k), run.about["heads"])
+            rho = spearman(by_norm[a].heads.mean(0).ravel(), by_norm[b].heads.mean(0).ravel())
+            rows.append(
+                {"first": a, "second": b, "shared": shared.count, "k": k, "expected": shared.expected,
+                 "p": shared.probability, "rank_correlation": rho, "n": len(sample)}
+            )  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,0 +1,69 @@
+"""The in-context heads: located once a model, on prompts that judge nothing, and shared by all chapters.
+
+Two rankings stand side by side. The paper's is the mean log-probability increase of the true label (v1 section 4.2),
+in the paper's order. Ours, the default, is the part of it that comes from label positions: increase of the true label
+less that of the other, over counterbalanced prompts, so that neither a place nor a label word can earn a place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head
+from twotowers.prompts.datasets import counterbalanced, swapped_labels
+from twotowers.studies.context import Context, chapter_studies
+
+study = chapter_studies("01-locate")
+COLUMN = {"label": "label_margin", "paper": "increase"}
+WORDS = {
+    "label": "the part of the increase that comes from label positions",
+    "paper": "the mean increase of the true label, as in the paper",
+}
+
+
+@study(uses=("datasets", "labels", "k", "separator", "long", "norm", "n_locate", "seed", "dtype"))
+def heads(run: Context) -> pd.DataFrame:
+    """Every head of the model on every set: both rankings, in nats.
+
+    Columns: dataset, layer, head, name, increase, standard_error, label_margin, label_error, n.
+    """
+    from twotowers.analysis import locate, rankings
+
+    p, lm, n_sets = run.parameters, run.lm, {}
+    plain, balanced = [], []
+    for dataset in p.datasets:
+        prompts = run.locating(dataset)
+        plain += run.encode(prompts)
+        # Every order in turn, and each with both assignments of the labels: preferences for a word cancel exactly.
+        balanced += run.encode([q for one in counterbalanced(prompts) for q in (one, swapped_labels(one))])
+        n_sets[dataset] = len(prompts)
+    increase = locate.increases(lm, plain, norm=p.norm, progress="increase of every head").heads
+    label = np.asarray(rankings.label_margin(lm, balanced, progress="increase from label positions"))
+    layer, head = (axis.ravel() for axis in np.indices(increase.shape[1:]))
+    parts, at = [], 0
+    for dataset, n in n_sets.items():
+        columns = {"dataset": dataset, "layer": layer, "head": head}
+        columns["name"] = [f"{a}-{b}" for a, b in zip(layer, head, strict=True)]
+        pairs = label[2 * at : 2 * (at + n)].reshape(n, 2, *label.shape[1:]).mean(1)
+        for name, error, mine in (
+            ("increase", "standard_error", increase[at : at + n]), ("label_margin", "label_error", pairs),
+        ):  # fmt: skip
+            columns[name] = mine.mean(0).ravel()
+            columns[error] = (mine.std(0, ddof=1) / np.sqrt(n)).ravel() if n > 1 else 0.0
+        parts.append(pd.DataFrame(columns | {"n": n}))
+        at += n
+    return pd.concat(parts, ignore_index=True)
+
+
+def top(table: pd.DataFrame, dataset: str, ranking: str, k: int) -> list[Head]:
+    """The k heads of a set that stand highest in a ranking and above zero, highest first.
+
+    Raises TwoTowersError when no head is above zero.
+    """
+    mine = table[table["dataset"] == dataset].sort_values(COLUMN[ranking], ascending=False, kind="stable")
+    above = mine[mine[COLUMN[ranking]] > 0].head(k)
+    if above.empty:
+        raise TwoTowersError(f"no head raises the true label on {dataset} ({WORDS[ranking]}): name heads")
+    return [Head(int(a), int(b)) for a, b in zip(above["layer"], above["head"], strict=True)]

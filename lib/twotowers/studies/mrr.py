@@ -1,0 +1,128 @@
+"""Chapter 3: do the located heads read the label? (v1 section 4.3, fig 5)"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twotowers.heads import named, other_heads_of_layers, repeat_per_head
+from twotowers.stats.intervals import bootstrap_difference
+from twotowers.studies.context import chapter_studies
+from twotowers.studies.run import Run
+
+study = chapter_studies("03-mrr")
+IN, RANDOM, ALL = "in-context heads", "random heads", "all other heads"
+MOST_FOR_ALL = 100  # prompts a set on which all other heads of the layers are ranked
+
+
+def _ranks(run: Run) -> pd.DataFrame:
+    """Rank of the label's word at every label position: one row per (source, of, head, prompt, demonstration).
+
+    `of` is the located head that a control stands for. Every set is drawn with either label true.
+    """
+    from twotowers.analysis import project
+
+    def make() -> pd.DataFrame:
+        located, partners, p = run.heads(), run.controls(), run.parameters
+        both = list(dict.fromkeys([*located, *partners]))
+        beside = other_heads_of_layers(located, run.about["heads"])
+        parts = []
+        for dataset in p.datasets:
+            for label in p.labels:
+                prompts, where = run.encoded(dataset, label), {"dataset": dataset, "true_label": label}
+                queries = np.array([e.prompt.query for e in prompts])
+                found = project.label_ranks(run.lm, prompts, both, p.norm, progress=f"{dataset}, {label} true")
+                own = found[found["head"].isin(named(located))]
+                rest = project.label_ranks(run.lm, prompts[:MOST_FOR_ALL], beside, p.norm)
+                for source, rows in (
+                    (IN, own.assign(of=own["head"])),
+                    (RANDOM, repeat_per_head(found, located, partners)),
+                    (ALL, rest.assign(of="")),
+                ):
+                    parts.append(rows.assign(source=source, query=queries[rows["prompt"]], **where))
+        return pd.concat(parts, ignore_index=True)
+
+    return run.keep("label ranks", make)
+
+
+@study
+def overall(run: Run) -> pd.DataFrame:
+    """MRR, median rank and share at rank 1 of each kind of heads, and the paired difference from random heads.
+
+    One row a source: mrr, low, high, n (queries), median_rank, at_rank_1, values; for the located heads also
+    difference, difference_low, difference_high; `chance` is the expected reciprocal rank of a random order.
+    """
+    from twotowers.analysis.project import mrr, reciprocal_ranks
+
+    ranks, seed = _ranks(run), run.parameters.seed
+    table = mrr(ranks, ["source"], seed)
+    unit = ["dataset", "true_label", "prompt", "query"]
+    per_prompt = reciprocal_ranks(ranks, ["source", "query"]).pivot(index=unit, columns="source", values="reciprocal")
+    clusters = per_prompt.index.get_level_values("query")
+    gain = bootstrap_difference(per_prompt[IN], per_prompt[RANDOM], clusters=clusters, seed=seed)
+    size = run.about["vocabulary"]
+    chance = float((1 / np.arange(1, size + 1)).sum() / size)
+    table = table.assign(
+        chance=chance, vocabulary=size, values=table["source"].map(ranks["source"].value_counts()),
+        heads=", ".join(named(run.heads())), heads_from=run.heads_from,
+    )  # fmt: skip
+    return table.assign(difference=gain.estimate, difference_low=gain.low, difference_high=gain.high)
+
+
+@study
+def by_head(run: Run) -> pd.DataFrame:
+    """MRR of every located head and of the random head of its layer, over all sets: of, source, head, mrr, low, high,
+    n, median_rank, at_rank_1; `outdone_by` counts the other heads of its layer that do at least as well."""
+    from twotowers.analysis.project import mrr
+
+    ranks, seed = _ranks(run), run.parameters.seed
+    table = mrr(ranks[ranks["source"] != ALL], ["of", "source", "head"], seed)
+    rest = ranks[ranks["source"] == ALL]
+    every = mrr(rest, ["head"], seed).set_index("head")["mrr"]
+    layer = every.index.str.split("-").str[0]
+    table["outdone_by"] = [
+        int((every[layer == head.split("-")[0]] >= value).sum())
+        for head, value in zip(table["head"], table["mrr"], strict=True)
+    ]
+    return table
+
+
+@study
+def by_set(run: Run) -> pd.DataFrame:
+    """MRR of each kind of heads per (dataset, label read): mrr, low, high, n, median_rank, at_rank_1; passes."""
+    from twotowers.analysis.project import mrr
+
+    ranks = _ranks(run)
+    table = mrr(ranks[ranks["source"] != ALL], ["dataset", "source", "label"], run.parameters.seed)
+    return table.assign(passes=table["dataset"].isin(run.passing), shown=table["dataset"] + ", " + table["label"])
+
+
+@study
+def by_role(run: Run) -> pd.DataFrame:
+    """MRR of the located heads at labels of the query's class and at the others: true, mrr, low, high, n."""
+    from twotowers.analysis.project import mrr
+
+    ranks = _ranks(run)
+    return mrr(ranks[ranks["source"] == IN], ["true"], run.parameters.seed)
+
+
+@study
+def rank_shares(run: Run) -> pd.DataFrame:
+    """Share of label positions at or above each rank: label, source, rank, share."""
+    from twotowers.analysis import project
+
+    table = project.rank_shares(_ranks(run), ["label", "source"], run.about["vocabulary"])
+    return table.sort_values("label", key=lambda c: c.map(run.parameters.labels.index), kind="stable")
+
+
+@study
+def preferences(run: Run) -> pd.DataFrame:
+    """Which label each head reads better, located and random heads: source, head, difference, low, high, n, reads."""
+    from twotowers.analysis import project
+
+    ranks, p = _ranks(run), run.parameters
+    parts = [
+        project.preferences(ranks[ranks["source"] == source], p.labels, p.seed).assign(source=source)
+        for source in (IN, RANDOM)
+    ]
+    return pd.concat(parts, ignore_index=True).assign(first=p.labels[0], second=p.labels[1])

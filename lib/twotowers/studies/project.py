@@ -1,0 +1,192 @@
+"""Chapter 2: what values, keys and queries of the located heads say in words (v1 section 3.2, tables 1 and 3)."""
+
+from __future__ import annotations
+
+import random
+
+import pandas as pd
+
+from twotowers.errors import TwoTowersError
+from twotowers.heads import named, repeat_per_head
+from twotowers.prompts.datasets import counterbalanced, is_word_set, paper_example, with_other_class_text
+from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
+from twotowers.stats.intervals import bootstrap, bootstrap_difference
+from twotowers.studies.context import chapter_studies
+from twotowers.studies.run import Run
+
+study = chapter_studies("02-project")
+IN, RANDOM, DIRECTION = "in-context heads", "random heads", "random direction"
+RAW, CENTRED = "as the paper", "mean taken out"
+MOST = 100  # prompts a set that are counted
+CLASS = ["own class", "other class"]
+CLAIMS = {  # kind of vector -> what should be said, and what must be said less often for it to count
+    "value": ("own label", "other label"),
+    "key": ("own class", "other class"),
+    "query": ("own class", "other class"),
+}
+
+
+def _lexicon(run: Run):
+    from twotowers.model.token_text import Lexicon
+
+    return run.keep("lexicon", lambda: Lexicon.of(run.lm.tokenizer, run.lm.unembedding.vocabulary))
+
+
+def _counts(run: Run) -> pd.DataFrame:
+    """Related words among the top words of every vector: one row per (reading, source, dataset, prompt, vector)."""
+    from twotowers.analysis import label_reading, project
+
+    def make() -> pd.DataFrame:
+        p, parts = run.parameters, []
+        located, partners = run.heads(), list(dict.fromkeys(run.controls()))
+        for dataset in p.datasets:
+            # Either class is asked about, in all orders: a mean over these prompts holds no class.
+            prompts = run.prompts(dataset)[:MOST]
+            pairs, rng = zip(prompts, with_other_class_text(prompts), strict=True), random.Random(p.seed)
+            asked = [pair[rng.random() < 0.5] for pair in pairs]
+            encoded = run.encode([one for one in counterbalanced(asked) if run.fits(one)])
+            try:
+                means = label_reading.mean_readings(run.lm, encoded, [*located, *partners])
+            except TwoTowersError as error:
+                run.notes.append(f"{dataset}: no mean is taken out, {error}")
+                means = None
+            for reading, taken in ((RAW, None), *(((CENTRED, means),) if means else ())):
+                for source, heads, drawn in (
+                    (IN, located, None), (RANDOM, partners, None), (DIRECTION, located, p.seed),
+                ):  # fmt: skip
+                    found = project.related_words(
+                        run.lm, encoded, heads, _lexicon(run), p.n_words, p.norm, drawn, means=taken,
+                        progress=f"{dataset}, {source}, {reading}",
+                    )  # fmt: skip
+                    queries = [encoded[i].prompt.query for i in found["prompt"]]
+                    parts.append(found.assign(dataset=dataset, source=source, reading=reading, query=queries))
+        table = pd.concat(parts, ignore_index=True)
+        # A key belongs to its layer, so a random head of the same layer has the same one: no control.
+        return table[~((table["source"] == RANDOM) & table["kind"].str.startswith("key"))]
+
+    return run.keep("related words", make)
+
+
+def _per_prompt(counts: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    relations = ["own label", "other label", "own text", "other text", *CLASS]
+    return counts.groupby([*by, "dataset", "prompt", "query"], sort=False, as_index=False)[relations].mean()
+
+
+@study
+def rates(run: Run) -> pd.DataFrame:
+    """How many of the top words of a vector have each relation to its place.
+
+    One row per (reading, kind, source, relation): words, low, high, n (query words). Classes are counted on word sets
+    only: those of sentences have no lists of words.
+    """
+    counts, rows = _counts(run), []
+    for (reading, kind, source), table in _per_prompt(counts, ["reading", "kind", "source"]).groupby(
+        ["reading", "kind", "source"], sort=False
+    ):
+        listed = table[table["dataset"].map(is_word_set)]
+        for relation in ("own label", "other label", "own text", "other text", *CLASS):
+            used = listed if relation in CLASS else table
+            if len(used):
+                found = bootstrap(used[relation], clusters=used["query"], seed=run.parameters.seed)
+                rows.append(
+                    {"reading": reading, "kind": kind, "source": source, "relation": relation, **found.as_row("words")}
+                )
+    return pd.DataFrame(rows).assign(n_words=run.parameters.n_words, heads=", ".join(named(run.heads())))
+
+
+@study
+def gains(run: Run) -> pd.DataFrame:
+    """Paired differences that the claims are judged by: what belongs to the place less what does not, and less controls.
+
+    One row per (reading, kind, against): against is "other in the prompt", "random direction" or "random heads" (which
+    keys have none of); wanted, words, low, high, n (query words).
+    """
+    counts, rows = _counts(run), []
+    for reading in dict.fromkeys(counts["reading"]):
+        for kind, (wanted, other) in CLAIMS.items():
+            table = counts[(counts["reading"] == reading) & (counts["kind"] == kind)]
+            table = table[table["dataset"].map(is_word_set)] if wanted in CLASS else table
+            means = _per_prompt(table, ["source"]).set_index(["dataset", "prompt", "query"])
+            ours = means[means["source"] == IN]
+            if ours.empty:
+                continue
+            queries = ours.index.get_level_values("query")
+            pairs = {"other in the prompt": ours[other]}
+            for source in (DIRECTION, RANDOM):
+                theirs = means.loc[means["source"] == source, wanted]
+                if len(theirs):
+                    pairs[source] = theirs.loc[ours.index]
+            rows += [
+                {"reading": reading, "kind": kind, "against": against, "wanted": wanted,
+                 **bootstrap_difference(ours[wanted], theirs, clusters=queries, seed=run.parameters.seed).as_row("words")}
+                for against, theirs in pairs.items()
+            ]  # fmt: skip
+    return pd.DataFrame(rows).assign(n_words=run.parameters.n_words, heads=", ".join(named(run.heads())))
+
+
+@study
+def values_by_head(run: Run) -> pd.DataFrame:
+    """Label words among the top words of values, head by head: head, source, relation, words, low, high, n."""
+    counts = _counts(run)
+    values = counts[(counts["kind"] == "value") & (counts["reading"] == RAW)].copy()
+    of_random = repeat_per_head(values[values["source"] == RANDOM], run.heads(), run.controls(), column="of")
+    values = pd.concat(
+        [
+            values[values["source"] != RANDOM].rename(columns={"of": "head"}),
+            of_random.drop(columns="head", errors="ignore").rename(columns={"of": "head"}),
+        ]
+    )
+    rows = []
+    for (head, source), table in _per_prompt(values, ["head", "source"]).groupby(["head", "source"], sort=False):
+        for relation in ("own label", "other label"):
+            found = bootstrap(table[relation], clusters=table["query"], seed=run.parameters.seed)
+            rows.append({"head": head, "source": source, "relation": relation, **found.as_row("words")})
+    return pd.DataFrame(rows).assign(n_words=run.parameters.n_words)
+
+
+def _words(run: Run, case: Encoded) -> pd.DataFrame:
+    """Top words of every vector of the located heads for one prompt, with where each stands in words."""
+    from twotowers.analysis import project
+    from twotowers.model.answers import answers
+
+    words = project.top_word_table(
+        run.lm, case, run.heads(), _lexicon(run), run.parameters.n_words, run.parameters.norm
+    )
+    texts = dict(zip(case.label_positions, (d.text for d in case.prompt.demonstrations), strict=True))
+    texts[case.last] = case.prompt.query
+    short = {at: text if len(text) <= 24 else text[:22] + "…" for at, text in texts.items()}
+    words["vector"] = [f"{r.position} “{r.token}” after “{short[r.position]}”: {r.kind}" for r in words.itertuples()]
+    said = answers(run.lm, [case]).said[0]
+    return words.assign(text=case.prompt.text, said=said, true_word=case.prompt.true_label)
+
+
+@study
+def word_prompt(run: Run) -> pd.DataFrame:
+    """Table 1: top words of the paper's example: head, kind, position, token, silent, rank, word, value, relation,
+    vector; the prompt's text, its true label and what the model said stand in every row."""
+    return _words(run, run.encode([paper_example(run.parameters.labels)])[0])
+
+
+@study
+def sentence_prompt(run: Run) -> pd.DataFrame:
+    """The same for a prompt of sentences. Raises TwoTowersError where the tokenizer breaks ordinary words to pieces."""
+    true, other = run.parameters.labels
+    sentences = Prompt(
+        (
+            Demonstration("she made bread and soup for all of us", other, "food"),
+            Demonstration("rice and pasta are in the other kitchen", other, "food"),
+            Demonstration("the team won at football and then at tennis", true, "sport"),
+            Demonstration("he will not play hockey or golf again", true, "sport"),
+        ),
+        "young people like cricket and swimming in the water", true, (true, other), "sport",
+    )  # fmt: skip
+    case = run.encode([sentences])[0]
+    spans = [*case.text_spans, case.query_span]
+    written = sum(len(text.split()) for text in [*(d.text for d in sentences.demonstrations), sentences.query])
+    pieces = sum(stop - start for start, stop in spans) / written
+    if pieces > 1.5:
+        raise TwoTowersError(
+            f"this tokenizer takes {pieces:.2f} tokens a word for these sentences, so the model was not made to read "
+            "them: run the chapter on a model of ordinary text"
+        )
+    return _words(run, case)

@@ -1,0 +1,70 @@
+"""A run of one chapter: `Context`, with the form of prompt and the in-context heads that studies share.
+
+run = Run(Parameters.of({"model": "mini-gpt2"}))
+run.form, run.heads(), run.controls()
+run.table(mrr.by_head)
+"""
+
+from __future__ import annotations
+
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, control_heads, random_heads
+from twotowers.studies.context import Context, Form
+from twotowers.studies.forms import form_of, passing_sets
+from twotowers.studies.located import WORDS, heads, top
+
+
+class Run(Context):
+    """See `Context`; studies of chapters get one of these."""
+
+    @property
+    def form(self) -> Form:
+        """Demonstrations of each class and separator: the parameters', or chosen by the rule of `studies.forms`."""
+        return form_of(self)[0]
+
+    @property
+    def learns(self) -> bool:
+        """Whether some form passed the rule of `studies.forms`."""
+        return form_of(self)[1]
+
+    @property
+    def passing(self) -> list[str]:
+        """The sets on which this model clearly learns the task."""
+        return passing_sets(self)
+
+    def heads(self) -> list[Head]:
+        """The in-context heads, highest first: the parameter `heads`, or the `top_k` of `ranking` on the first set.
+
+        Raises TwoTowersError for a head outside the model and when no head is left.
+        """
+        p, about = self.parameters, self.about
+        for head in p.heads:
+            if head.layer >= about["layers"] or head.head >= about["heads"]:
+                raise TwoTowersError(
+                    f"head {head} is not in {about['name']}: layers go to {about['layers'] - 1}, heads to "
+                    f"{about['heads'] - 1}"
+                )
+        return list(p.heads) or top(self.table(heads), p.datasets[0], p.ranking, p.top_k)
+
+    def controls(self, draw: int = 0) -> list[Head]:
+        """One random other head of the same layer for each in-context head (v1 section 4.3), aligned with `heads()`.
+
+        `draw` gives others. Raises TwoTowersError when a layer has no head left.
+        """
+        return random_heads(self.heads(), self.about["heads"], self.parameters.seed + draw)
+
+    def control_sets(self, some: list[Head] | None = None) -> list[list[Head]]:
+        """`draws` sets of as many random heads of the same layers, none of them an in-context head."""
+        ours, p = self.heads(), self.parameters
+        return [
+            control_heads(some or ours, self.about["layers"], self.about["heads"], 1000 * p.seed + i, beside=ours)
+            for i in range(p.draws)
+        ]
+
+    @property
+    def heads_from(self) -> str:
+        """Where `heads()` come from, as part of a sentence."""
+        p = self.parameters
+        if p.heads:
+            return "given as a parameter"
+        return f"the top {p.top_k} by {WORDS[p.ranking]}, located on {p.n_locate} other prompts of {p.datasets[0]}"

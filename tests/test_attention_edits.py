@@ -1,0 +1,231 @@
+"""Exchanges of a head's parts and blocked attention: against a slow reference, by hand, and always undone."""
+
+import math
+
+import pytest
+import torch
+from conftest import random_prompts, tiny
+from twotowers.analysis.edit_heads import Edit, all_heads, edited
+from twotowers.errors import TwoTowersError
+from twotowers.model import attention_edits
+from twotowers.model.attention_edits import EXCHANGES, blocked, exchanged, head_output, last_position, realigned
+from twotowers.model.attention_hooks import reading_attention
+from twotowers.model.capture import capture
+
+HEADS = ((0, 1), (1, 0), (1, 1))
+
+
+def positions(encoded):
+    return torch.tensor([e.label_positions for e in encoded])
+
+
+def parts_of(model, encoded):
+    with attention_edits.reading_parts(model, range(model.n_layers), positions(encoded)) as found:
+        capture(model, encoded)
+    return found
+
+
+def under_exchange(model, base, source, what, heads=HEADS, record=()):
+    with exchanged(model, heads, what, parts_of(model, source), positions(base)):
+        return capture(model, base, record)
+
+
+@pytest.mark.parametrize("what", EXCHANGES)
+def test_exchanging_with_oneself_changes_nothing(any_model, what):
+    encoded = random_prompts(3, lengths=(11,))
+    plain = capture(any_model, encoded).logits
+    same = under_exchange(any_model, encoded, encoded, what, all_heads(any_model)).logits
+    torch.testing.assert_close(same, plain, rtol=0, atol=1e-11)
+    assert torch.equal(capture(any_model, encoded).logits, plain)
+
+
+def by_hand(model, base, source, what):
+    """Logits of one prompt under an exchange, a layer, a head and a position at a time: plain runs and `Edit`s only."""
+    theirs = capture(model, [source], {"queries", "keys", "values"})
+    edits = []
+    for layer in range(model.n_layers):
+        with edited(model, edits):
+            own = capture(model, [base], {"queries", "keys", "values", "scores"})
+        rows = []
+        for head in [h for at, h in HEADS if at == layer]:
+            group = model.value_head(head)
+            query = (theirs if what in ("query", "all") else own).queries[layer][0, head]
+            weights, vectors = [], []
+            for p in range(len(base.ids)):
+                # Gemma 2's captured values are divided by the scale of the norm after W_O, of their own pass.
+                scales = [1.0 if c.attention_scale is None else c.attention_scale[layer, 0] for c in (own, theirs)]
+                k, v = own.keys[layer][0, group, p], own.values[layer][0, group, p] * scales[0]
+                if p in base.label_positions:
+                    at = source.label_positions[base.label_positions.index(p)]
+                    if what in ("keys", "all"):
+                        k = theirs.keys[layer][0, group, at]
+                    if what in ("values", "all"):
+                        v = theirs.values[layer][0, group, at] * scales[1]
+                score, cap = float(query @ k) * own.scaling[layer], getattr(model.config, "attn_logit_softcapping", 0)
+                score = cap * math.tanh(score / cap) if cap else score
+                seen = own.scores[layer][0, head, p] > -1e30  # a sliding window hides the rest
+                weights.append(math.exp(score) if seen else 0.0)
+                vectors.append(v)
+            rows.append(sum(w / sum(weights) * v for w, v in zip(weights, vectors, strict=True)))
+        if rows:
+            heads = tuple((at, h) for at, h in HEADS if at == layer)
+            edits.append(Edit(heads, positions="last", replacement=torch.stack(rows)))
+    with edited(model, edits):
+        return capture(model, [base]).logits[0]
+
+
+def test_the_last_position_alone_says_what_a_whole_run_says_exchanged_or_not(any_model):
+    base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
+    run, parts = last_position(any_model, base), parts_of(any_model, source)
+    for heads, what in ((HEADS, "all"), (HEADS[1:], "keys")):
+        with exchanged(any_model, heads, what, parts, positions(base)):
+            torch.testing.assert_close(run(), capture(any_model, base).logits, rtol=0, atol=1e-11)
+    torch.testing.assert_close(run(), capture(any_model, base).logits, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("what", EXCHANGES)
+def test_an_exchange_equals_a_plain_loop_over_layers_heads_and_positions(any_model, what):
+    base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
+    found = under_exchange(any_model, base, source, what).logits
+    expected = torch.stack([by_hand(any_model, *pair, what) for pair in zip(base, source, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert (found - capture(any_model, base).logits).abs().max() > 1e-4
+
+
+def test_only_the_last_position_of_the_chosen_head_changes_not_its_siblings(any_model):
+    base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
+    plain = capture(any_model, base, {"streams"})
+    found = under_exchange(any_model, base, source, "all", [(0, 1)], {"streams"})
+    # As fed to W_O: what `z` is divided by under Gemma 2 is that of all heads together.
+    changed = (found.attention_out_input - plain.attention_out_input)[0].abs().amax((0, 2)) > 1e-9
+    assert changed.tolist() == [head == 1 for head in range(any_model.n_heads)]
+    assert torch.equal(found.stream_inputs[1][:, :-1], plain.stream_inputs[1][:, :-1])
+
+
+def test_attention_can_be_recorded_beside_an_exchange_and_is_the_runs_own(any_model):
+    base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
+    plain = capture(any_model, base, {"weights"})
+    alone = under_exchange(any_model, base, source, "all")
+    found = under_exchange(any_model, base, source, "all", record={"weights"})
+    assert torch.equal(found.logits, alone.logits)
+    assert torch.equal(found.weights[0], plain.weights[0])
+
+
+def test_the_output_of_a_head_by_hand():
+    # One head of two numbers, three positions. Scores 0, log 2, log 5, so weights 1/8, 2/8, 5/8.
+    query = torch.tensor([[[[1.0, 0.0]]]])
+    key = torch.tensor([[[[0.0, 9.0], [math.log(2), 9.0], [math.log(5), 9.0]]]])
+    value = torch.tensor([[[[8.0, 0.0], [0.0, 8.0], [16.0, 0.0]]]])
+    torch.testing.assert_close(head_output(query, key, value, None, 1.0), torch.tensor([[[11.0, 2.0]]]))
+    mask = torch.tensor([[[[True, True, False]]]])  # weights 1/3, 2/3
+    torch.testing.assert_close(head_output(query, key, value, mask, 1.0), torch.tensor([[[8 / 3, 16 / 3]]]))
+
+
+def test_in_one_layer_labels_that_differ_say_all_by_keys_and_values_and_nothing_by_the_query(float64):
+    model = tiny("gpt2")
+    model.hf.transformer.h, model.config.n_layer = model.hf.transformer.h[:1], 1
+    base = random_prompts(2, lengths=(11,))
+    source = []
+    for one in base:
+        ids = [(7, 9, 11)[i // 3] if i in one.label_positions else word for i, word in enumerate(one.ids)]
+        source.append(type(one)(**{**vars(one), "ids": tuple(ids)}))
+    plain, theirs = (capture(model, side).logits for side in (base, source))
+    found = {what: under_exchange(model, base, source, what, all_heads(model)).logits for what in EXCHANGES}
+    torch.testing.assert_close(found["all"], theirs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found["query"], plain, rtol=0, atol=1e-12)
+    assert min((found[what] - x).abs().max() for what in ("keys", "values") for x in (plain, theirs)) > 1e-3
+
+
+def longer(one, by):
+    """The prompt with `by` tokens before it: every part stands so much further right."""
+    return type(one)(
+        one.prompt, (3,) * by + one.ids, tuple(p + by for p in one.label_positions), one.text_spans, one.query_span,
+        one.last + by, one.label_ids,
+    )  # fmt: skip
+
+
+def test_what_is_exchanged_is_turned_to_its_new_position(any_model):
+    base = random_prompts(2, lengths=(11,))
+    source = [longer(one, 4) for one in base]
+    ours, theirs = parts_of(any_model, base), parts_of(any_model, source)
+    assert realigned(any_model, ours, positions(base), 10, positions(base), 10) == ours
+    if not attention_edits.can_realign(any_model):
+        with pytest.raises(TwoTowersError, match="equal token lengths"):
+            realigned(any_model, theirs, positions(source), 14, positions(base), 10)
+        return
+    found = realigned(any_model, theirs, positions(source), 14, positions(base), 10)
+    # In layer 0 queries and keys hold nothing but their token and their turn, whose sines are in float32.
+    torch.testing.assert_close(found[0].keys, ours[0].keys, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[0].query, ours[0].query, rtol=0, atol=1e-6)
+    assert (theirs[0].keys - ours[0].keys).abs().max() > 1e-3
+    assert torch.equal(found[0].values, theirs[0].values)
+
+
+def weights_of(model, layer, encoded, closed=None):
+    """Attention weights of all positions (batch, head, position, position) in one layer."""
+    seen = []
+
+    def reader(query, key, value, mask, scaling, softcap):
+        rows = [
+            attention_edits.last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap)
+            for i in range(query.shape[2])
+        ]
+        seen.extend(torch.nn.functional.pad(row.softmax(-1), (0, query.shape[2] - row.shape[-1])) for row in rows)
+
+    def part(mask, i):
+        return None if mask is None else mask[:, :, : i + 1, : i + 1]
+
+    with reading_attention(model, layer, reader):
+        if closed is None:
+            capture(model, encoded)
+        else:
+            with blocked(model, [layer], closed):
+                capture(model, encoded)
+    return torch.stack(seen, 2)
+
+
+def test_blocking_zeroes_these_weights_and_the_others_share_them_in_proportion(any_model):
+    encoded = random_prompts(2, lengths=(11,))
+    closed = torch.zeros(2, 11, 11, dtype=torch.bool)
+    closed[0, 5, 3:5] = closed[1, 10, 7] = closed[1, 4, 9] = True  # the last one is in the future, closed anyway
+    before, after = (weights_of(any_model, 1, encoded, shut) for shut in (None, closed))
+    shut = closed[:, None].expand_as(after)
+    assert (after[shut] == 0).all() and before[0, :, 5, 4].min() > 0
+    expected = before.masked_fill(shut, 0)
+    torch.testing.assert_close(after, expected / expected.sum(-1, keepdim=True), rtol=0, atol=1e-11)
+
+
+def test_blocking_changes_the_positions_that_may_not_look_and_no_earlier_ones(any_model):
+    encoded = random_prompts(1, lengths=(11,))
+    closed = torch.zeros(1, 11, 11, dtype=torch.bool)
+    plain = capture(any_model, encoded, {"streams"})
+    with blocked(any_model, [0, 1], closed):
+        torch.testing.assert_close(capture(any_model, encoded).logits, plain.logits, rtol=0, atol=1e-11)
+    closed[0, 5, 3] = True
+    with blocked(any_model, [0], closed):
+        found = capture(any_model, encoded, {"streams"})
+    changed = (found.stream_inputs[1] - plain.stream_inputs[1])[0].abs().amax(-1) > 1e-9
+    assert changed.tolist() == [p == 5 for p in range(11)]
+    assert torch.equal(capture(any_model, encoded).logits, plain.logits)
+
+
+def test_what_would_be_silently_wrong_is_refused():
+    model, encoded = tiny("llama"), random_prompts(2, lengths=(11,))
+    source, at = parts_of(model, encoded), positions(encoded)
+    with (
+        pytest.raises(TwoTowersError, match="choose one of query, keys, values, all"),
+        exchanged(model, HEADS, "towers", source, at),
+    ):
+        pass
+    with (
+        pytest.raises(TwoTowersError, match="not read in layer 1"),
+        exchanged(model, [(1, 0)], "all", {0: source[0]}, at),
+    ):
+        pass
+    model.hf.set_attn_implementation("sdpa")
+    with pytest.raises(TwoTowersError, match="load it with"), exchanged(model, HEADS, "all", source, at):
+        capture(model, encoded)
+    for closed, layers, told in ((torch.eye(11), [0], "attending to itself"), (torch.zeros(11, 11), [3], "layer 3")):
+        with pytest.raises(TwoTowersError, match=told), blocked(model, layers, closed[None].bool()):
+            pass
+    assert not any("twotowers_reader" in vars(model.part(layer, "attention")) for layer in range(model.n_layers))

@@ -1,0 +1,251 @@
+"""How the miniatures are trained: a package without a circle, runs that go on after a kill, measures along the way."""
+
+import ast
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT, random_prompts, tiny
+from miniatures import along_training, choice, repeated_tokens, train, trainer
+from miniatures.trainer import Trainer
+from safetensors.torch import load_file
+from twotowers.analysis import locate
+from twotowers.model import loading
+from twotowers.model.capture import captures
+
+PACKAGE = ROOT / "lib" / "miniatures"
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+def test_modules_import_in_the_order_that_the_package_names():
+    lines = re.findall(r"^- ([\w, ]+):", (PACKAGE / "__init__.py").read_text(), flags=re.MULTILINE)
+    order = ", ".join(lines).split(", ")
+    assert sorted(order) == sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+    for at, name in enumerate(order):
+        for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("miniatures"):
+                assert node.module.partition(".")[2] in order[:at], f"{name} imports {node.module}"
+
+
+def test_twotowers_does_without_the_package():
+    for path in (ROOT / "lib" / "twotowers").rglob("*.py"):
+        assert "import miniatures" not in path.read_text() and "from miniatures" not in path.read_text(), path
+
+
+def test_the_old_command_is_not_named_any_more():
+    places = [*ROOT.glob("data/models/*/README.md"), *ROOT.glob("book/*.md"), ROOT / "Makefile", *PACKAGE.glob("*.py")]
+    assert len(places) > 10
+    for path in places:
+        assert "models/train.py" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        (train, ["mini-bert"], "invalid choice: 'mini-bert'"),
+        (along_training, ["--out", "x", "--seeds", "0;1"], "give whole numbers with commas between them"),
+        (along_training, ["--out", "file/x"], "cannot write to"),
+    ],
+)
+def test_bad_input_is_one_line(command, arguments, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["a command", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code
+    assert said in f"{end.value.code} {capsys.readouterr().err}"
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class Short(Trainer):
+    """All stages, but each ends after some fifteen batches; `kill_at` is a step that is never done."""
+
+    kill_at = None
+
+    def until(self, name, draw, enough, beside=None):
+        super().until(name, draw, 8.5, beside)
+
+    def train(self, batch):
+        if self.step == self.kill_at:
+            raise KeyboardInterrupt
+        return super().train(batch)
+
+    def write_card(self, folder):
+        pass
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(trainer, "BATCH", 8)
+    monkeypatch.setattr(trainer, "EPISODE_STEPS", {"mini-gpt2": 55})
+    monkeypatch.setattr(trainer, "STATE_EVERY", 5)
+    monkeypatch.setattr(trainer, "KEPT", (20,))
+    monkeypatch.setattr(choice, "VALIDATION_COUNT", 5)
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_run_that_was_stopped_again_and_again_ends_with_the_same_weights(short, tmp_path):
+    Short("mini-gpt2", 3, tmp_path / "whole", quiet=True).run(tmp_path / "whole out")
+    kept = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    last = int(kept[-1].removeprefix("step-"))
+    assert "step-000000" in kept and len(kept) == 9, "random weights, six stages, one on the way, the end"
+    for kill_at in (3, 60, 61, last - 30, last - 1):
+        again = Short("mini-gpt2", 3, tmp_path / "killed", quiet=True)
+        again.kill_at = kill_at
+        with pytest.raises(KeyboardInterrupt):
+            again.run(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        assert again.step == kill_at
+    Short("mini-gpt2", 3, tmp_path / "killed", quiet=True).run(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == kept
+    for folder, same in [("whole out", "out"), *((f"whole/{name}", f"killed/{name}") for name in kept)]:
+        expected, found = weights(tmp_path / folder), weights(tmp_path / same)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), folder
+        record = (tmp_path / folder / "training.json").read_text()
+        assert record == (tmp_path / same / "training.json").read_text()
+
+
+def test_the_state_of_another_run_is_not_taken_up(short, tmp_path):
+    first = Short("mini-gpt2", 3, tmp_path, quiet=True)
+    first.kill_at = 40
+    with pytest.raises(KeyboardInterrupt):
+        first.run(tmp_path / "out")
+    assert Short("mini-gpt2", 3, tmp_path, quiet=True).take_up()
+    assert not Short("mini-gpt2", 4, tmp_path, quiet=True).take_up()
+    other_text = Short("mini-gpt2", 3, tmp_path, quiet=True)
+    other_text.run_id = ["mini-gpt2", 3, "another recipe"]
+    assert not other_text.take_up()
+    second = Short("mini-gpt2", 4, tmp_path, quiet=True)
+    second.kill_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        second.run(tmp_path / "out")
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000"], "checkpoints of two runs must not mix"
+
+
+# --- along the training -----------------------------------------------------------------------------------------------
+
+
+def test_label_margin_is_what_label_positions_add_to_the_lead(any_model):
+    encoded = random_prompts(6, lengths=(14,))
+    found = along_training.head_values(any_model, encoded, locate.increases(any_model, encoded).heads)
+    for seen in captures(any_model, encoded, {"weights", "values"}):
+        other = torch.tensor([sum(e.label_ids.values()) - e.true_id for e in seen.prompts])
+        of_true, of_other = (locate.position_increases(seen, any_model, words) for words in (seen.true_ids, other))
+        at = seen.label_positions[:, None, None].expand(*of_true.shape[:3], -1)
+        expected = (of_true - of_other).gather(3, at).sum(-1).flatten(1)
+        np.testing.assert_allclose(found["label margin"][seen.index], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_head_values_by_hand(kind, float64):
+    model = tiny(kind)
+    encoded = random_prompts(4, lengths=(14,))
+    found = along_training.head_values(model, encoded, locate.increases(model, encoded).heads)
+    seen = next(captures(model, encoded, {"weights"}))
+    for row, one in zip(seen.index, seen.prompts, strict=True):
+        true = [p for p, t in zip(one.label_positions, one.prompt.is_true, strict=True) if t]
+        false = [p for p in one.label_positions if p not in true]
+        weight = seen.weights[:, seen.index.index(row)]
+        difference = weight[..., true].sum(-1) - weight[..., false].sum(-1)
+        # A softmax turns scores into weights, so a difference of scores is one of log weights.
+        interaction = weight[..., true].log().mean(-1) - weight[..., false].log().mean(-1)
+        np.testing.assert_allclose(found["attention difference"][row], difference.flatten(), atol=1e-12)
+        np.testing.assert_allclose(found["class interaction"][row], interaction.flatten(), atol=1e-9)
+
+
+def test_clustered_mean_by_hand():
+    mean, error, n = along_training.clustered_mean(np.array([[0.0], [0.0], [1.0], [1.0]]), np.array(list("aabb")))
+    assert (mean, n) == (0.5, 2)
+    assert error == pytest.approx(0.5)  # two draws, 0 and 1: their standard deviation over the root of two
+    _, alone, n = along_training.clustered_mean(np.array([[0.0], [0.0], [1.0], [1.0]]), np.array(list("abcd")))
+    assert n == 4 and alone == pytest.approx(np.std([0, 0, 1, 1], ddof=1) / 2)
+
+
+def test_repeated_tokens_end_where_one_position_tells_what_follows():
+    model = loading.load("mini-gpt2")
+    sequences = repeated_tokens.repeated(model, 40)
+    assert (
+        len({len(one.ids) for one in sequences}) == 1
+        and len({one.last - one.label_positions[0] for one in sequences}) > 3
+    )
+    for one in sequences:
+        (target,) = one.label_positions
+        assert one.ids[target - 1] == one.ids[one.last] and target < one.last
+        assert one.ids.count(one.ids[one.last]) == 2
+        size = one.last - target + 1  # of the row; its copy has begun anew before the last token
+        assert 4 <= size <= 10
+        copied = len(one.ids) - len(set(one.ids))
+        assert one.ids[-copied:] == one.ids[-copied - size : -size]
+    scores = repeated_tokens.induction_scores(model, 40)
+    seen = next(captures(model, sequences[:1], {"weights"}))
+    np.testing.assert_allclose(scores[0], seen.weights[:, 0, :, sequences[0].label_positions[0]], atol=1e-6)
+
+
+def test_checkpoints_are_dense_where_a_stage_begins():
+    class Stage(along_training.ManyCheckpoints):
+        def __init__(self, stage):
+            self.at = trainer.Progress(stage)
+
+    assert [n for n in range(1, 1000) if Stage("recall").keeps(n)] == [50, 100, 200, 400, 800]
+    kept = [n for n in range(1, 1501) if Stage("episodes").keeps(n)]
+    assert kept == [25, 35, 50, 71, 100, 141, 200, 283, 400, 566, 800, 1131]
+
+
+def test_stages_by_hand(tmp_path):
+    ended = [["repeats", 50], ["colon", 80], ["episodes without exact repeats from", 95], ["end", 140]]
+    (tmp_path / "training.json").write_text(json.dumps({"step": 130, "stages": ended}))
+    table = along_training.stages(tmp_path)
+    assert table[["stage", "start", "end"]].to_numpy().tolist() == [
+        ["repeats", 0, 50], ["colon", 50, 80], ["episodes", 80, 140],
+    ]  # fmt: skip
+    assert table["chosen"].tolist() == [None, None, 130]
+
+
+def test_onset_is_where_a_quantity_stays_above_half_of_its_end():
+    located = pd.DataFrame({"seed": [0, 0], "head": ["1-0", "1-1"], "in_context": [True, False]})
+    course = {0: 0.0, 10: 0.9, 20: 0.1, 30: 0.6, 40: 1.0}  # up, down again, and up for good
+    rows = [
+        (0, step, head, quantity, value * sign)
+        for quantity, sign in (("label reading", 1), ("increase", -1))
+        for head, factor in (("1-0", 1), ("1-1", 100))  # a head that is not in context says nothing
+        for step, value in ((s, v * factor) for s, v in course.items())
+    ]
+    measured = pd.DataFrame(rows, columns=["seed", "step", "head", "quantity", "value"])
+    table = along_training.onsets(measured, located).set_index("quantity")
+    assert table.loc["label reading", "step"] == 30 and table.loc["label reading", "final"] == 1
+    assert pd.isna(table.loc["increase", "step"]), "below zero at the end: it never came"
+    assert table.loc["induction", ["final", "step"]].isna().all(), "nothing was measured"
+
+
+@pytest.mark.slow
+def test_tables_along_a_short_training_and_nothing_is_done_twice(short, monkeypatch, tmp_path):
+    monkeypatch.setattr(along_training, "PROMPTS", 12)
+    monkeypatch.setattr(along_training, "ManyCheckpoints", Short)
+    assert along_training.study([0, 1], tmp_path / "tables", tmp_path / "checkpoints") == []
+    files = sorted((tmp_path / "tables").iterdir())
+    assert [path.stem for path in files] == [f"along-training-{n}" for n in ("heads", "measures", "onsets", "stages")]
+    before = [path.read_bytes() for path in files]
+    measured = pd.read_csv(files[1], skiprows=1)
+    assert list(measured.columns) == ["seed", "step", "head", "quantity", "value", "error", "n"]
+    assert set(measured["seed"]) == {0, 1} and measured["head"].nunique() == 33
+    assert not measured.duplicated(["seed", "step", "head", "quantity"]).any()
+    assert measured.groupby("seed")["step"].nunique().min() >= 8
+    assert pd.read_csv(files[0], skiprows=1).groupby("seed")["in_context"].sum().max() <= along_training.TOP
+
+    def never(*_):
+        raise AssertionError("this was done before")
+
+    monkeypatch.setattr(Short, "run", never)
+    monkeypatch.setattr(along_training, "measures", never)
+    along_training.study([0, 1], tmp_path / "tables", tmp_path / "checkpoints")
+    assert [path.read_bytes() for path in files] == before
