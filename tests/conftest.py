@@ -12,6 +12,7 @@ from twotowers.model import chat, loading
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
 from twotowers.model.model import Model
+from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 ROOT = Path(__file__).parents[1]
@@ -170,3 +171,15 @@ def chat_model(folder, template):
 def chat_folder(tmp_path_factory):
     """The folder of a tiny random chat model."""
     return chat_model(tmp_path_factory.mktemp("chat"), CHAT_TEMPLATE)
+
+
+USER_CACHE = user_cache()
+"""Where the user's own fetched models may be: read by tests of real models, never written."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Tests leave the user's cache alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -106,7 +106,9 @@ def test_a_chapter_makes_its_golden_tables(chapter, tmp_path):
         assert list(found.columns) == list(wanted.columns) and len(found) == len(wanted), name
         for column in wanted:
             if wanted[column].dtype.kind == "f":
-                np.testing.assert_allclose(found[column], wanted[column], rtol=1e-3, atol=1e-3, err_msg=f"{name} {column}")
+                np.testing.assert_allclose(
+                    found[column], wanted[column], rtol=1e-3, atol=1e-3, err_msg=f"{name} {column}"
+                )
             else:
                 assert found[column].astype(str).tolist() == wanted[column].astype(str).tolist(), f"{name} {column}"
 

@@ -7,6 +7,7 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 import pandas as pd
 import pytest
+from twotowers import paths
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import download
 
@@ -27,7 +28,7 @@ def pinned(tmp_path, monkeypatch):
     table = pd.DataFrame([row], columns=["set", "file", "repository", "path", "commit", "sha256", "bytes"])
     monkeypatch.setattr(download, "pins", lambda: table)
     monkeypatch.delenv(download.DATA, raising=False)
-    monkeypatch.setenv(download.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(paths.CACHE, str(tmp_path / "cache"))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
         monkeypatch.delenv(proxy.upper(), raising=False)
@@ -90,7 +91,7 @@ def test_offline_names_the_folder_to_set(pinned, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_refused(server, pinned, monkeypatch):
     (pinned / "afile").write_text("")
-    monkeypatch.setenv(download.CACHE, str(pinned / "afile"))
+    monkeypatch.setenv(paths.CACHE, str(pinned / "afile"))
     refused("TWOTOWERS_")
 
 

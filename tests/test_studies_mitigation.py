@@ -149,7 +149,9 @@ def test_sizes_gone_and_shares_by_hand():
     assert value["gone"].to_dict() == {IN: 0.25, RANDOM: -0.25, OVER: 0.5}
     assert value["share"].to_dict() == {IN: 0.5, RANDOM: -0.5, OVER: 1.0}
     # A bias turned round is as large a bias; and no bias has no share.
-    turned = mitigation.changed(np.array([[0.5, 0.0, 1.0]] * 2), sizes[0], sizes[1], [(sizes[0], sizes[1])], np.arange(2), 0)
+    turned = mitigation.changed(
+        np.array([[0.5, 0.0, 1.0]] * 2), sizes[0], sizes[1], [(sizes[0], sizes[1])], np.arange(2), 0
+    )
     assert turned.set_index(["what", "heads"])["value"]["gone", IN] == 0
     none = mitigation.changed(np.ones((2, 3)), sizes[0], sizes[1], [(sizes[0], sizes[1])], np.arange(2), 0)
     assert set(none["what"]) == {"size", "gone"}

@@ -6,6 +6,8 @@ twotowers run --sweep sweep.yml
 twotowers book --model gpt2-large --set "n_prompts=200 seed=1"      # what `make book` calls
 twotowers record smollm2-135m
 twotowers verify --model gpt2-large
+twotowers models                      # those with a name: sizes, licences, what is in the cache
+twotowers models smollm2-135m         # fetched now, not when first used
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     verify("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
     for name in ("device", "dtype"):
         verify(f"--{name}", help=Parameters.model_fields[name].description)
+    listed = command("models", "list the models that have a name, or fetch them")
+    listed("names", nargs="*", metavar="NAME", help="a model to fetch into the cache")
     for one in (run, record):
         one("--out", default="runs", help="folder of what is made (default: runs)")
     for one in (run, book, record):
@@ -157,6 +161,18 @@ def _verify(given: argparse.Namespace) -> None:
     print(f"all {len(table)} numbers agree within {verify.TOLERANCE}")
 
 
+def _models(given: argparse.Namespace) -> None:
+    from twotowers.model import catalog
+
+    for name in given.names:
+        if name not in catalog.models():
+            known = ", ".join(catalog.models())
+            raise TwoTowersError(f"'{name}' is not in the catalogue of models to fetch: choose one of {known}")
+        print(catalog.fetch(name))
+    if not given.names:
+        print(catalog.table())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 after one line that says what is wrong, 2 for a mistyped option, 130 when interrupted."""
     given = parser().parse_args(arguments)
@@ -164,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in {"jobs", "threads"} & vars(given).keys():
             setattr(given, name, _whole(name, getattr(given, name)))
-        {"run": _run, "book": _book, "record": _record, "verify": _verify}[given.command](given)
+        commands = {"run": _run, "book": _book, "record": _record, "verify": _verify, "models": _models}
+        commands[given.command](given)
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from twotowers.errors import TwoTowersError
-from twotowers.model import loading
+from twotowers.model import files, loading
 from twotowers.prompts.prompt import Encoded
 
 if TYPE_CHECKING:
@@ -62,15 +62,10 @@ def control_example(case: Encoded, place: int, others: Sequence[Encoded]) -> tup
 
 def check(name: str | os.PathLike) -> None:
     """Raise TwoTowersError unless there is such a model and its tokenizer has a chat template; reads no weights."""
-    _templated(name, loading.Files.of(str(name)).tokenizer())
-
-
-def _templated(name: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    if not tokenizer.chat_template:
+    if not files.describe(name)["chat"]:
         raise TwoTowersError(
             f"the tokenizer of '{name}' has no chat template, so it is no chat model: name one that was tuned for chat"
         )
-    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,12 @@ class Chat:
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def load(cls, name: str | os.PathLike, *, dtype: str = "float32", device: str = "cpu") -> Chat:
-        """A folder or hub id. Raises TwoTowersError, in one line, as `loading.load` and `check` do."""
-        files = loading.Files.of(str(name))
-        tokenizer = _templated(name, files.tokenizer())
-        hf = files.weights(dtype, device).eval().requires_grad_(False)
-        return cls(str(name), hf, tokenizer)
+    def load(cls, name: str, *, dtype: str = "float32", device: str = "cpu") -> Chat:
+        """A folder or hub id. Raises TwoTowersError, in one line, as `models.load` and `check` do."""
+        check(str(name))
+        found = loading.Files.of(str(name))
+        tokenizer = found.tokenizer()
+        return cls(str(name), found.weights(dtype, device).eval().requires_grad_(False), tokenizer)
 
     def prompt(self, asked: str) -> str:
         """The question as the model sees it, in its own chat template."""

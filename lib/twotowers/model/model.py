@@ -63,8 +63,8 @@ def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
 class Model:
     """A loaded causal language model, its tokenizer, and its row of the table.
 
-    Make one with `loading.load`, which also proves the row. `fingerprint` is the model id with a hash of the weights;
-    it stands in every table made from this model.
+    Make one with `loading.load`, which also proves the row. `fingerprint` is the model id with a hash of all that
+    defines it; it stands in every table made from this model. `quantisation`: "" or such as "Q4_1, dequantised".
     """
 
     name: str
@@ -72,6 +72,7 @@ class Model:
     tokenizer: Any
     architecture: Architecture
     fingerprint: str = ""
+    quantisation: str = ""
 
     def __repr__(self) -> str:
         return f"Model({self.fingerprint or self.name}: {self.n_layers} layers of {self.n_heads} heads)"

@@ -18,10 +18,9 @@ import pandas as pd
 import pooch
 
 from twotowers.errors import TwoTowersError
-from twotowers.paths import data_folder
+from twotowers.paths import data_folder, user_cache
 
 DATA = "TWOTOWERS_DATA"
-CACHE = "TWOTOWERS_CACHE"
 SERVER = "https://raw.githubusercontent.com"
 
 
@@ -43,7 +42,7 @@ def fetch(file: str) -> bytes:
     row = pins().set_index("file").loc[file]
     if given := os.environ.get(DATA):
         return _from_folder(Path(given).expanduser(), file, row["sha256"])
-    cache = Path(os.environ.get(CACHE) or pooch.os_cache("twotowers")).expanduser()
+    cache = user_cache()
     url = f"{SERVER}/{row['repository']}/{row['commit']}/{quote(row['path'])}"
     pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book
     try:
