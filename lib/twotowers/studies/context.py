@@ -113,11 +113,14 @@ class Context:
                 if "about" in (told := tables.provenance_of(path)):
                     return told["about"]
             raise TwoTowersError(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
-        lm = self.lm
+        from twotowers.model import files  # no torch: the model itself is loaded when a table must be computed
+
+        name = self.parameters.model
+        told = files.describe(name)
         return {
-            "name": self.parameters.model, "fingerprint": lm.fingerprint, "type": lm.config.model_type,
-            "layers": lm.n_layers, "heads": lm.n_heads, "vocabulary": lm.unembedding.vocabulary,
-            "quantisation": getattr(lm, "quantisation", ""),
+            "name": name, "fingerprint": files.fingerprint(name), "type": told["model_type"],
+            "layers": told["n_layers"], "heads": told["n_heads"], "vocabulary": told["vocabulary"],
+            "quantisation": told["quantisation"],
         }  # fmt: skip
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
