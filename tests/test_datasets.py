@@ -228,6 +228,18 @@ def test_counterbalanced_prompts_tell_the_class_by_text_alone():
         assert all(true == (d.cls == after.cls) for d, true in zip(after.demonstrations, after.is_true, strict=True))
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [4, 8, 40])
+def test_few_counterbalanced_prompts_are_balanced_too(k, n):
+    """Walking through the 70 orders of 4 + 4 one by one would leave 40 prompts with one label true, and places uneven."""
+    turned = counterbalanced(draw("animal/country", n, k=k))
+    for place in range(2 * k):
+        assert sum(p.is_true[place] for p in turned) == n / 2
+    assert sum(p.true_label == "foo" for p in turned) == n / 2
+    many = counterbalanced(draw("animal/country", 280, k=k))
+    assert len({(p.is_true, p.true_label) for p in many}) == 2 * len(orders(many[0])), "each order meets both labels"
+
+
 def test_uninformative_labels_stand_equally_often_beside_either_class():
     drawn = draw("animal/country", 40)
     shown = datasets.uninformative(drawn, seed=3)

@@ -11,6 +11,7 @@ first, and true ones are nearest the query. Any two classes of data/words/words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -231,37 +232,26 @@ def swapped_labels(prompt: Prompt) -> Prompt:
 
 
 def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The same prompts, in all orders in turn and with the labels exchanged in every second round of orders.
+    """The same prompts, in all orders in turn and with the labels exchanged in half of them.
 
-    So neither a place nor a label word tells the class: what then still tells true from false is the text.
+    So neither a place nor a label word tells the class: what then still tells true from false is the text. An order is
+    followed by its mirror, which has true ones where it has false ones, and the labels turn with every such pair: so few
+    prompts are balanced too, every place after 2 and every label word after 4, and each order meets both labels.
     """
     out = []
     for i, prompt in enumerate(prompts):
-        patterns = orders(prompt)
-        turned = patterns[i % len(patterns)]
-        out.append(swapped_labels(turned) if i // len(patterns) % 2 else turned)
+        patterns = orders(prompt)  # the mirror of the first is the last, and so on
+        half, pair = len(patterns) // 2, i // 2
+        at = pair * _stride(half) % half  # neighbours in the list are alike, so pairs are taken from all over it
+        turned = patterns[at if i % 2 == 0 else -1 - at]
+        turn = pair if half % 2 else pair + pair // half  # so that an order meets the other label in the next round
+        out.append(swapped_labels(turned) if turn % 2 else turned)
     return out
 
 
-def uninformative(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
-    """Every prompt with labels that do not tell its classes: each class has each label equally often, drawn at random.
-
-    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
-    sixth prompt and reverses it in another. Raises TwoTowersError for a class with an odd number of demonstrations, and
-    for other than two labels.
-    """
-    rng, out = np.random.default_rng([seed, 24]), []
-    for prompt in prompts:
-        labels: list[str] = [""] * len(prompt.demonstrations)
-        for cls in dict.fromkeys(d.cls for d in prompt.demonstrations):
-            places = [i for i, d in enumerate(prompt.demonstrations) if d.cls == cls]
-            if len(places) % 2 or len(prompt.labels) != 2:
-                raise TwoTowersError("labels cannot be shared out evenly: give two labels and an even k")
-            for i, place in enumerate(rng.permutation(places)):
-                labels[place] = prompt.labels[i % 2]
-        shown = tuple(replace(d, label=label) for d, label in zip(prompt.demonstrations, labels, strict=True))
-        out.append(replace(prompt, demonstrations=shown))
-    return out
+def _stride(n: int) -> int:
+    """A step of about 0.4 n that meets all of n places."""
+    return next(step for step in range(max(1, round(0.4 * n)), n + 1) if math.gcd(step, n) == 1)
 
 
 def with_other_class_text(
