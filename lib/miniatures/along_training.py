@@ -35,7 +35,7 @@ from twotowers.prompts.prompt import Encoded, encode_all
 from twotowers.stats import tables
 from twotowers.studies.context import LOCATING_SEED, machine
 
-from miniatures.repeated_tokens import induction_scores
+from miniatures.repeated_tokens import induction
 from miniatures.trainer import Trainer, recipe
 
 NAME, STUDY, VERSION = "mini-gpt2", "along-training", 1
@@ -119,30 +119,31 @@ def head_values(
     }
 
 
-def measures(model: Model, encoded: Sequence[Encoded]) -> pd.DataFrame:
+def measures(model: Model, encoded: Sequence[Encoded], seed: int) -> pd.DataFrame:
     """What one checkpoint does: head ("3-5", or "model"), quantity, value, error, n.
 
-    Of the model: accuracy over the vocabulary and between the two labels, and the margin (nats). Of every head: see
-    `head_values`, and induction (`induction_scores`). `value` is a mean over prompts, `error` its standard error over
-    clusters, `n` their number: prompts that ask for the same word are one cluster.
+    Of the model: accuracy over the vocabulary and between the two labels, the margin (nats), and the share of repeated
+    tokens that it copies. Of every head: see `head_values`, and `induction`; `seed` is that of the training. `value` is
+    a mean over prompts, `error` its standard error over clusters, `n` their number: prompts that ask for the same word
+    are one cluster.
     """
     found = locate.increases(model, encoded)
     answers = Answers.read(found.predicted, found.log_prob[list(encoded[0].label_ids)].to_numpy(), encoded)
+    group, names = clusters([e.prompt for e in encoded]), named(every_head(model))
+    scores, copied = induction(model, seed)
+    rows = np.arange(len(copied))
     of_model = {"accuracy, vocabulary": answers.correct, "accuracy, two labels": answers.two_label}
-    of_model = {name: column[:, None].astype(float) for name, column in (of_model | {"margin": answers.margin}).items()}
-    group = clusters([e.prompt for e in encoded])
-    induction = induction_scores(model).reshape(-1, model.n_layers * model.n_heads)
-    names = named(every_head(model))
-    parts = [_rows([ALL], quantity, column, group) for quantity, column in of_model.items()]
-    parts += [
-        _rows(names, quantity, values, group) for quantity, values in head_values(model, encoded, found.heads).items()
-    ]
-    parts.append(_rows(names, "induction", induction, np.arange(len(induction))))
+    of_model |= {"margin": answers.margin}
+    parts = [_rows([ALL], quantity, column[:, None], group) for quantity, column in of_model.items()]
+    parts.append(_rows([ALL], "repeated tokens copied", copied[:, None], rows))
+    of_heads = head_values(model, encoded, found.heads)
+    parts += [_rows(names, quantity, values, group) for quantity, values in of_heads.items()]
+    parts.append(_rows(names, "induction", scores.reshape(len(scores), -1), rows))
     return pd.concat(parts, ignore_index=True)
 
 
 def _rows(heads: list[str], quantity: str, values: np.ndarray, group: np.ndarray) -> pd.DataFrame:
-    mean, error, n = clustered_mean(values, group)
+    mean, error, n = clustered_mean(np.asarray(values, dtype=float), group)
     rounded = {"value": mean.round(5), "error": error.round(5)}
     return pd.DataFrame({"head": heads, "quantity": quantity, **rounded, "n": n})
 
@@ -180,15 +181,15 @@ def heads(model: Model) -> pd.DataFrame:
 def checkpoint_measures(folder: Path) -> pd.DataFrame:
     """`measures` of one checkpoint, with its step in front; made once and kept beside its weights."""
     identity = {"study": STUDY, "version": VERSION, "prompts": PROMPTS}
-    step = json.loads((folder / "training.json").read_text(encoding="utf-8"))["step"]
+    record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     try:
         table = tables.load(folder, "measures")
     except TwoTowersError:
         table = None
     if table is None or table.attrs["provenance"].get("identity") != identity:
         model = loading.load(folder)
-        table = measures(model, prompts(model, 0))
-        table.insert(0, "step", step)
+        table = measures(model, prompts(model, 0), record["seed"])
+        table.insert(0, "step", record["step"])
         tables.save(table, folder, "measures", {"identity": identity})
     return table
 
@@ -208,7 +209,7 @@ def onsets(measured: pd.DataFrame, located: pd.DataFrame, part: float = 0.5) -> 
 
     `final` is the mean over the seed's in-context heads at the last step; `step` the first checkpoint from which that
     mean stays above `part` of it. Missing where it is not above zero at the end, or no head is an in-context head.
-    Induction is left out: what is above zero there may still be chance (1 / LENGTH).
+    Induction is left out: what is above zero there may still be chance.
     """
     rows = []
     for seed, table in measured.groupby("seed"):
