@@ -32,6 +32,9 @@ class Head(NamedTuple):
         return cls(*map(int, text.split("-")))
 
 
+Heads = Sequence[tuple[int, int]]  # heads given to a function: pairs do, such as (22, 0)
+
+
 def named(heads: Iterable[tuple[int, int]]) -> list[str]:
     """["22-0", ...] of (layer, head) pairs."""
     return [f"{layer}-{head}" for layer, head in heads]

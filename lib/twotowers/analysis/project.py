@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twotowers.errors import TwoTowersError
+from twotowers.heads import Heads
 from twotowers.model import query_key, unembed
 from twotowers.model.capture import Capture, captures
 from twotowers.model.model import Model
@@ -114,7 +115,7 @@ def _last(capture: Capture) -> Int[Tensor, "batch one"]:
     return torch.tensor([[e.last] for e in capture.prompts], device=capture.resid_final.device)
 
 
-def readings(capture: Capture, model: Model, heads: Sequence[tuple[int, int]]) -> Iterator[Reading]:
+def readings(capture: Capture, model: Model, heads: Heads) -> Iterator[Reading]:
     """Every kind of vector for every head; those of keys once a layer. Needs want=WANT."""
     labels, last = capture.label_positions, _last(capture)
     for layer in dict.fromkeys(layer for layer, _ in heads):
@@ -168,12 +169,7 @@ def _relations_of(encoded: Encoded, kind: str, classes: Mapping[str, Iterable[st
 
 
 def top_word_table(
-    model: Model,
-    encoded: Encoded,
-    heads: Sequence[tuple[int, int]],
-    lexicon: Lexicon,
-    k: int = 10,
-    norm: str = "frozen",
+    model: Model, encoded: Encoded, heads: Heads, lexicon: Lexicon, k: int = 10, norm: str = "frozen"
 ) -> pd.DataFrame:
     """The top words of every reading of one prompt, with stop words kept and left out (v1 tables 1 and 3).
 
@@ -207,7 +203,7 @@ def top_word_table(
 def related_words(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[tuple[int, int]],
+    heads: Heads,
     lexicon: Lexicon,
     k: int = 10,
     norm: str = "frozen",
@@ -272,7 +268,7 @@ def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -
 def label_ranks(
     model: Model,
     encoded: Sequence[Encoded],
-    heads: Sequence[tuple[int, int]],
+    heads: Heads,
     norm: str = "frozen",
     progress: str | None = None,
 ) -> pd.DataFrame:
