@@ -2,8 +2,18 @@
 
 import pandas as pd
 import pytest
-from twotowers.exhibits import attention_weights, best_head, flips, interventions, locate, mitigation, mrr, project
-from twotowers.exhibits import scorecard, variants
+from twotowers.exhibits import (
+    attention_weights,
+    best_head,
+    flips,
+    interventions,
+    locate,
+    mitigation,
+    mrr,
+    project,
+    scorecard,
+    variants,
+)
 from twotowers.exhibits.claim import Claim, Verdict
 from twotowers.exhibits.scorecard import NOT_RUN, RULES, Model, Rule
 from twotowers.paper.published import published
