@@ -17,6 +17,7 @@ from twotowers.chapters import playground
 from twotowers.chapters.explore import ACTIONS, State, figures, heads_from_text, results
 from twotowers.chapters.playground import Playground
 from twotowers.errors import TwoTowersError
+from twotowers.heads import Head
 from twotowers.model import loading
 from twotowers.model.capture import capture, predict
 from twotowers.prompts.datasets import imbalanced, paper_example
@@ -61,7 +62,7 @@ def test_without_heads_nothing_changes_and_the_tables_are_the_models_own(model):
     assert "Pick heads" in found.sentence
 
 
-HEADS = ((0, 1), (1, 2))
+HEADS = (Head(0, 1), Head(1, 2))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -101,7 +102,7 @@ def test_mending_recency_shows_the_weights_that_act(model):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"heads": ((9, 9),)}, "is not in"),
+        ({"heads": (Head(9, 9),)}, "is not in"),
         ({"action": "explode"}, "choose one of nothing"),
         ({"heads": HEADS, "action": "scale", "amount": float("nan")}, "finite number"),
         ({"heads": HEADS, "action": "mend majority"}, "equal counts"),

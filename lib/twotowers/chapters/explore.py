@@ -1,6 +1,6 @@
 """The playground: change a prompt or some heads and see prediction, attention, increases and top words change together.
 
-    found = results(model, State(prompt, heads=((3, 1),), action="zero"))     # a state in, tables out
+    found = results(model, State(prompt, heads=(Head(3, 1),), action="zero"))     # a state in, tables out
     found.sentence, found.attention
     figures(found)                                                            # the same as static charts
 
@@ -18,8 +18,10 @@ import pandas as pd
 import torch
 
 from twotowers.analysis import locate, mitigate
-from twotowers.analysis.edit_heads import Edit, Head, check_heads, edited
+from twotowers.analysis.edit_heads import Edit, check_heads, edited
 from twotowers.errors import TwoTowersError
+from twotowers.exhibits.claim import code
+from twotowers.heads import Head, named
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, capture
 from twotowers.model.loading import finished
@@ -63,13 +65,22 @@ class Results:
     shown: tuple[Head, ...]
     sentence: str
 
+    @property
+    def told(self) -> str:
+        """`sentence` for a page, where words of the vocabulary are no Markdown, and the true label's probability."""
+        true = self.labels.iloc[0]
+        return (
+            f"{code(self.sentence)}. The probability of the label {code(true['label'])} goes from {true['before']:.1%} to "
+            f"{true['after']:.1%}."
+        )
+
 
 @torch.inference_mode()
 def results(model: Model, state: State, top: int = 6) -> Results:
     """Two forward passes, without and with the action, and what they show. Raises TwoTowersError in one line."""
     if state.action not in ACTIONS:
         raise TwoTowersError(f"action '{state.action}': choose one of {', '.join(ACTIONS)}")
-    heads = check_heads(state.heads, model) if state.heads else ()
+    heads = tuple(Head(*head) for head in check_heads(state.heads, model)) if state.heads else ()
     encoded = encode(state.prompt, model.tokenizer, model.context)
     record = {"weights", "values", "streams"}
     before, logits = capture(model, [encoded], record), None
@@ -142,7 +153,7 @@ def _sentence(model: Model, state: State, heads: tuple[Head, ...], p: list[np.nd
     said = [f"“{_word(model, int(one.argmax()))}” ({one.max():.0%})" for one in p]
     if not heads or state.action == "nothing":
         return f"The model says {said[0]}. Pick heads on the map to act on them."
-    names = ", ".join(f"{layer}-{head}" for layer, head in heads)
+    names = ", ".join(named(heads))
     what = {"scale": f"scaled by {state.amount:g}", "zero": "zeroed"}.get(state.action, f"used to {state.action}")
     return f"The model says {said[0]}; with {names} {what} it says {said[1]}."
 
@@ -154,7 +165,7 @@ def figures(found: Results) -> list:
         return table.melt(keep, ["before", "after"], "when", value)
 
     prompt_of = found.attention.assign(place=found.attention.demonstration + " : " + found.attention.label)
-    names = ", ".join(f"{layer}-{head}" for layer, head in found.shown)
+    names = ", ".join(named(found.shown))
     return [
         charts.bars(
             long(found.words, ["word"], "probability"), x="word", y="probability", group="when",
@@ -176,8 +187,4 @@ def figures(found: Results) -> list:
 
 def heads_from_text(text: str) -> tuple[Head, ...]:
     """((3, 1), (2, 5)) from "3-1, 2-5". Raises TwoTowersError on anything else."""
-    words = [word for word in re.split(r"[,\s]+", text.strip()) if word]
-    for word in words:
-        if not re.fullmatch(r"\d+-\d+", word):
-            raise TwoTowersError(f"'{word}' is no head: write layer-head, such as 2-5, separated by commas")
-    return tuple(dict.fromkeys(tuple(int(part) for part in word.split("-")) for word in words))
+    return tuple(dict.fromkeys(Head.parse(word) for word in re.split(r"[,\s]+", text.strip()) if word))
