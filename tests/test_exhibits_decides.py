@@ -72,14 +72,14 @@ def heads(score, margin, counts=True):
         for of, values in ((shown.SCORE, score), (shown.MARGIN, margin)) for i, value in enumerate(values)
     ]  # fmt: skip
     t = pd.DataFrame(rows)
-    return t.assign(counts=counts & (t["nats"].abs() >= 0.1), discovery=counts, size=0.1, top=1)
+    return t.assign(counts=counts & (t["nats"].abs() >= 0.1), discovery=counts, size=0.1)
 
 
 def test_heads_that_compare_and_write():
     t = heads([0.5, 0.05, -0.5], [0.2, 0.3, 0.0])
     _, sentence = said(shown.heads(t))
     assert "attention score of 1 of 3 heads" in sentence and "what 2 add to the margin" in sentence
-    assert "1 do both: `0-0`; 1 of them are among the 1 located heads" in sentence
+    assert "1 do both: `0-0`; 1 of them are among the located heads" in sentence
     assert "most heads add to the margin is match (the metric): 2 heads" in said(shown.deciders(t))[1]
     assert shown.scores_chart(t).to_dict() and shown.margins_chart(t).to_dict()
     assert shown.deciders_rows(t).loc[("match (the metric)", shown.SCORE), "heads that count"] == 2

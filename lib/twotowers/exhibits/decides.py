@@ -130,7 +130,7 @@ def heads(t: pd.DataFrame) -> Claim:
         return Claim(
             None, f"In no head of {len(score)} is match a discovery of at least {size}, in its score or its margin."
         )
-    who = f": {listed(both)}; {located} of them are among the {t['top'].iloc[0]} located heads" if both else ""
+    who = f": {listed(both)}; {located} of them are among the located heads" if both else ""
     return Claim(
         None,
         f"Match is a discovery of at least {size} in the attention score of {len(looks)} of {plural(len(score), 'head')} and "

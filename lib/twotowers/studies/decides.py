@@ -113,4 +113,4 @@ def heads(run: Run) -> pd.DataFrame:
     pairs = list(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
     table["name"], table["located"] = named(pairs), [pair in ours for pair in pairs]
     table["counts"] = table["discovery"] & (table["nats"].abs() >= SIZE)
-    return table.assign(size=SIZE, top=len(ours), learned=bool(run.passing))
+    return table.assign(size=SIZE, learned=bool(run.passing))
