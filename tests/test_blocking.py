@@ -31,6 +31,7 @@ def test_edges_of_the_papers_example(mini):
         "labels to own text": {(2, 0), (5, 3), (8, 6), (11, 9)},
         "labels and colons to own text": {(2, 0), (1, 0), (5, 3), (4, 3), (8, 6), (7, 6), (11, 9), (10, 9)},
         "labels to previous text": {(5, 0), (8, 3), (11, 6)},
+        "labels and colons to previous text": {(4, 0), (5, 0), (7, 3), (8, 3), (10, 6), (11, 6)},
         "labels to earlier demonstrations": {
             (q, p) for i in range(1, 4) for q in (3 * i + 1, 3 * i + 2) for p in range(3 * i)
         },

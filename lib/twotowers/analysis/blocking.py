@@ -56,6 +56,13 @@ def labels_to_previous_text(encoded: Encoded) -> Edges:
     return [([to], range(*span)) for to, span in zip(encoded.label_positions[1:], encoded.text_spans, strict=False)]
 
 
+def labels_and_colons_to_previous_text(encoded: Encoded) -> Edges:
+    """From each label, and all that stands between it and its text, to the text before: the control of own texts."""
+    spans = encoded.text_spans
+    pairs = zip(encoded.label_positions[1:], spans[1:], spans, strict=False)
+    return [(range(span[1], label + 1), range(*before)) for label, span, before in pairs]
+
+
 def labels_to_earlier_demonstrations(encoded: Encoded) -> Edges:
     """From each label, and all that stands between it and its text, to all demonstrations before."""
     begin = encoded.text_spans[0][0]
@@ -83,6 +90,7 @@ EDGES: dict[str, Callable[[Encoded], Edges]] = {
     "labels to own text": labels_to_texts,
     "labels and colons to own text": labels_and_colons_to_texts,
     "labels to previous text": labels_to_previous_text,
+    "labels and colons to previous text": labels_and_colons_to_previous_text,
     "labels to earlier demonstrations": labels_to_earlier_demonstrations,
     "last to query": last_to_query,
     "last to previous text": last_to_previous_text,
