@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 from jaxtyping import Bool, Float
-from twotowers.model.model import Model
 from twotowers.model.capture import captures
+from twotowers.model.model import Model
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 from miniatures.episodes import Text
