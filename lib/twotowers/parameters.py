@@ -73,7 +73,7 @@ class Parameters(BaseModel):
     """a shipped or named model, a folder, a GGUF file, or a hub id"""
     datasets: Words = list(datasets.WORD_SETS)
     """named sets, separated by commas"""
-    n_prompts: Count = 1000
+    n_prompts: Count = 300
     """prompts a set, to judge on"""
     n_locate: Count = 200
     """other prompts, on which heads are located and the form is chosen"""
