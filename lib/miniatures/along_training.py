@@ -20,14 +20,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
-from twotowers.analysis import attention, locate, project
+from twotowers.analysis import locate
+from twotowers.analysis.at_labels import read_labels
+from twotowers.analysis.edit_heads import all_heads
+from twotowers.analysis.label_reading import label_readings
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, named
-from twotowers.model import loading, unembed
+from twotowers.heads import named
+from twotowers.model import loading
 from twotowers.model.answers import Answers, clusters
-from twotowers.model.capture import captures
 from twotowers.model.model import Model
 from twotowers.paths import data_folder
 from twotowers.prompts.datasets import WORD_SETS, counterbalanced, draw
@@ -69,26 +70,6 @@ def prompts(model: Model, seed: int, n: int = PROMPTS) -> list[Encoded]:
     return encode_all([prompt for some in drawn for prompt in some], model.tokenizer, model.context)
 
 
-def every_head(model: Model) -> list[Head]:
-    """All heads, layer by layer."""
-    return [Head(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-
-
-def label_readings(model: Model, encoded: Sequence[Encoded]) -> Float[np.ndarray, "prompt layer head label"]:
-    """bs-value of the own label less that of the other in `vo` at every label position, of every head (nats)."""
-    e, out = model.unembedding, np.empty((len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions)))
-    for seen in captures(model, encoded, {"values"}):
-        first, second = (torch.tensor([p.label_ids[p.prompt.labels[i]] for p in seen.prompts]) for i in (0, 1))
-        rows = e.weight[first] - e.weight[second]
-        own = [[1.0 if d.label == p.prompt.labels[0] else -1.0 for d in p.prompt.demonstrations] for p in seen.prompts]
-        scale = unembed.norm_scale(seen.resid_final, e)[:, None, None]
-        for layer in range(model.n_layers):
-            vo = project.value_outputs(seen, model, layer, range(model.n_heads), seen.label_positions)
-            bs = torch.einsum("bhpd,bd->bhp", unembed.prepared(vo, e, scale=scale), rows)
-            out[seen.index, layer] = bs * torch.tensor(own)[:, None]
-    return out
-
-
 def head_values(
     model: Model, encoded: Sequence[Encoded], increases: Float[np.ndarray, "prompt layer head"]
 ) -> dict[str, Float[np.ndarray, "prompt every_head"]]:
@@ -96,27 +77,22 @@ def head_values(
 
     - increase: log-probability increase of the true label (nats);
     - label margin: what label positions add to the true label's lead over the other (nats); ranks in-context heads;
-    - label reading: see `label_readings`, mean over label positions (nats): the value, whatever is attended to;
+    - label reading: own label less the other in the value, mean over label positions (nats): what would be written,
+      whatever is attended to;
     - class interaction: score of the last position at true less false labels, before the softmax, means (nats): the
       two towers, whatever is written;
     - attention difference: attention weight on all true less on all false labels.
     """
-    every = every_head(model)
-    reading = attention.read(model, encoded, every)
-    weights = np.stack([reading.matrix(head) for head in every], 1)
-    towers = attention.two_towers(model, encoded, every)
-    scores = np.stack([towers[head].scores() for head in every], 1)
-    read = label_readings(model, encoded).reshape(weights.shape)
-    sign = np.array([[1.0 if true else -1.0 for true in e.prompt.is_true] for e in encoded])[:, None]
-    true, false = ((sign == s).sum(-1, keepdims=True) for s in (1, -1))
-    true_less_false = np.where(sign > 0, 1 / true, -1 / false)  # a difference of two means
-    return {
-        "increase": increases.reshape(weights.shape[:2]),
-        "label margin": (sign * weights * read).sum(-1),
+    seen, read = read_labels(model, encoded), label_readings(model, encoded)
+    true = np.broadcast_to(seen.true[:, None, None], read.shape)
+    found = {
+        "increase": increases,
+        "label margin": (np.where(true, 1, -1) * seen.weights * read).sum(-1),
         "label reading": read.mean(-1),
-        "class interaction": (true_less_false * scores).sum(-1),
-        "attention difference": (sign * weights).sum(-1),
+        "class interaction": seen.scores.mean(-1, where=true) - seen.scores.mean(-1, where=~true),
+        "attention difference": seen.difference(),
     }
+    return {quantity: values.reshape(len(encoded), -1) for quantity, values in found.items()}
 
 
 def measures(model: Model, encoded: Sequence[Encoded], seed: int) -> pd.DataFrame:
@@ -129,7 +105,7 @@ def measures(model: Model, encoded: Sequence[Encoded], seed: int) -> pd.DataFram
     """
     found = locate.increases(model, encoded)
     answers = Answers.read(found.predicted, found.log_prob[list(encoded[0].label_ids)].to_numpy(), encoded)
-    group, names = clusters([e.prompt for e in encoded]), named(every_head(model))
+    group, names = clusters([e.prompt for e in encoded]), named(all_heads(model))
     scores, copied = induction(model, seed)
     rows = np.arange(len(copied))
     of_model = {"accuracy, vocabulary": answers.correct, "accuracy, two labels": answers.two_label}
@@ -168,7 +144,7 @@ def heads(model: Model) -> pd.DataFrame:
     encoded = prompts(model, LOCATING_SEED)
     values = head_values(model, encoded, locate.increases(model, encoded).heads)
     group = clusters([e.prompt for e in encoded])
-    every = every_head(model)
+    every = all_heads(model)
     table = pd.DataFrame({"head": named(every), "layer": [head.layer for head in every]})
     for column in ("label margin", "increase"):
         mean, error, n = clustered_mean(values[column], group)

@@ -62,7 +62,7 @@ def control_example(case: Encoded, place: int, others: Sequence[Encoded]) -> tup
 
 def check(name: str | os.PathLike) -> None:
     """Raise TwoTowersError unless there is such a model and its tokenizer has a chat template; reads no weights."""
-    if not files.describe(name)["chat"]:
+    if not files.describe(str(name))["chat"]:
         raise TwoTowersError(
             f"the tokenizer of '{name}' has no chat template, so it is no chat model: name one that was tuned for chat"
         )
@@ -77,9 +77,9 @@ class Chat:
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def load(cls, name: str, *, dtype: str = "float32", device: str = "cpu") -> Chat:
+    def load(cls, name: str | os.PathLike, *, dtype: str = "float32", device: str = "cpu") -> Chat:
         """A folder or hub id. Raises TwoTowersError, in one line, as `models.load` and `check` do."""
-        check(str(name))
+        check(name)
         found = loading.Files.of(str(name))
         tokenizer = found.tokenizer()
         return cls(str(name), found.weights(dtype, device).eval().requires_grad_(False), tokenizer)
