@@ -95,7 +95,7 @@ def test_no_head_counts_without_a_discovery_or_below_the_size():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     given = {"model": "mini-gpt2", "n_prompts": 20, "n_locate": 40, "k": 2, "separator": "space", "recorded": "never"}
-    return Run(Parameters.of(given | {"out": tmp_path_factory.mktemp("tables")}))
+    return Run(Parameters.of(given | {"out": str(tmp_path_factory.mktemp("tables"))}))
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ def exchanges(query=MOVES, keys=MOVES, over=MOVES, less=MOVES, plus=MOVES, value
     [
         ({}, Verdict.HOLDS, "and values stay"),
         ({"over": UNSURE}, Verdict.CONTROL, "no more than in random heads"),
-        ({"query": STAYS}, Verdict.FAILS, "Their query does not move it"),
-        ({"query": BACK}, Verdict.FAILS, "Their query does not move it"),
+        ({"query": STAYS}, Verdict.FAILS, "query does not move it"),
+        ({"query": BACK}, Verdict.FAILS, "query does not move it"),
         ({"keys": UNSURE}, Verdict.UNDECIDED, "exchanging their keys cannot be told from nothing"),
         ({"less": BACK}, Verdict.FAILS, "values do not stay"),
         ({"plus": BACK}, Verdict.FAILS, "values do not stay"),
@@ -124,7 +124,7 @@ def test_the_effect_of_order_must_shrink_by_more_than_the_margin(given, verdict,
 @pytest.mark.slow
 def test_the_studies_on_the_miniature(tmp_path):
     given = {"model": "mini-gpt2", "n_prompts": 20, "n_locate": 40, "k": 2, "separator": "space", "recorded": "never"}
-    run = Run(Parameters.of(given | {"out": tmp_path}))
+    run = Run(Parameters.of(given | {"out": str(tmp_path)}))
     t = run.table(towers.exchanged)
     own = t[(t["heads"] == shown.OURS) & (t["pairs"] == "query pairs")].set_index("what")["moved"]
     assert own["query"] == pytest.approx(own["all"]) and abs(own[["keys", "values"]]).max() < 1e-4  # by construction

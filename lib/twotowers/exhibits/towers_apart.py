@@ -78,7 +78,7 @@ def exchanged(t: pd.DataFrame) -> Claim:
     start = "No set is learned, so this is no test of learning. " if verdict is Verdict.UNTESTABLE else ""
     return Claim(
         verdict,
-        f"{start}Their query {does[query]}, exchanging their keys {does[keys]}, and {values[stay]}: {moved['query']:+.2f} "
+        f"{start}Exchanging the in-context heads' query {does[query]}, exchanging their keys {does[keys]}, and {values[stay]}: {moved['query']:+.2f} "
         f"nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and {moved['values']:+.2f} "
         f"(n = {plural(moved['query'].n, 'query word')}).",
     )
@@ -132,9 +132,9 @@ def _untestable(t: pd.DataFrame, verdict: Verdict) -> tuple[Verdict, str]:
 
 
 SAID = {
-    Verdict.HOLDS: "cost it: labels and the last position gather their texts in shallow layers",
-    Verdict.CONTROL: "cost it, but no more than the same edges to another text",
-    Verdict.FAILS: "do not both cost it more than the same blocks in deeper layers",
+    Verdict.HOLDS: "cost margin: labels and the last position gather their texts in shallow layers",
+    Verdict.CONTROL: "cost margin, but no more than the same edges to another text",
+    Verdict.FAILS: "do not both cost more margin than the same blocks in deeper layers",
     Verdict.UNDECIDED: "cannot both be told from nothing, or from the same blocks in deeper layers",
 }
 
