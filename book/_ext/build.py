@@ -19,7 +19,8 @@ from assemble import assemble
 from twotowers.chapters import stamps
 from twotowers.chapters.execute import end_with_parent, tell
 from twotowers.chapters.plan import Plan
-from twotowers.chapters.runs import HTML, PAGES, pages_state
+from twotowers.chapters.runs import HTML, pages_state
+from twotowers.chapters.stamps import PAGES
 from twotowers.stats import tables
 
 HOME = Path(__file__).parents[2]

@@ -26,13 +26,14 @@ from tqdm import tqdm
 
 from twotowers.chapters import stamps
 from twotowers.chapters.plan import Plan
+from twotowers.chapters.stamps import PAGES, stamp_of
 from twotowers.paths import data_folder
 from twotowers.stats import tables
 from twotowers.studies.context import SINCE
 
 LARGEST_TABLE = 128 << 10  # bytes; what is kept in data/results: a row for each head of a 7B model fits
 LARGEST_MODEL = 1 << 20  # bytes of all tables of one model there
-PAGES, HTML = "pages", "_build/html"
+HTML = "_build/html"
 SKIPPED = "nothing changed"
 OWN = "@engine"  # below a root: locks, plans and logs; no model's folder can have this name
 # No time, record or lock of Snakemake's decides anything: stamps do, see `stamps`.
@@ -70,9 +71,10 @@ def work(plan: Plan, jobs: int = 1, threads: int = 1, force: bool = False, profi
             log = root / OWN / f"{homes[0]}.log"
             for event in _snakemake(plan, root, todo, log, jobs, threads, profile, held):
                 events[event["key"]] = event
-            where = Path(plan.root) / OWN / log.name
-            lost = {"status": stamps.FAILED, "why": f"it ended without a word, or was not started ({where})"}
-            events |= {key: lost for key in todo if events.get(key, {}).get("status", "running") == "running"}
+            lost = f"it ended without a word, or was not started ({Path(plan.root) / OWN / log.name})"
+            for key in todo:
+                if events.get(key, {}).get("status", "running") == "running":  # on a cluster only stamps come back
+                    events[key] = stamps.read(root / stamp_of(key)) or {"status": stamps.FAILED, "why": lost}
     ended = [_ended(plan, key, events.get(key, {"status": SKIPPED})) for key in plan.jobs]
     return ended + ([_ended(plan, PAGES, events.get(PAGES, {"status": SKIPPED}))] if plan.main else [])
 
@@ -110,13 +112,13 @@ def voided(plan: Plan, root: Path, force: bool) -> list[str]:
     if plan.main and (todo or not pages_whole(plan, root)):
         todo.append(PAGES)
     for key in todo:
-        (root / (f"{PAGES}.json" if key == PAGES else stamps.stamp_of(key))).unlink(missing_ok=True)
+        (root / stamp_of(key)).unlink(missing_ok=True)
     return todo
 
 
 def pages_whole(plan: Plan, root: Path) -> bool:
     """Whether the book that lies there is made of these very chapters and sources."""
-    stamp = stamps.read(root / f"{PAGES}.json")
+    stamp = stamps.read(root / stamp_of(PAGES))
     lies = (data_folder().parent / HTML / "index.html").is_file()
     return lies and stamp.get("status") == stamps.DONE and stamp["state"] == pages_state(plan, root)
 
@@ -124,7 +126,7 @@ def pages_whole(plan: Plan, root: Path) -> bool:
 def pages_state(plan: Plan, root: Path) -> str:
     """One checksum of all that the pages are made of: the book's sources, stamps of chapters, other models' runs."""
     home = data_folder().parent
-    files = [home / "_config.yml", home / "_toc.yml", *(root / stamps.stamp_of(key) for key in plan.jobs)]
+    files = [home / "_config.yml", home / "_toc.yml", *(root / stamp_of(key) for key in plan.jobs)]
     files += [f for f in home.glob("book/**/*") if f.is_file() and f.suffix not in (".ipynb", ".pyc")]
     files += [*data_folder().glob("**/*.md"), *data_folder().glob("**/*.json"), *data_folder().glob("**/*.png")]
     files += [*home.glob("runs/*/*.ipynb"), *home.glob("runs/*/.done/*.json")]
@@ -144,7 +146,7 @@ def _snakemake(
     """Start Snakemake on the stamps of `todo`; what its jobs tell, while a bar over chapters shows it."""
     file = log.with_suffix(".json")
     tables.write(file, json.dumps({"plan": str(file), **plan.as_json()}).encode())
-    targets = [f"{PAGES}.json" if key == PAGES else stamps.stamp_of(key) for key in todo]
+    targets = [stamp_of(key) for key in todo]
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(data_folder().parent / "Snakefile")]
     command += ["--configfile", str(file), "--cores", str(jobs), *FLAGS, *(["--profile", profile] if profile else [])]
     threads_of = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))

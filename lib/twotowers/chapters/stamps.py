@@ -20,13 +20,14 @@ from twotowers.paths import book_folder, data_folder, results_folder, shipped_mo
 from twotowers.stats import tables
 
 DONE, FAILED = "done", "failed"
+PAGES = "pages"  # the key of the book's pages; every other one is HOME/CHAPTER
 LIBRARIES = ("torch", "transformers", "numpy", "pandas", "altair")
 
 
 def stamp_of(key: str) -> str:
     """Where a job's stamp lies below the root."""
-    home, chapter = key.split("/")
-    return f"{home}/.done/{chapter}.json"
+    home, _, chapter = key.rpartition("/")
+    return f"{home}/.done/{chapter}.json" if home else f"{key}.json"
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
@@ -110,8 +111,9 @@ class Context:
         """
         if self.parameters.recorded == "only":
             for path in sorted(results_folder(self.parameters.model).glob("*.csv")):
-                if "about" in (told := tables.provenance_of(path)):
-                    return told["about"]
+                with suppress(TwoTowersError):  # a damaged one is named where it would be shown
+                    if "about" in (told := tables.provenance_of(path)):
+                        return told["about"]
             raise TwoTowersError(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
         from twotowers.model import files  # no torch: the model itself is loaded when a table must be computed
 
