@@ -79,7 +79,8 @@ def exchanged(t: pd.DataFrame) -> Claim:
     return Claim(
         verdict,
         f"{start}Exchanging the in-context heads' query {does[query]}, their keys {does[keys]}, and {values[stay]}: "
-        f"{moved['query']:+.2f} nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and {moved['values']:+.2f} "
+        f"{moved['query']:+.2f} nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and "
+        f"{moved['values']:+.2f} "
         f"(n = {plural(moved['query'].n, 'query word')}).",
     )
 
