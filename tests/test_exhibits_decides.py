@@ -121,5 +121,6 @@ def test_a_model_without_any_margin_says_why(run, monkeypatch):
     design = pd.DataFrame({"cluster": [0, 1] * 4, "dataset": "one/two", "labels": ["ab", "ba"] * 4, "count": 0.0,
                            "match": [1, 1, -1, -1] * 2, "last": [-1, 1] * 4, "place": 0, "alternation": 0})  # fmt: skip
     monkeypatch.setattr(decides, "_read", lambda _: ([], design, Parts))
+    monkeypatch.setattr(decides, "_terms", lambda _: None)  # needs no model
     with pytest.raises(TwoTowersError, match="nothing decides"):
         decides.terms.function(run)

@@ -37,7 +37,7 @@ def exchanges(query=MOVES, keys=MOVES, over=MOVES, less=MOVES, plus=MOVES, value
         ({"over": UNSURE}, Verdict.CONTROL, "no more than in random heads"),
         ({"query": STAYS}, Verdict.FAILS, "query does not move it"),
         ({"query": BACK}, Verdict.FAILS, "query does not move it"),
-        ({"keys": UNSURE}, Verdict.UNDECIDED, "exchanging their keys cannot be told from nothing"),
+        ({"keys": UNSURE}, Verdict.UNDECIDED, "their keys cannot be told from nothing"),
         ({"less": BACK}, Verdict.FAILS, "values do not stay"),
         ({"plus": BACK}, Verdict.FAILS, "values do not stay"),
         ({"less": UNSURE}, Verdict.UNDECIDED, "values may stay or not"),

@@ -78,9 +78,9 @@ def exchanged(t: pd.DataFrame) -> Claim:
     start = "No set is learned, so this is no test of learning. " if verdict is Verdict.UNTESTABLE else ""
     return Claim(
         verdict,
-        f"{start}Exchanging the in-context heads' query {does[query]}, their keys {does[keys]}, and {values[stay]}: "
-        f"{moved['query']:+.2f} nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and "
-        f"{moved['values']:+.2f} "
+        f"{start}Exchanging the in-context heads' query {does[query]}, their keys {does[keys]}, "
+        f"and {values[stay]}: {moved['query']:+.2f} "
+        f"nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and {moved['values']:+.2f} "
         f"(n = {plural(moved['query'].n, 'query word')}).",
     )
 
