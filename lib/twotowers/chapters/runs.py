@@ -34,6 +34,7 @@ from twotowers.studies.context import SINCE
 LARGEST_TABLE = 128 << 10  # bytes; what is kept in data/results: a row for each head of a 7B model fits
 LARGEST_MODEL = 1 << 20  # bytes of all tables of one model there
 HTML = "_build/html"
+SHARED = "01-locate-[fh]*.csv"
 SKIPPED = "nothing changed"
 OWN = "@engine"  # below a root: locks, plans and logs; no model's folder can have this name
 # No time, record or lock of Snakemake's decides anything: stamps do, see `stamps`.
@@ -207,7 +208,8 @@ def keep(home: Path, chapter: str, target: Path) -> list[str]:
     tables.writable(target)
     others = [path for path in target.glob("*.csv") if not path.name.startswith(f"{chapter}-")]
     total, large, kept = sum(path.stat().st_size for path in others), [], set()
-    for table in sorted((home / "tables").glob(f"{chapter}-*.csv")):
+    # What chapters share (forms of prompts, located heads) is kept beside them: their pages name it.
+    for table in sorted({*(home / "tables").glob(f"{chapter}-*.csv"), *(home / "tables").glob(SHARED)}):
         size = table.stat().st_size
         if size > LARGEST_TABLE or total + size > LARGEST_MODEL:
             large.append(table.stem)
