@@ -65,7 +65,7 @@ def reads(t: pd.DataFrame) -> Claim:
     return Claim(
         verdict,
         f"On the sets that are learned, the MRR of label words in the best head less that in random heads of its layer is {gap:+.3f} "
-        f"(n = {plural(gap.n, 'query')}); it is clearly higher on {clear} sets.",
+        f"(n = {plural(gap.n, 'query word')}); it is clearly higher on {clear} sets.",
     )
 
 

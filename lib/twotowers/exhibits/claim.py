@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import SupportsInt
 
 from twotowers.errors import TwoTowersError
 from twotowers.stats.intervals import Interval
@@ -93,12 +94,12 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(items[:most]) + rest
 
 
-def plural(n: int, word: str) -> str:
+def plural(n: SupportsInt, word: str) -> str:
     """ "1 head", "2 heads"."""
-    return f"{n:,} {word}" + ("" if n == 1 else "s")
+    return f"{int(n):,} {word}" + ("" if int(n) == 1 else "s")
 
 
-def counted(values: Iterable[int]) -> str:
+def counted(values: Iterable[SupportsInt]) -> str:
     """One n, or the smallest and the largest where they differ: "20", "17 to 20"."""
     low, high = min(values := [int(value) for value in values]), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -73,7 +73,7 @@ def counted(t: pd.DataFrame) -> Claim:
     return Claim(
         verdict,
         f"The keys of {code(t['head'].iloc[0])} {said}: of the top {t['n_words'].iloc[0]} words, {other:+.2f} more are of it "
-        f"than of another text of the prompt, {random:+.2f} more than in random directions (n = {plural(other.n, 'query')}).",
+        f"than of another text of the prompt, {random:+.2f} more than in random directions (n = {plural(other.n, 'query word')}).",
     )
 
 
