@@ -183,7 +183,9 @@ class Context:
     def _table(self, study: Study) -> pd.DataFrame:
         found = self.saved(study)
         if found is not None:  # put into `out`, if only again: the tables of a page lie together, none of them old
-            tables.write(Path(self.parameters.out) / f"{self.file_of(study)}.csv", Path(found.attrs["path"]).read_bytes())
+            tables.write(
+                Path(self.parameters.out) / f"{self.file_of(study)}.csv", Path(found.attrs["path"]).read_bytes()
+            )
             return found
         if self.parameters.recorded == "only":
             raise TwoTowersError(
