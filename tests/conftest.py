@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -15,6 +16,8 @@ from twotowers.model.model import Model
 from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
+hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
+hypothesis.settings.load_profile("book")
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 VOCABULARY = 61

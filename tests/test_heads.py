@@ -1,75 +1,44 @@
-"""Which heads a chapter looks at: given, from chapter 1's table, or located; and their random controls."""
+"""Heads by name, which of them a run takes, and their random controls."""
 
+import pandas as pd
 import pytest
-from conftest import tiny
 from twotowers import heads as head_sets
-from twotowers.analysis import locate
-from twotowers.chapters.chapter import HEADS_TABLE, Chapter, check_parameters
 from twotowers.errors import TwoTowersError
-from twotowers.stats import tables
+from twotowers.heads import Head
+from twotowers.parameters import Parameters
+from twotowers.studies.located import top
+from twotowers.studies.run import Run
 
-
-def chapter(folder, model, **parameters) -> Chapter:
-    given = {"datasets": ["animal/country"], "n_prompts": 5, "top_k": 3, "norm": "frozen", "out": str(folder)}
-    one = Chapter("02-project", check_parameters(given | parameters))
-    one.__dict__["loaded"] = model  # what the cached property would hold
-    return one
-
-
-def table(model, increase=lambda layer, head: layer - head, norm="frozen"):
-    import pandas as pd
-
-    rows = [(a, b, increase(a, b)) for a in range(model.n_layers) for b in range(model.n_heads)]
-    return pd.DataFrame(rows, columns=["layer", "head", "increase"]).assign(dataset="animal/country", norm=norm)
-
-
-def test_given_heads_are_taken_in_their_order_and_once(tmp_path):
-    one = chapter(tmp_path, tiny("gpt2"), heads="2-0, 1-3,2-0")
-    assert one.heads() == [(2, 0), (1, 3)] and one.heads_from == "given as a parameter"
-    assert chapter(tmp_path, tiny("gpt2"), heads=["0-1"]).heads() == [(0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("heads", "says"),
-    [("3-0", "layers go to 2"), ("0-4", "heads to 3"), ("2_0", "write layer-head"), ("-1-2", "write layer-head")],
+TABLE = pd.DataFrame(
+    {
+        "dataset": "a",
+        "layer": [0, 1, 2],
+        "head": [1, 0, 3],
+        "label_margin": [0.2, -0.1, 0.5],
+        "increase": [3.0, 2.0, -1.0],
+    }
 )
-def test_a_head_outside_the_model_is_refused(tmp_path, heads, says):
-    with pytest.raises(TwoTowersError, match=says) as refusal:
-        chapter(tmp_path, tiny("gpt2"), heads=heads).heads()
-    assert "\n" not in str(refusal.value)
 
 
-def test_heads_come_from_chapter_1_and_only_those_that_raise_the_label(tmp_path):
-    model = tiny("gpt2")
-    tables.save(table(model), tmp_path, HEADS_TABLE, fingerprint=model.fingerprint)
-    one = chapter(tmp_path, model)
-    assert one.heads() == [(2, 0), (1, 0), (2, 1)] and "animal/country" in one.heads_from
-    assert chapter(tmp_path, model, top_k=12).heads() == [(2, 0), (1, 0), (2, 1)]
+def test_a_head_is_named_and_read_back():
+    assert str(Head(22, 0)) == "22-0" and Head.parse("22-0") == (22, 0)
+    for text in ("22", "a-b", "2-5-1", "-1-2", ""):
+        with pytest.raises(TwoTowersError, match="write layer-head"):
+            Head.parse(text)
 
 
-def test_another_models_table_another_norm_and_an_empty_set_are_refused(tmp_path):
-    model = tiny("gpt2")
-    tables.save(table(model), tmp_path, HEADS_TABLE, fingerprint="other@123")
-    with pytest.raises(TwoTowersError, match="came from the model other@123"):
-        chapter(tmp_path, model).heads()
-    tables.save(table(model, norm="raw"), tmp_path, HEADS_TABLE, fingerprint=model.fingerprint)
-    with pytest.raises(TwoTowersError, match="located with norm raw, not frozen"):
-        chapter(tmp_path, model).heads()
-    tables.save(table(model, lambda *_: -1.0), tmp_path, HEADS_TABLE, fingerprint=model.fingerprint)
-    with pytest.raises(TwoTowersError, match="no head of gpt2 raises the true label"):
-        chapter(tmp_path, model).heads()
-    tables.save(table(model).drop(columns="norm"), tmp_path, HEADS_TABLE, fingerprint=model.fingerprint)
-    with pytest.raises(TwoTowersError, match="lacks norm"):
-        chapter(tmp_path, model).heads()
+def test_the_top_heads_are_those_above_zero_by_the_ranking_asked_for():
+    assert top(TABLE, "a", "label", 5) == [(2, 3), (0, 1)]
+    assert top(TABLE, "a", "paper", 1) == [(0, 1)]
+    with pytest.raises(TwoTowersError, match="no head raises the true label"):
+        top(TABLE.assign(label_margin=-1.0), "a", "label", 2)
 
 
-def test_without_a_table_heads_are_located_as_chapter_1_would(tmp_path, monkeypatch):
-    from conftest import random_prompts
-
-    model, encoded = tiny("llama"), random_prompts(5)
-    one = chapter(tmp_path, model, top_k=1)
-    monkeypatch.setattr(Chapter, "encoded", lambda self, name: encoded)
-    assert one.heads() == locate.increases(model, encoded).top_heads(1) and "located here" in one.heads_from
+def test_named_heads_are_taken_in_their_order_and_refused_outside_the_model():
+    run = Run(Parameters.of({"heads": "3-7,0-1,3-7"}))
+    assert run.heads() == [(3, 7), (0, 1)] and run.heads_from == "given as a parameter"
+    with pytest.raises(TwoTowersError, match="head 4-0 is not in mini-gpt2: layers go to 3, heads to 7"):
+        Run(Parameters.of({"heads": "4-0"})).heads()
 
 
 def test_random_heads_are_others_of_the_same_layers():

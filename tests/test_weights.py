@@ -10,11 +10,11 @@ from huggingface_hub import try_to_load_from_cache
 from twotowers.errors import TwoTowersError
 from twotowers.model import loading
 from twotowers.paper import verify
-from twotowers.stats import tables
+from twotowers.paper.published import published
 
 ASKED = os.environ.get("TWOTOWERS_VERIFY", "")
 MEMORY = {"gpt2-large": 6, "llama-7b": 34}  # GB
-PRINTED = tables.published(verify.SOURCE)
+PRINTED = published(verify.SOURCE)
 pytestmark = pytest.mark.weights
 
 

@@ -63,14 +63,14 @@ class AtLabels:
 def read_labels(
     model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
 ) -> AtLabels:
-    """Weights and scores of every head at every label position; held in float32.
+    """Weights and scores of every head at every label position.
 
     Raises TwoTowersError for prompts without both a true and a false demonstration, and for sets whose prompts differ
     in their number of demonstrations.
     """
     check_labels_left(encoded)
     shape = (len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions))
-    weights, scores = np.empty((2, *shape), dtype=np.float32)
+    weights, scores = np.empty((2, *shape))
     margin = np.empty(len(encoded))
     for seen in captures(model, encoded, {"weights", "scores"}, max_tokens, progress):
         at = seen.label_positions[:, None].expand(-1, model.n_heads, -1)

@@ -254,6 +254,27 @@ def _stride(n: int) -> int:
     return next(step for step in range(max(1, round(0.4 * n)), n + 1) if math.gcd(step, n) == 1)
 
 
+def uninformative(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
+    """Every prompt with labels that do not tell its classes: each class has each label equally often, drawn at random.
+
+    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
+    sixth prompt and reverses it in another. Raises TwoTowersError for a class with an odd number of demonstrations, and
+    for other than two labels.
+    """
+    rng, out = np.random.default_rng([seed, 24]), []
+    for prompt in prompts:
+        labels: list[str] = [""] * len(prompt.demonstrations)
+        for cls in dict.fromkeys(d.cls for d in prompt.demonstrations):
+            places = [i for i, d in enumerate(prompt.demonstrations) if d.cls == cls]
+            if len(places) % 2 or len(prompt.labels) != 2:
+                raise TwoTowersError("labels cannot be shared out evenly: give two labels and an even k")
+            for i, place in enumerate(rng.permutation(places)):
+                labels[place] = prompt.labels[i % 2]
+        shown = tuple(replace(d, label=label) for d, label in zip(prompt.demonstrations, labels, strict=True))
+        out.append(replace(prompt, demonstrations=shown))
+    return out
+
+
 def with_other_class_text(
     prompts: Sequence[Prompt], place: int | None = None, fits: Callable[[Prompt], bool] = lambda _: True
 ) -> list[Prompt]:
