@@ -129,12 +129,9 @@ def _record(given: argparse.Namespace) -> None:
 
     made = plan.for_record(given.model, given.out)
     ended, target = _worked(made, given), results_folder(given.model)
-    for one in ended:
-        if one.status != "failed":
-            large = runs.keep(Path(given.out) / slug(given.model), one.chapter, target)
-            print(
-                f"  {one.chapter}: in {target}" + (f", but for what is too large: {', '.join(large)}" if large else "")
-            )
+    done = [one.chapter for one in ended if one.status != "failed"]
+    large = runs.keep(Path(given.out) / slug(given.model), done, target)
+    print(f"recorded in {target}: {', '.join(done)}" + (f"; too large: {', '.join(large)}" if large else ""))
     _refuse_failed(ended)
 
 

@@ -24,19 +24,16 @@ from twotowers.stats import tables
 def run(root: Path, key: str, job: dict[str, Any]) -> dict[str, Any]:
     """Execute one chapter; its stamp. Raises TwoTowersError when nothing can be written."""
     home, chapter, start = root / key.split("/")[0], job["chapter"], time.monotonic()
-    own = f"{chapter}-*.csv"
     made, part, failed = home / "tables", home / ".part" / f"{chapter}.ipynb", home / "failed" / f"{chapter}.ipynb"
     for folder in (made, part.parent):
         tables.writable(folder)
-    for old in made.glob(own):
-        os.utime(old, (0, 0))  # a table that this run uses or makes is written again, see `Context.table`
     stamp = {"job": job, "status": stamps.DONE, "why": ""}
     try:
-        execute(job, part, made)
-        for old in made.glob(own):
-            if old.stat().st_mtime == 0:
+        used = execute(job, part, made)
+        stamp["tables"] = {} if job["reads_all"] else stamps.table_digests(home, used)
+        for old in made.glob(f"{chapter}-*.csv"):
+            if old.stem not in used | stamps.named(home, besides=chapter):
                 old.unlink()
-        stamp["tables"] = stamps.table_digests(home, chapter)
         stamp["page"] = stamps.digest([part])
         os.replace(part, home / f"{chapter}.ipynb")
         failed.unlink(missing_ok=True)
@@ -49,8 +46,11 @@ def run(root: Path, key: str, job: dict[str, Any]) -> dict[str, Any]:
     return stamp | {"seconds": round(time.monotonic() - start)}
 
 
-def execute(job: dict[str, Any], part: Path, made: Path) -> None:
-    """The notebook with its parameters, executed to `part`. Raises TwoTowersError with what the failing cell said."""
+def execute(job: dict[str, Any], part: Path, made: Path) -> set[str]:
+    """The notebook with its parameters, executed to `part`; the names of the tables in `made` that it saved or read.
+
+    Raises TwoTowersError with what the failing cell said.
+    """
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import DeadKernelError
@@ -58,6 +58,9 @@ def execute(job: dict[str, Any], part: Path, made: Path) -> None:
 
     from twotowers.paths import book_folder
 
+    noted = part.with_suffix(".tables").absolute()
+    noted.write_text("")
+    os.environ[tables.USED] = str(noted)  # its kernel inherits it
     source, target = (str(path).replace("{", "{{").replace("}", "}}") for path in (book_folder(), part))
     try:
         papermill.execute_notebook(
@@ -75,6 +78,11 @@ def execute(job: dict[str, Any], part: Path, made: Path) -> None:
         ) from None
     except NoSuchKernel:
         raise TwoTowersError("there is no Jupyter kernel to run chapters with: pip install ipykernel") from None
+    finally:
+        paths = set(map(Path, noted.read_text("utf8").splitlines()))
+        del os.environ[tables.USED]
+        noted.unlink()
+    return {path.stem for path in paths if path.parent == made.resolve() and path.is_file()}
 
 
 def tell(**event: Any) -> None:

@@ -1,7 +1,7 @@
 """A plan carried out by Snakemake, and small tables kept: the one engine behind `make book` and `twotowers run`.
 
     ended = work(for_run(["mini-gpt2"], None, {}, "runs"), jobs=2)       # what became of every job
-    keep(Path("runs/mini-gpt2"), "03-mrr", results_folder("mini-gpt2"))
+    keep(Path("runs/mini-gpt2"), ["03-mrr"], results_folder("mini-gpt2"))
 
 What must be done again is decided here, by `stamps.whole`; Snakemake brings it in order and spreads it.
 """
@@ -34,7 +34,6 @@ from twotowers.studies.context import SINCE
 LARGEST_TABLE = 128 << 10  # bytes; what is kept in data/results: a row for each head of a 7B model fits
 LARGEST_MODEL = 1 << 20  # bytes of all tables of one model there
 HTML = "_build/html"
-SHARED = "01-locate-[fh]*.csv"
 SKIPPED = "nothing changed"
 OWN = "@engine"  # below a root: locks, plans and logs; no model's folder can have this name
 # No time, record or lock of Snakemake's decides anything: stamps do, see `stamps`.
@@ -199,25 +198,26 @@ def stop(process: subprocess.Popen) -> None:
         signal.signal(one, handler)
 
 
-def keep(home: Path, chapter: str, target: Path) -> list[str]:
-    """Copy a finished chapter's small tables to `target` in place of its old ones; the names of those too large.
+def keep(home: Path, chapters: Sequence[str], target: Path) -> list[str]:
+    """Copy the small tables of finished chapters to `target`, in place of their old ones; the names of those too large.
 
-    Raises TwoTowersError, and copies nothing, when one of them is damaged.
+    Raises TwoTowersError, and copies nothing, when one of them is lost or damaged.
     """
-    stamps.table_digests(home, chapter)
+    found = {name for chapter in chapters for name in stamps.read(home / f".done/{chapter}.json")["tables"]}
+    stamps.table_digests(home, found)
     tables.writable(target)
-    others = [path for path in target.glob("*.csv") if not path.name.startswith(f"{chapter}-")]
-    total, large, kept = sum(path.stat().st_size for path in others), [], set()
-    # What chapters share (forms of prompts, located heads) is kept beside them: their pages name it.
-    for table in sorted({*(home / "tables").glob(f"{chapter}-*.csv"), *(home / "tables").glob(SHARED)}):
+    old = {path for chapter in chapters for path in target.glob(f"{chapter}-*.csv")}
+    total = sum(path.stat().st_size for path in target.glob("*.csv") if path not in old and path.stem not in found)
+    large, kept = [], set()
+    for name in sorted(found):
+        table = home / "tables" / f"{name}.csv"
         size = table.stat().st_size
         if size > LARGEST_TABLE or total + size > LARGEST_MODEL:
-            large.append(table.stem)
+            large.append(name)
             continue
         total += size
-        kept.add(table.name)
+        kept.add(target / table.name)
         tables.write(target / table.name, table.read_bytes())
-    for old in target.glob(f"{chapter}-*.csv"):
-        if old.name not in kept:
-            old.unlink()
+    for path in old - kept:
+        path.unlink()
     return large

@@ -41,23 +41,25 @@ def read(path: Path) -> dict[str, Any]:
 
 def whole(root: Path, key: str, job: dict[str, Any]) -> bool:
     """Whether this very job is done, and its page and tables are as it left them."""
-    stamp, home = read(root / stamp_of(key)), root / key.split("/")[0]
-    if stamp.get("status") != DONE or stamp["job"] != job:
+    stamp = read(root / stamp_of(key))
+    if stamp.get("status") != DONE or stamp["job"] != job or stamp["page"] != digest([root / f"{key}.ipynb"]):
         return False
     try:
-        return stamp["page"] == digest([root / f"{key}.ipynb"]) and stamp["tables"] == table_digests(
-            home, job["chapter"]
-        )
+        return stamp["tables"] == table_digests(root / key.split("/")[0], stamp["tables"])
     except TwoTowersError:
         return False
 
 
-def table_digests(home: Path, chapter: str) -> dict[str, str]:
-    """Name -> checksum of the rows of every table of a chapter. Raises TwoTowersError for a damaged one."""
-    found = {}
-    for path in sorted((home / "tables").glob(f"{chapter}-*.csv")):
-        found[path.stem] = tables.load(path.parent, path.stem).attrs["provenance"][tables.DIGEST]
-    return found
+def table_digests(home: Path, names: Iterable[str]) -> dict[str, str]:
+    """Name -> checksum of the rows of tables of a folder. Raises TwoTowersError for one that is lost or damaged."""
+    found = {name: tables.load(home / "tables", name) for name in sorted(names)}
+    return {name: table.attrs["provenance"][tables.DIGEST] for name, table in found.items()}
+
+
+def named(home: Path, besides: str) -> set[str]:
+    """The tables that the stamps of a folder name, but for those of one chapter."""
+    others = (path for path in home.glob(".done/*.json") if path.stem != besides)
+    return {name for path in others for name in read(path).get("tables", [])}
 
 
 def state(job: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 
 DIGEST = "sha256"
+USED = "TWOTOWERS_USED"  # set by the engine: a file that takes the path of every table that a chapter saves or loads
 # pandas reads floats exactly from 3.1 on; before, it must be asked to.
 _OLD = tuple(int(part) for part in pd.__version__.split(".")[:2]) < (3, 1)
 _EXACT = {"float_precision": "round_trip"} if _OLD else {}
@@ -80,7 +81,14 @@ def save(table: pd.DataFrame, folder: str | os.PathLike, name: str, provenance: 
     rows = table.to_csv(index=False, lineterminator="\n").encode()
     told = {**provenance, DIGEST: hashlib.sha256(rows).hexdigest()}
     write(path, f"# {json.dumps(told, sort_keys=True)}\n".encode() + rows)
+    _note(path)
     return path
+
+
+def _note(path: Path) -> None:
+    if used := os.environ.get(USED):
+        with open(used, "a", encoding="utf8") as file:
+            file.write(f"{path.resolve()}\n")
 
 
 def provenance_of(path: str | os.PathLike) -> dict[str, Any]:
@@ -112,6 +120,7 @@ def load(folder: str | os.PathLike, name: str) -> pd.DataFrame:
     else:
         table = pd.read_csv(io.BytesIO(rows), keep_default_na=False, na_values=[""], **_EXACT)
     table.attrs["provenance"] = told
+    _note(path)
     return table
 
 

@@ -181,15 +181,17 @@ class Context:
         return table.copy()
 
     def _table(self, study: Study) -> pd.DataFrame:
+        noted = len(self.notes)
         found = self.saved(study)
-        if found is not None:  # put into `out`, if only again: the tables of a page lie together, none of them old
-            tables.write(
-                Path(self.parameters.out) / f"{self.file_of(study)}.csv", Path(found.attrs["path"]).read_bytes()
-            )
-            return found
+        if found is not None:
+            path = Path(found.attrs["path"])
+            if path.parent != Path(self.parameters.out):  # the tables of a page lie together, in `out`
+                tables.write(Path(self.parameters.out) / path.name, path.read_bytes())
+            return tables.load(self.parameters.out, path.stem)
         if self.parameters.recorded == "only":
+            damaged = "; ".join(self.notes[noted:])
             raise TwoTowersError(
-                f"no table {study.name} of {self.parameters.model} is recorded with these parameters: "
+                f"{damaged or f'no table {study.name} of {self.parameters.model} is recorded with these parameters'}: "
                 "compute it (recorded=use)"
             )
         start, before, unavailable = time.monotonic(), len(self.notes), ""
