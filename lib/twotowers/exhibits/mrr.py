@@ -5,13 +5,14 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
 IN, RANDOM, ALL = "in-context heads", "random heads", "all other heads"
 
 
+@about_learning
 def overall(t: pd.DataFrame) -> Claim:
     """The claim of section 4.3: in-context heads read the label's word, and more than random heads of their layers."""
     ours, chance = estimate(t, "mrr", source=IN), float(t["chance"].iloc[0])
@@ -103,6 +104,7 @@ def preferences_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
+@about_learning
 def preferences(t: pd.DataFrame) -> Claim:
     ours, theirs = t[t["source"] == IN], t[t["source"] == RANDOM]
     top = ours.loc[ours["difference"].abs().idxmax()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import estimate
 
@@ -80,6 +80,7 @@ def softmax_alone_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
+@about_learning
 def softmax_alone(t: pd.DataFrame) -> Claim:
     """Section 5.1. The fall counts only beyond what a softmax over unchanged scores does, and beyond random heads."""
     measured, alone, rest = (estimate(t, "change", kind=IN, source=s) for s in ("measured", "softmax alone", "rest"))
@@ -109,6 +110,7 @@ def which_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
+@about_learning
 def which(t: pd.DataFrame) -> Claim:
     """Removing a false demonstration should lean attention the other way, more than in random heads."""
     nearest = t[(t["kind"] == "false one") & t["removed"].str.endswith("nearest")]
@@ -130,6 +132,7 @@ def which(t: pd.DataFrame) -> Claim:
     )
 
 
+@about_learning
 def reordering(t: pd.DataFrame) -> Claim:
     """Section 5.2: farther labels get less attention. A softmax over unchanged scores would change nothing here."""
     effect, over = (estimate(t, "change", kind=kind, head=ALL, label="true labels") for kind in (IN, OVER))

@@ -45,9 +45,11 @@ def _ranks(run: Run) -> pd.DataFrame:
     return run.keep("label ranks", make)
 
 
-@study
+@study(version=2)
 def overall(run: Run) -> pd.DataFrame:
     """MRR, median rank and share at rank 1 of each kind of heads, and the paired difference from random heads.
+
+    On the sets that are learned (all, where none is: `learned` says so).
 
     One row a source: mrr, low, high, n (queries), median_rank, at_rank_1, values; for the located heads also
     difference, difference_low, difference_high; `chance` is the expected reciprocal rank of a random order.
@@ -55,6 +57,7 @@ def overall(run: Run) -> pd.DataFrame:
     from twotowers.analysis.project import mrr, reciprocal_ranks
 
     ranks, seed = _ranks(run), run.parameters.seed
+    ranks = ranks[ranks["dataset"].isin(run.judged)]
     table = mrr(ranks, ["source"], seed)
     unit = ["dataset", "true_label", "prompt", "query"]
     per_prompt = reciprocal_ranks(ranks, ["source", "query"]).pivot(index=unit, columns="source", values="reciprocal")
@@ -64,7 +67,7 @@ def overall(run: Run) -> pd.DataFrame:
     chance = float((1 / np.arange(1, size + 1)).sum() / size)
     table = table.assign(
         chance=chance, vocabulary=size, values=table["source"].map(ranks["source"].value_counts()),
-        heads=", ".join(named(run.heads())), heads_from=run.heads_from,
+        heads=", ".join(named(run.heads())), heads_from=run.heads_from, learned=bool(run.passing),
     )  # fmt: skip
     return table.assign(difference=gain.estimate, difference_low=gain.low, difference_high=gain.high)
 
@@ -115,14 +118,19 @@ def rank_shares(run: Run) -> pd.DataFrame:
     return table.sort_values("label", key=lambda c: c.map(run.parameters.labels.index), kind="stable")
 
 
-@study
+@study(version=2)
 def preferences(run: Run) -> pd.DataFrame:
-    """Which label each head reads better, located and random heads: source, head, difference, low, high, n, reads."""
+    """Which label each head reads better, located and random heads: source, head, difference, low, high, n, reads.
+
+    On the sets that are learned (all, where none is: `learned` says so).
+    """
     from twotowers.analysis import project
 
     ranks, p = _ranks(run), run.parameters
+    ranks = ranks[ranks["dataset"].isin(run.judged)]
     parts = [
         project.preferences(ranks[ranks["source"] == source], p.labels, p.seed).assign(source=source)
         for source in (IN, RANDOM)
     ]
-    return pd.concat(parts, ignore_index=True).assign(first=p.labels[0], second=p.labels[1])
+    about = {"first": p.labels[0], "second": p.labels[1], "learned": bool(run.passing)}
+    return pd.concat(parts, ignore_index=True).assign(**about)
