@@ -118,7 +118,8 @@ def blocks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def _label(blocks: str, increase: Interval, margin: Interval, other: Interval) -> str:
-    """Some label, or this label? Where the other label rises too, what both share is more than half of the lead."""
+    """Some label, or this label? An increase is the mean of both labels' and half of the lead: the first is the larger
+    part as soon as the other label rises too."""
     if increase.low <= 0:
         return f"{blocks} blocks do not clearly raise it"
     if margin.low <= 0:
