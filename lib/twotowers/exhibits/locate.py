@@ -57,13 +57,12 @@ def accuracy_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(2).set_index(["dataset", "order", "true_label"])
 
 
-def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true"),
-        x="dataset", y="accuracy", group="asked", x_title="set (false/true class)", y_title="accuracy",
-        title="Accuracy in the paper's order, and counterbalanced",
-        description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
-    )  # fmt: skip
+accuracy_chart = charts.bars_of(
+    lambda t: t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true"),
+    x="dataset", y="accuracy", group="asked", y_title="accuracy",
+    title="Accuracy in the paper's order, and counterbalanced",
+    description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
+)  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -160,13 +159,11 @@ def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
-def top_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="head", y="increase", group="dataset", facet="kind", sort=list(dict.fromkeys(t["head"])),
-        x_title="head (layer-head)", y_title="mean increase (nats)",
-        title="The in-context heads on every set, and random heads of their layers",
-        description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
-    )  # fmt: skip
+top_heads_chart = charts.bars_of(
+    x="head", y="increase", group="dataset", facet="kind", y_title="mean increase (nats)",
+    title="The in-context heads on every set, and random heads of their layers",
+    description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
+)  # fmt: skip
 
 
 def top_heads(t: pd.DataFrame) -> Claim:
@@ -176,7 +173,7 @@ def top_heads(t: pd.DataFrame) -> Claim:
     return Claim(
         None,
         f"The in-context heads are {listed(ours['head'])} ({ours['heads_from'].iloc[0].split(',')[0]}), at a mean depth of "
-        f"{ours['depth'].mean():.2f} (0 is the first layer, 1 the last); {also} of them also lead the paper's ranking. Their "
+        f"{ours['depth'].mean():.2f} (zero is the first layer, one the last); {also} of them also lead the paper's ranking. Their "
         f"share of all positive increases is {ours['share'].iloc[0]:.0%}, that of random heads of the same layers "
         f"{random['share'].iloc[0]:.0%}.",
     )
@@ -203,12 +200,11 @@ def overlaps(t: pd.DataFrame) -> Claim:
     )
 
 
-def positions_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="head", y="increase", group="role", sort=list(dict.fromkeys(t["head"])), x_title="head (layer-head)",
-        y_title="summed increase of the role (nats)", title="Where in the prompt the in-context heads read",
-        description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
-    )  # fmt: skip
+positions_chart = charts.bars_of(
+    x="head", y="increase", group="role", y_title="summed increase of the role (nats)",
+    title="Where in the prompt the in-context heads read",
+    description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
+)  # fmt: skip
 
 
 def positions(t: pd.DataFrame) -> Claim:
@@ -225,16 +221,15 @@ def parts(t: pd.DataFrame) -> Claim:
     row = t.iloc[0]
     return Claim(
         None,
-        f"{row['parts']:,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}.",
+        f"{int(row['parts']):,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}.",
     )
 
 
-def toy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
-        y_title="probability", title="Adding a vector whose top word is foo",
-        description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
-    )  # fmt: skip
+toy_chart = charts.bars_of(
+    x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
+    y_title="probability", title="Adding a vector whose top word is foo",
+    description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
+)  # fmt: skip
 
 
 def order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:

@@ -39,13 +39,12 @@ def overall_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(4).set_index("source")
 
 
-def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="of", y="mrr", group="source", sort=list(dict.fromkeys(t["of"])), x_title="located head (layer-head)",
-        y_title="MRR", title="The label's own word in what a head reads off it",
-        description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
-        "in a random other head of the same layer.",
-    )  # fmt: skip
+by_head_chart = charts.bars_of(
+    x="of", y="mrr", group="source", x_title="located head (layer-head)", y_title="MRR",
+    title="The label's own word in what a head reads off it",
+    description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
+    "in a random other head of the same layer.",
+)  # fmt: skip
 
 
 def by_head(t: pd.DataFrame) -> Claim:
@@ -61,12 +60,11 @@ def by_head(t: pd.DataFrame) -> Claim:
     )
 
 
-def by_set_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="shown", y="mrr", group="source", sort=list(dict.fromkeys(t["shown"])), y_title="MRR",
-        x_title="set (false/true class) and label read", title="MRR by set and label",
-        description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
-    )  # fmt: skip
+by_set_chart = charts.bars_of(
+    x="shown", y="mrr", group="source", y_title="MRR", x_title="set (false/true class) and label read",
+    title="MRR by set and label",
+    description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
+)  # fmt: skip
 
 
 def by_set(t: pd.DataFrame) -> Claim:
@@ -136,7 +134,7 @@ def signed_rows(t: pd.DataFrame) -> pd.DataFrame:
 @about_learning
 def signed(t: pd.DataFrame) -> Claim:
     """Section 4.3 with a sign: in-context heads write the label up, more than depth-matched random heads do."""
-    effect, over = (Interval(*t[[n, f"{n}_low", f"{n}_high"]].iloc[0], t["n"].iloc[0]) for n in ("effect", "over"))
+    effect, over = (Interval(*t[[n, f"{n}_low", f"{n}_high"]].iloc[0], int(t["n"].iloc[0])) for n in ("effect", "over"))
     outdone, draws = int(t["outdone"].iloc[0]), int(t["draws"].iloc[0])
     verdict = judge(effect, over)
     if verdict is Verdict.HOLDS and outdone > ALLOWED * draws:
