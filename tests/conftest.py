@@ -186,3 +186,20 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def sayable(claim):
+    """A claim as a page may say it: six numbers at most, and no "nan"."""
+    from twotowers.exhibits.claim import numbers_in
+
+    assert len(numbers_in(claim.sentence)) <= 6, claim.sentence
+    assert not {"nan", "nan%", "inf"} & set(claim.sentence.lower().split())
+    return claim
+
+
+UP, DOWN, ZERO, WIDE = (1.0, 0.8, 1.2), (-1.0, -1.2, -0.8), (0.0, 0.0, 0.0), (0.1, -0.2, 0.4)  # estimate, low, high
+
+
+def interval(name, value, n=20):
+    """Columns of a tidy table for one of these."""
+    return dict(zip((name, "low", "high"), value, strict=True)) | {"n": n}

@@ -187,3 +187,5 @@ def test_chapters_hold_for_any_outcome(kind, tmp_path):
             page = Page(chapter, **few).run()
             assert not says_nan(page.text), chapter
             assert "**This model is not shown to learn the task**" in page.text, chapter
+            held = re.findall(r"admonition\} Holds\n:class: \S+ holds\n(.*)", page.text)
+            assert all("after the other heads of their layer" in one for one in held), held  # arithmetic, not learning

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from conftest import ROOT
 from twotowers.exhibits import (
     attention_weights,
     best_head,
@@ -12,6 +13,7 @@ from twotowers.exhibits import (
     mrr,
     project,
     scorecard,
+    towers_apart,
     variants,
 )
 from twotowers.exhibits.claim import Claim, Verdict
@@ -45,16 +47,26 @@ def test_every_printed_row_has_one_rule_but_for_the_toy_example():
 def test_every_table_of_a_rule_is_a_study_s_and_its_claim_a_function_of_its_chapter():
     from twotowers.studies import attention_weights as _a, best_head as _b, flips as _c, interventions as _d  # noqa
     from twotowers.studies import locate as _e, mitigation as _f, mrr as _g, project as _h, two_towers as _i  # noqa
-    from twotowers.studies import variants as _j  # noqa
+    from twotowers.studies import towers_apart as _j, variants as _k  # noqa
     from twotowers.studies.context import CHAPTERS
 
     names = {study.name for studies in CHAPTERS.values() for study in studies} | {"authors-numbers", ""}
     assert {rule.table for rule in (*RULES, scorecard.SIMILARITY)} <= names
-    rooms = (attention_weights, best_head, flips, interventions, locate, mitigation, mrr, project, variants, scorecard)
+    rooms = (attention_weights, best_head, flips, interventions, locate, mitigation, mrr, project, towers_apart, variants,
+             scorecard)  # fmt: skip
     assert all(rule.claim is None or rule.claim.__module__ in {r.__name__ for r in rooms} for rule in RULES)
 
 
-def test_without_tables_nothing_is_run_and_claim_two_never_is():
+def test_every_rule_s_chapter_is_known_and_every_claim_of_the_ladder_has_a_rule():
+    assert all(rule.page for rule in (*RULES, scorecard.SIMILARITY) if rule.table and rule.table != "authors-numbers")
+    assert {f"book/{page}.ipynb" for page in scorecard.PAGES} >= {
+        f"book/{p.name}" for p in ROOT.glob("book/[0-9]*.ipynb")
+    }
+    judged = {rule.claim for rule in (*RULES, scorecard.SIMILARITY)}
+    assert all(parts and set(parts) <= judged for parts in scorecard.CLAIMS.values())
+
+
+def test_without_tables_nothing_is_run():
     empty = Model("mini", "mini@0")
     assert set(scorecard.score([empty])["verdict"]) == {NOT_RUN}
     assert set(scorecard.ladder([empty])["verdict"]) == {NOT_RUN}

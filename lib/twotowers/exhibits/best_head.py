@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pandas as pd
 
 from twotowers.exhibits.claim import Claim, Verdict, code, judge, plural
@@ -23,12 +22,11 @@ def chosen(t: pd.DataFrame) -> Claim:
     )
 
 
-def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="dataset", y="accuracy", group="form", x_title="set", y_title="accuracy", title="Accuracy on each set",
-        description="Grouped bars with 95% Wilson intervals, in the paper's order and counterbalanced; guessing one of the two "
-        "labels gives one half.",
-    )  # fmt: skip
+accuracy_chart = charts.bars_of(
+    x="dataset", y="accuracy", group="form", x_title="set", y_title="accuracy", title="Accuracy on each set",
+    description="Grouped bars with 95% Wilson intervals, in the paper's order and counterbalanced; guessing one of the two "
+    "labels gives one half.",
+)  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -85,37 +83,32 @@ def looks(t: pd.DataFrame) -> Claim:
     )
 
 
-def mrr_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="dataset", y="mrr", group="source", x_title="set", y_title="MRR",
-        title="The label's own word in what a head reads off it",
-        description="Grouped bars with 95% intervals for each set: the best head and random other heads of its layer.",
-    )  # fmt: skip
+mrr_chart = charts.bars_of(
+    x="dataset", y="mrr", group="source", x_title="set", y_title="MRR",
+    title="The label's own word in what a head reads off it",
+    description="Grouped bars with 95% intervals for each set: the best head and random other heads of its layer.",
+)  # fmt: skip
 
 
-def by_label_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    t = t.assign(shown=t["dataset"] + ", " + t["label"].astype(str))
-    return charts.bars(
-        t, x="shown", y="mrr", group="source", sort=list(dict.fromkeys(t["shown"])), x_title="set and label read",
-        y_title="MRR", title="MRR of each label",
-        description="Grouped bars with 95% intervals for each set and label: the best head and random heads of its layer.",
-    )  # fmt: skip
+by_label_chart = charts.bars_of(
+    lambda t: t.assign(shown=t["dataset"] + ", " + t["label"].astype(str)), x="shown", y="mrr", group="source",
+    x_title="set and label read", y_title="MRR", title="MRR of each label",
+    description="Grouped bars with 95% intervals for each set and label: the best head and random heads of its layer.",
+)  # fmt: skip
 
 
-def looks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    own = t[(t["source"] == BEST) & (t["side"] != "difference") & (t["form"] == PAPER)]
-    return charts.bars(
-        own, x="dataset", y="weight", group="side", x_title="set", y_title="attention, summed over label positions",
-        title="Attention of the best head on true and on false labels",
-        description="Grouped bars with 95% intervals for each set: sum of attention on the true and on the false labels, in the "
-        "paper's order.",
-    )  # fmt: skip
+looks_chart = charts.bars_of(
+    lambda t: t[(t["source"] == BEST) & (t["side"] != "difference") & (t["form"] == PAPER)], x="dataset",
+    y="weight", group="side", x_title="set", y_title="attention, summed over label positions",
+    title="Attention of the best head on true and on false labels",
+    description="Grouped bars with 95% intervals for each set: sum of attention on the true and on the false labels, in the "
+    "paper's order.",
+)  # fmt: skip
 
 
-def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    own = t[(t["source"] == BEST) & (t["side"] == "difference")]
-    return charts.bars(
-        own, x="dataset", y="weight", group="form", x_title="set", y_title="attention on true less false labels",
-        title="What is left when place and label word say nothing",
-        description="Grouped bars with 95% intervals for each set: difference of attention in the paper's order and counterbalanced.",
-    )  # fmt: skip
+forms_chart = charts.bars_of(
+    lambda t: t[(t["source"] == BEST) & (t["side"] == "difference")], x="dataset", y="weight", group="form",
+    x_title="set", y_title="attention on true less false labels",
+    title="What is left when place and label word say nothing",
+    description="Grouped bars with 95% intervals for each set: difference of attention in the paper's order and counterbalanced.",
+)  # fmt: skip

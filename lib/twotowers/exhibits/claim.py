@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from typing import SupportsInt
+
+import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.stats.intervals import Interval
@@ -74,6 +77,22 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     """One verdict for a claim of several parts: the weakest of them; UNTESTABLE for none."""
     weakest = (Verdict.FAILS, Verdict.CONTROL, Verdict.UNDECIDED, Verdict.UNTESTABLE, Verdict.HOLDS)
     return min(verdicts, key=weakest.index) if verdicts else Verdict.UNTESTABLE
+
+
+def about_learning(claim: Callable[[pd.DataFrame], Claim]) -> Callable[[pd.DataFrame], Claim]:
+    """A claim that counts only where the task is learned; elsewhere its sentence stands, and it is UNTESTABLE.
+
+    Its table has a column `learned`: whether a set that it is judged on passes the rule of chapter 1 (`studies.forms`).
+    """
+
+    @wraps(claim)
+    def judged(t: pd.DataFrame) -> Claim:
+        found = claim(t)
+        if t["learned"].any():
+            return found
+        return Claim(Verdict.UNTESTABLE, f"No set is learned, so this is no test of learning. {found.sentence}")
+
+    return judged
 
 
 # --- wording: the one place where names, labels and words become Markdown ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, listed, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -48,6 +48,7 @@ def terms_rows(t: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+@about_learning
 def terms(t: pd.DataFrame) -> Claim:
     """The metric decides: match is clearly above zero, and its share clearly above that of every rule without a text."""
     t = _pooled(t)
@@ -55,9 +56,7 @@ def terms(t: pd.DataFrame) -> Claim:
     rivals = t.drop(index=["match", REST])
     rival = rivals.loc[rivals["share"].idxmax()]
     least, most = (Interval(r["share"], r["share_low"], r["share_high"], match.n) for r in (share, rival))
-    if not bool(t["learned"].iloc[0]):
-        verdict = Verdict.UNTESTABLE
-    elif match.high <= 0:
+    if match.high <= 0:
         verdict = Verdict.FAILS
     elif match.low <= 0:
         verdict = Verdict.UNDECIDED
@@ -70,7 +69,6 @@ def terms(t: pd.DataFrame) -> Claim:
         Verdict.CONTROL: f"The comparison counts, but {SHOWN[rival['term']]} decides at least as much",
         Verdict.FAILS: f"The comparison does not speak for the true label; most goes with {SHOWN[rival['term']]}",
         Verdict.UNDECIDED: "The comparison cannot be told from nothing, or from the strongest rule that reads no text",
-        Verdict.UNTESTABLE: "No set is learned, so this is no test of learning",
     }[verdict]
     return Claim(
         verdict,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, counted, judge, listed, plural, together
 from twotowers.stats import charts
-from twotowers.stats.intervals import discoveries, estimate
+from twotowers.stats.intervals import Interval, discoveries, estimate
 
 BASELINES = ("repeat the last label", "continue the alternation", "always the preferred label")
 IN, RANDOM = "in-context heads", "random heads"
@@ -57,13 +57,12 @@ def accuracy_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(2).set_index(["dataset", "order", "true_label"])
 
 
-def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true"),
-        x="dataset", y="accuracy", group="asked", x_title="set (false/true class)", y_title="accuracy",
-        title="Accuracy in the paper's order, and counterbalanced",
-        description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
-    )  # fmt: skip
+accuracy_chart = charts.bars_of(
+    lambda t: t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true"),
+    x="dataset", y="accuracy", group="asked", y_title="accuracy",
+    title="Accuracy in the paper's order, and counterbalanced",
+    description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
+)  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -101,26 +100,53 @@ def case(t: pd.DataFrame) -> Claim:
 
 def blocks_rows(t: pd.DataFrame) -> pd.DataFrame:
     shown = t.assign(shown=[f"{r.value:+.2f} [{r.low:+.2f}, {r.high:+.2f}]" for r in t.itertuples()])
-    return shown.pivot(index="quantity", columns="part", values="shown").reindex(t["quantity"].unique())
+    wide = shown.pivot(index=["order", "quantity"], columns="part", values="shown")
+    return wide.reindex(list(t[["order", "quantity"]].drop_duplicates().itertuples(index=False, name=None)))
 
 
+def blocks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[t["quantity"].isin(["increase", "other label", "margin"]) & (t["part"] != "attention less FFN")]
+    names = {"increase": "true label", "margin": "true less other"}
+    return charts.bars(
+        own.assign(quantity=own["quantity"].replace(names)), x="quantity", y="value", group="part", facet="order",
+        x_title="followed label", y_title="sum over blocks (nats)",
+        sort=["true label", "other label", "true less other"], title="Some label, or this label: attention and FFN blocks",
+        description="Grouped bars with 95% intervals: increase of the true label, of the other label, and their difference, "
+        "summed over all attention blocks and over all FFN blocks; one panel counterbalanced, one in the paper's order.",
+    )  # fmt: skip
+
+
+def _label(blocks: str, increase: Interval, margin: Interval, other: Interval) -> str:
+    """Some label, or this label? An increase is the mean of both labels' and half of the lead: the first is the larger
+    part as soon as the other label rises too."""
+    if increase.low <= 0:
+        return f"{blocks} blocks do not clearly raise it"
+    if margin.low <= 0:
+        return f"what {blocks} blocks add is some label, not this label"
+    if other.low > 0:
+        return f"{blocks} blocks raise the other label too, so most of what they add is some label"
+    return f"what {blocks} blocks add is this label"
+
+
+@about_learning
 def blocks(t: pd.DataFrame) -> Claim:
-    """Figure 2: attention raises the label, FFN blocks add little. The margin says whether it is *this* label."""
-    more = estimate(t, "value", part="attention less FFN", quantity="increase")
-    this = estimate(t, "value", part="attention less FFN", quantity="margin")
-    attention, ffn = (estimate(t, "value", part=part, quantity="increase") for part in ("attention", "FFN"))
-    verdict = judge(more, this)
-    if verdict is Verdict.CONTROL:
-        verdict = Verdict.UNDECIDED
-    tail = {
-        Verdict.HOLDS: "Attention blocks also do more than FFN blocks to tell the two labels apart",
-        Verdict.FAILS: "The paper's figure shows the opposite; the margin between the two labels says how much of either is "
-        "this label, not some label",
-    }.get(verdict, "Of the margin between the two labels attention blocks do not clearly give more than FFN blocks")
+    """Figure 2: attention raises the label, FFN hardly does. Raising the other label as much is the control: some label."""
+    t = t[t["order"] == BALANCED]
+    attention, ffn, more = (
+        [estimate(t, "value", part=part, quantity=quantity) for quantity in ("increase", "margin", "other label")]
+        for part in ("attention", "FFN", "attention less FFN")
+    )
+    verdict = together([judge(*attention[:2]), judge(*more[:2])])
+    said = {
+        Verdict.HOLDS: "Attention blocks raise the true label, and its lead over the other label, more than FFN blocks do",
+        Verdict.CONTROL: "Attention blocks raise a label more than FFN blocks do, but not clearly this label over the other",
+        Verdict.FAILS: "Attention blocks do not raise the true label more than FFN blocks do",
+    }.get(verdict, "Attention blocks cannot be told from FFN blocks, or from blocks that raise nothing")
     return Claim(
         verdict,
-        f"Attention blocks raise the true label by {attention:+.2f} nats, FFN blocks by {ffn:+.2f}. {tail}: attention less "
-        f"FFN is {this:+.2f} nats of margin.",
+        f"{said}: {attention[0]:+.2f} against {ffn[0]:+.2f} nats, of the lead {attention[1]:+.2f} against {ffn[1]:+.2f} "
+        f"(counterbalanced, either class asked; n = {plural(more[0].n, 'query word')}): "
+        f"{_label('FFN', *ffn)}; {_label('attention', *attention)}.",
     )
 
 
@@ -133,13 +159,11 @@ def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
-def top_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="head", y="increase", group="dataset", facet="kind", sort=list(dict.fromkeys(t["head"])),
-        x_title="head (layer-head)", y_title="mean increase (nats)",
-        title="The in-context heads on every set, and random heads of their layers",
-        description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
-    )  # fmt: skip
+top_heads_chart = charts.bars_of(
+    x="head", y="increase", group="dataset", facet="kind", y_title="mean increase (nats)",
+    title="The in-context heads on every set, and random heads of their layers",
+    description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
+)  # fmt: skip
 
 
 def top_heads(t: pd.DataFrame) -> Claim:
@@ -149,7 +173,7 @@ def top_heads(t: pd.DataFrame) -> Claim:
     return Claim(
         None,
         f"The in-context heads are {listed(ours['head'])} ({ours['heads_from'].iloc[0].split(',')[0]}), at a mean depth of "
-        f"{ours['depth'].mean():.2f} (0 is the first layer, 1 the last); {also} of them also lead the paper's ranking. Their "
+        f"{ours['depth'].mean():.2f} (zero is the first layer, one the last); {also} of them also lead the paper's ranking. Their "
         f"share of all positive increases is {ours['share'].iloc[0]:.0%}, that of random heads of the same layers "
         f"{random['share'].iloc[0]:.0%}.",
     )
@@ -161,27 +185,26 @@ def overlaps_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def overlaps(t: pd.DataFrame) -> Claim:
-    """Section 4.2: other tasks have the same top heads. Chance keeps the layers of both lists."""
-    ours = t[(t["compared"] == "sets") & (t["ranking"] == "label")]
+    """Section 4.2: other tasks have the same top heads. Chance keeps the layers of both lists. Of sets that are learned."""
+    ours = t[(t["compared"] == "sets") & (t["ranking"] == "label") & t["learned"]]
     if ours.empty:
-        return Claim(Verdict.UNTESTABLE, "One set was given, so no two tasks can share heads.")
+        return Claim(Verdict.UNTESTABLE, "No two sets are learned, so no two tasks can share heads.")
     found = discoveries(ours["p"])
     verdict = Verdict.HOLDS if found.all() else Verdict.UNDECIDED if found.any() else Verdict.CONTROL
     rankings = t[t["compared"] == "rankings"].iloc[0]
     return Claim(
         verdict,
-        f"Pairs of sets share {ours['shared'].min()} to {ours['shared'].max()} of their top {ours['k'].iloc[0]} heads; more "
+        f"Pairs of learned sets share {counted(ours['shared'])} of their top {ours['k'].iloc[0]} heads; more "
         f"than chance within the layers in {int(found.sum())} of {len(ours)} pairs (false discovery rate 5%). Our ranking and "
         f"the paper's share {rankings['shared']} heads.",
     )
 
 
-def positions_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="head", y="increase", group="role", sort=list(dict.fromkeys(t["head"])), x_title="head (layer-head)",
-        y_title="summed increase of the role (nats)", title="Where in the prompt the in-context heads read",
-        description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
-    )  # fmt: skip
+positions_chart = charts.bars_of(
+    x="head", y="increase", group="role", y_title="summed increase of the role (nats)",
+    title="Where in the prompt the in-context heads read",
+    description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
+)  # fmt: skip
 
 
 def positions(t: pd.DataFrame) -> Claim:
@@ -198,16 +221,15 @@ def parts(t: pd.DataFrame) -> Claim:
     row = t.iloc[0]
     return Claim(
         None,
-        f"{row['parts']:,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}.",
+        f"{int(row['parts']):,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}.",
     )
 
 
-def toy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
-        y_title="probability", title="Adding a vector whose top word is foo",
-        description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
-    )  # fmt: skip
+toy_chart = charts.bars_of(
+    x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
+    y_title="probability", title="Adding a vector whose top word is foo",
+    description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
+)  # fmt: skip
 
 
 def order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
 IN, RANDOM, ALL = "in-context heads", "random heads", "all other heads"
+ALLOWED = 0.05  # of the random sets of heads may reach the in-context heads, and the claim still holds
 
 
+@about_learning
 def overall(t: pd.DataFrame) -> Claim:
     """The claim of section 4.3: in-context heads read the label's word, and more than random heads of their layers."""
     ours, chance = estimate(t, "mrr", source=IN), float(t["chance"].iloc[0])
@@ -37,13 +39,12 @@ def overall_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(4).set_index("source")
 
 
-def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="of", y="mrr", group="source", sort=list(dict.fromkeys(t["of"])), x_title="located head (layer-head)",
-        y_title="MRR", title="The label's own word in what a head reads off it",
-        description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
-        "in a random other head of the same layer.",
-    )  # fmt: skip
+by_head_chart = charts.bars_of(
+    x="of", y="mrr", group="source", x_title="located head (layer-head)", y_title="MRR",
+    title="The label's own word in what a head reads off it",
+    description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
+    "in a random other head of the same layer.",
+)  # fmt: skip
 
 
 def by_head(t: pd.DataFrame) -> Claim:
@@ -59,12 +60,11 @@ def by_head(t: pd.DataFrame) -> Claim:
     )
 
 
-def by_set_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="shown", y="mrr", group="source", sort=list(dict.fromkeys(t["shown"])), y_title="MRR",
-        x_title="set (false/true class) and label read", title="MRR by set and label",
-        description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
-    )  # fmt: skip
+by_set_chart = charts.bars_of(
+    x="shown", y="mrr", group="source", y_title="MRR", x_title="set (false/true class) and label read",
+    title="MRR by set and label",
+    description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
+)  # fmt: skip
 
 
 def by_set(t: pd.DataFrame) -> Claim:
@@ -103,6 +103,7 @@ def preferences_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
+@about_learning
 def preferences(t: pd.DataFrame) -> Claim:
     ours, theirs = t[t["source"] == IN], t[t["source"] == RANDOM]
     top = ours.loc[ours["difference"].abs().idxmax()]
@@ -112,4 +113,45 @@ def preferences(t: pd.DataFrame) -> Claim:
         f"{clear} of {plural(len(ours), 'head')} read one label clearly better; the largest difference is "
         f"{estimate(ours, 'difference', head=top['head']):.3f} in {code(top['head'])}. The mean size is "
         f"{ours['difference'].abs().mean():.3f}, in random heads {theirs['difference'].abs().mean():.3f}.",
+    )
+
+
+def signed_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.head_map(
+        t, value="reading", value_title="own label less the other (nats)", title="Heads that write the label up, or down",
+        description="A grid with one cell for each head, layers from bottom to top; colour is what the head reads off a label "
+        "position for the label there less for the other label.",
+    )  # fmt: skip
+
+
+def signed_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """In-context heads and the random heads of their layers."""
+    own = t[t["kind"].isin([IN, RANDOM])].sort_values("reading", ascending=False)
+    columns = ["name", "kind", "reading", "low", "high", "counts", "signed_rank"]
+    return own[columns].rename(columns={"signed_rank": "signed rank"}).round(3).set_index("name")
+
+
+@about_learning
+def signed(t: pd.DataFrame) -> Claim:
+    """Section 4.3 with a sign: in-context heads write the label up, more than depth-matched random heads do."""
+    effect, over = (Interval(*t[[n, f"{n}_low", f"{n}_high"]].iloc[0], int(t["n"].iloc[0])) for n in ("effect", "over"))
+    outdone, draws = int(t["outdone"].iloc[0]), int(t["draws"].iloc[0])
+    verdict = judge(effect, over)
+    if verdict is Verdict.HOLDS and outdone > ALLOWED * draws:
+        verdict = Verdict.CONTROL
+
+    def counts(own: pd.DataFrame) -> str:
+        up, down = (int((own["counts"] & (sign * own["reading"] > 0)).sum()) for sign in (1, -1))
+        return f"{up} write it up and {down} down"
+
+    said = {
+        Verdict.HOLDS: "write the label that stands there up, more than random heads of their layers",
+        Verdict.CONTROL: "write the label that stands there up, but no more than random heads of their layers",
+        Verdict.FAILS: "do not write the label that stands there up",
+    }.get(verdict, "cannot be told from heads that write neither label up")
+    ours, rest = t[t["kind"] == IN], t[t["kind"] != IN]
+    return Claim(
+        verdict,
+        f"With a sign, the in-context heads {said}: {effect:+.2f} nats over the other label (less random heads {over:+.2f}). Of "
+        f"these, {counts(ours)}; of all other heads {counts(rest)}.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -42,19 +42,22 @@ def _claim(t: pd.DataFrame, kind: str) -> Claim:
     against = f", {least:+.2f} against the closest control" if least else ""
     return Claim(
         verdict,
-        f"That {SAID[kind]}: of the top {t['n_words'].iloc[0]} words, {effect:+.2f} more are of its {wanted} than of the other one "
-        f"in the prompt{against} (in-context heads {listed(t['heads'].iloc[0].split(', '), 5)}{tail}).",
+        f"That {SAID[kind]}: of the top {t['n_words'].iloc[0]} words, those of its {wanted} less those of the other one in the "
+        f"prompt are {effect:+.2f}{against} (in-context heads {listed(t['heads'].iloc[0].split(', '), 5)}{tail}).",
     )
 
 
+@about_learning
 def values(t: pd.DataFrame) -> Claim:
     return _claim(t, "value")
 
 
+@about_learning
 def keys(t: pd.DataFrame) -> Claim:
     return _claim(t, "key")
 
 
+@about_learning
 def queries(t: pd.DataFrame) -> Claim:
     return _claim(t, "query")
 

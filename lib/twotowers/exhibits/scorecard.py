@@ -26,6 +26,7 @@ from twotowers.exhibits import (
     mitigation,
     mrr,
     project,
+    towers_apart,
     variants,
 )
 from twotowers.exhibits.claim import Claim, Verdict, code, plural, together
@@ -79,7 +80,7 @@ class Rule:
 
 PAGES = (
     "01-locate", "02-project", "03-mrr", "04-attention-weights", "05-imbalanced-and-reorder", "06-interventions",
-    "07-mitigation", "08-llama",
+    "07-mitigation", "08-llama", "09-sentence-case", "10-what-decides", "11-towers-apart", "12-which-heads",
 )  # fmt: skip
 
 
@@ -102,18 +103,26 @@ RULES = (
     Rule("v1 table 1", "values of label positions say the label", "02-project-gains", project.values),
     Rule("v1 table 1", "keys of label positions say the class of the text", "02-project-gains", project.keys),
     Rule("v1 table 1", "the last query says the class of the text", "02-project-gains", project.queries),
+    Rule("v1 section 3.2", "shallow layers merge texts into labels, and the query into the last position",
+         "11-towers-apart-blocked", towers_apart.blocked),
+    Rule("v1 section 3.2", "label keys get the class of their text in shallow layers", "11-towers-apart-keys",
+         towers_apart.keys),
     Rule("v1 fig 5", "label words rank higher than in random heads", "03-mrr-overall", mrr.overall, "v1 section 4.3",
          "smallest"),
     Rule("v1 fig 5", "some heads read one label better", "03-mrr-preferences", mrr.preferences, "v1 section 4.3",
          "MRR of bar"),
     Rule("v1 fig 6", "true labels get more attention than false ones", "04-attention-weights-leaning",
          attention_weights.leaning, "v1 section 4.4"),
+    Rule("v1 section 4.4", "queries and keys decide the answer, values stay", "11-towers-apart-exchanged",
+         towers_apart.exchanged),
     Rule("v1 fig 7", "more attention brings more increase", "04-attention-weights-correlations",
          attention_weights.correlations),
     Rule("v1 fig 8, 10", "one true demonstration fewer: attention leaves the true labels",
          "05-imbalanced-and-reorder-softmax-alone", variants.softmax_alone, "v1 section 5.1"),
     Rule("v1 fig 9, 11", "true demonstrations first: attention leaves the true labels",
          "05-imbalanced-and-reorder-reordering", variants.reordering, "v1 section 5.2"),
+    Rule("v1 section 5.2", "order counts because the texts of neighbours mix in", "11-towers-apart-mixing",
+         towers_apart.mixing),
     Rule("v1 fig 12-15", "sentence sets have the top heads of the word sets", source="v1 appendix A"),
     Rule("v1 fig 16-27", "sentences: the best head reads the label", "08-llama-gaps", best_head.reads, "v1 appendix B",
          learning=False),
@@ -143,9 +152,9 @@ TOY = "v1 appendix E"  # a worked example in three dimensions: arithmetic, no ev
 
 CLAIMS = {
     "1. The task is learned from the demonstrations": (locate.accuracy,),
-    "2. Shallow layers merge texts into label positions": (),
+    "2. Shallow layers merge texts into label positions": (towers_apart.blocked,),
     "3. In-context heads read the label off label positions": (project.values, mrr.overall),
-    "4. Query and key measure the similarity of classes": (attention_weights.similarity,),
+    "4. Query and key measure the similarity of classes": (attention_weights.similarity, towers_apart.exchanged),
     "5. More or nearer demonstrations collect more attention": (variants.softmax_alone, variants.reordering),
 }
 # Of claim 4 the paper has no figure of its own; all others are judged by the scorecard's rules.

@@ -69,7 +69,11 @@ def counted(t: pd.DataFrame) -> Claim:
     key = t[t["kind"] == "key"]
     other, random = (estimate(key, "words", against=against) for against in ("another text", "random direction"))
     verdict = judge(other, random)
-    said = "say words of their own text" if verdict is Verdict.HOLDS else "do not clearly say words of their own text"
+    said = {
+        Verdict.HOLDS: "say words of their own text",
+        Verdict.CONTROL: "say words of their own text, but no more than random directions",
+        Verdict.FAILS: "do not say words of their own text rather than of another",
+    }.get(verdict, "do not clearly say words of their own text")
     return Claim(
         verdict,
         f"The keys of {code(t['head'].iloc[0])} {said}: of the top {t['n_words'].iloc[0]} words, {other:+.2f} more are of it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, judge, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, judge, plural, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -52,6 +52,7 @@ def _values_stay(t: pd.DataFrame) -> Verdict:
     return Verdict.FAILS if any(one.high <= 0 for one in found) else Verdict.UNDECIDED
 
 
+@about_learning
 def exchanged(t: pd.DataFrame) -> Claim:
     """Claim 4: queries and keys move the answer, values stay; on query pairs and on key pairs, beyond random heads."""
     if not {QUERIES, KEYS} <= set(t["pairs"]):
@@ -60,7 +61,6 @@ def exchanged(t: pd.DataFrame) -> Claim:
             "Queries or keys cannot be exchanged here: too few prompts have tokens that line up with those of their pair.",
         )
     query, keys, stay = _moves(t, QUERIES, "query"), _moves(t, KEYS, "keys"), _values_stay(t)
-    verdict = together([query, keys, stay]) if bool(t["learned"].iloc[0]) else Verdict.UNTESTABLE
     moved = {
         name: estimate(t, "moved", pairs=pairs, heads=OURS, what=name)
         for pairs, name in ((QUERIES, "query"), (KEYS, "keys"), (KEYS, "values"))
@@ -75,10 +75,9 @@ def exchanged(t: pd.DataFrame) -> Claim:
     values = {
         Verdict.HOLDS: "values stay", Verdict.FAILS: "values do not stay", Verdict.UNDECIDED: "values may stay or not",
     }  # fmt: skip
-    start = "No set is learned, so this is no test of learning. " if verdict is Verdict.UNTESTABLE else ""
     return Claim(
-        verdict,
-        f"{start}Exchanging the in-context heads' query {does[query]}, their keys {does[keys]}, "
+        together([query, keys, stay]),
+        f"Exchanging the in-context heads' query {does[query]}, their keys {does[keys]}, "
         f"and {values[stay]}: {moved['query']:+.2f} "
         f"nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and {moved['values']:+.2f} "
         f"(n = {plural(moved['query'].n, 'query word')}).",
@@ -126,12 +125,6 @@ def _merged(t: pd.DataFrame, edges: str) -> tuple[Verdict, Interval, str]:
     return verdict, lower, str(rows["lost"].idxmax())
 
 
-def _untestable(t: pd.DataFrame, verdict: Verdict) -> tuple[Verdict, str]:
-    if bool(t["learned"].iloc[0]):
-        return verdict, ""
-    return Verdict.UNTESTABLE, "No set is learned, so this is no test of learning. "
-
-
 SAID = {
     Verdict.HOLDS: "cost margin: labels and the last position gather their texts in shallow layers",
     Verdict.CONTROL: "cost margin, but no more than the same edges to another text",
@@ -140,33 +133,33 @@ SAID = {
 }
 
 
+@about_learning
 def blocked(t: pd.DataFrame) -> Claim:
     """Claim 2: shallow layers merge each text into its label, and the query into the last position."""
     texts, query = _merged(t, TEXTS), _merged(t, QUERY)
-    part = together([texts[0], query[0]])
-    verdict, start = _untestable(t, part)
+    verdict = together([texts[0], query[0]])
     return Claim(
         verdict,
-        f"{start}Blocks in the lower third {SAID[part]}. The margin falls by {texts[1]:.2f} nats when labels may not see their "
+        f"Blocks in the lower third {SAID[verdict]}. The margin falls by {texts[1]:.2f} nats when labels may not see their "
         f"texts there (most in the {texts[2]} third), by {query[1]:.2f} when the last position may not see the query (most "
         f"in the {query[2]} third), n = {plural(query[1].n, 'query word')}.",
     )
 
 
+@about_learning
 def keys(t: pd.DataFrame) -> Claim:
     """The same for the class in label keys."""
-    part, lower, most = _merged(t, TEXTS)
-    verdict, start = _untestable(t, part)
+    verdict, lower, most = _merged(t, TEXTS)
     row = t[(t["kind"] == "lost") & (t["edges"] == TEXTS) & (t["layers"] == "lower")].iloc[0]
     said = {
         Verdict.HOLDS: "Label keys get the class of their text in the lower third",
         Verdict.CONTROL: "Label keys lose the class, but no more than when another text is hidden",
         Verdict.FAILS: "Label keys do not lose more of the class by a block in the lower third than by one in deeper layers",
         Verdict.UNDECIDED: "Whether label keys get the class in the lower third cannot be told",
-    }[part]
+    }[verdict]
     return Claim(
         verdict,
-        f"{start}{said}: the AUC is {row['plain']:.2f} with nothing blocked and falls by {lower:.2f} (most in the {most} "
+        f"{said}: the AUC is {row['plain']:.2f} with nothing blocked and falls by {lower:.2f} (most in the {most} "
         "third); one half is chance.",
     )
 
@@ -187,6 +180,7 @@ def mixing_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
+@about_learning
 def mixing(t: pd.DataFrame) -> Claim:
     """Section 5.2: order counts because the texts of neighbours mix in; judged on the block of texts (labels stay seen)
     after which the effect shrinks most."""
@@ -199,8 +193,7 @@ def mixing(t: pd.DataFrame) -> Claim:
     wider = [Interval(i.estimate, i.estimate - WIDER * (i.estimate - i.low), i.estimate + WIDER * (i.high - i.estimate), i.n)
              for i in (level, estimate(t, "nats", kind="shrinks, less margin lost", **where))]  # fmt: skip
     there = judge(effect, effect)
-    found = judge(*wider) if there is Verdict.HOLDS else there
-    verdict, start = _untestable(t, found)
+    verdict = judge(*wider) if there is Verdict.HOLDS else there
     if there is not Verdict.HOLDS:
         said = "there is no clear effect of order to explain"
     else:
@@ -209,9 +202,9 @@ def mixing(t: pd.DataFrame) -> Claim:
             Verdict.CONTROL: "hiding texts of neighbours makes it smaller, but the margin itself falls as much",
             Verdict.FAILS: "hiding texts of neighbours does not make it smaller",
             Verdict.UNDECIDED: "whether hiding texts of neighbours makes it smaller cannot be told",
-        }[found]
+        }[verdict]
     return Claim(
         verdict,
-        f"{start}True demonstrations near the query give {effect:+.2f} nats more margin than far ones; {said}. The effect "
+        f"True demonstrations near the query give {effect:+.2f} nats more margin than far ones; {said}. The effect "
         f"shrinks most, by {level:.2f}, with “{top['edges']}” blocked in the {top['layers']} third.",
     )

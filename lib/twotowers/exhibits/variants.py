@@ -5,20 +5,18 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import estimate
 
 IN, RANDOM, OVER, ALL = "in-context heads", "random heads", "in-context less random", "mean of all"
 
 
-def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="dataset", y="accuracy", group="form", x_title="set (false/true class)", y_title="accuracy",
-        title="Accuracy of the three forms",
-        description="Grouped bars with 95% Wilson intervals: accuracy of the original prompts, the imbalanced and the "
-        "reordered ones.",
-    )  # fmt: skip
+accuracy_chart = charts.bars_of(
+    x="dataset", y="accuracy", group="form", y_title="accuracy", title="Accuracy of the three forms",
+    description="Grouped bars with 95% Wilson intervals: accuracy of the original prompts, the imbalanced and the "
+    "reordered ones.",
+)  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -70,16 +68,16 @@ def removed(t: pd.DataFrame) -> Claim:
     )
 
 
-def softmax_alone_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    own = t[t["kind"].isin([IN, RANDOM])]
-    return charts.bars(
-        own, x="kind", y="change", group="source", x_title="heads", y_title="change of the sum on true labels",
-        title="One true demonstration fewer: measured, and by the softmax alone",
-        description="Grouped bars with 95% intervals: measured change, the change that the softmax alone would make, and "
-        "the rest, for in-context heads and for random heads of the same layers.",
-    )  # fmt: skip
+softmax_alone_chart = charts.bars_of(
+    lambda t: t[t["kind"].isin([IN, RANDOM])], x="kind", y="change", group="source", x_title="heads",
+    y_title="change of the sum on true labels",
+    title="One true demonstration fewer: measured, and by the softmax alone",
+    description="Grouped bars with 95% intervals: measured change, the change that the softmax alone would make, and "
+    "the rest, for in-context heads and for random heads of the same layers.",
+)  # fmt: skip
 
 
+@about_learning
 def softmax_alone(t: pd.DataFrame) -> Claim:
     """Section 5.1. The fall counts only beyond what a softmax over unchanged scores does, and beyond random heads."""
     measured, alone, rest = (estimate(t, "change", kind=IN, source=s) for s in ("measured", "softmax alone", "rest"))
@@ -99,16 +97,15 @@ def softmax_alone(t: pd.DataFrame) -> Claim:
     )
 
 
-def which_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    own = t[t["heads"].isin([IN, RANDOM])]
-    return charts.bars(
-        own, x="removed", y="change", group="heads", sort=list(dict.fromkeys(own["removed"])),
-        x_title="which demonstration is removed", y_title="change of attention, true less false",
-        title="Removing each demonstration in turn",
-        description="Grouped bars with 95% intervals: change of the difference between attention on true and false labels.",
-    )  # fmt: skip
+which_chart = charts.bars_of(
+    lambda t: t[t["heads"].isin([IN, RANDOM])], x="removed", y="change", group="heads",
+    x_title="which demonstration is removed", y_title="change of attention, true less false",
+    title="Removing each demonstration in turn",
+    description="Grouped bars with 95% intervals: change of the difference between attention on true and false labels.",
+)  # fmt: skip
 
 
+@about_learning
 def which(t: pd.DataFrame) -> Claim:
     """Removing a false demonstration should lean attention the other way, more than in random heads."""
     nearest = t[(t["kind"] == "false one") & t["removed"].str.endswith("nearest")]
@@ -130,6 +127,7 @@ def which(t: pd.DataFrame) -> Claim:
     )
 
 
+@about_learning
 def reordering(t: pd.DataFrame) -> Claim:
     """Section 5.2: farther labels get less attention. A softmax over unchanged scores would change nothing here."""
     effect, over = (estimate(t, "change", kind=kind, head=ALL, label="true labels") for kind in (IN, OVER))
@@ -147,13 +145,11 @@ def reordering(t: pd.DataFrame) -> Claim:
     )
 
 
-def orders_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="order", y="difference", group="heads", sort=list(dict.fromkeys(t["order"])),
-        x_title="order of the demonstrations, the query at the right end", y_title="attention on true less false labels",
-        title="Attention over orders of the demonstrations",
-        description="Grouped bars with 95% intervals: difference between attention on true and false labels, order by order.",
-    )  # fmt: skip
+orders_chart = charts.bars_of(
+    x="order", y="difference", group="heads", x_title="order of the demonstrations, the query at the right end",
+    y_title="attention on true less false labels", title="Attention over orders of the demonstrations",
+    description="Grouped bars with 95% intervals: difference between attention on true and false labels, order by order.",
+)  # fmt: skip
 
 
 def orders(t: pd.DataFrame) -> Claim:
@@ -168,12 +164,11 @@ def orders(t: pd.DataFrame) -> Claim:
     )
 
 
-def together_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.bars(
-        t, x="dataset", y="correlation", group="heads", facet="form", x_title="set", y_title="correlation over prompts",
-        title="How far the margin moves with attention",
-        description="Grouped bars with 95% intervals: correlation over prompts, in-context heads and random heads.",
-    )  # fmt: skip
+together_chart = charts.bars_of(
+    x="dataset", y="correlation", group="heads", facet="form", x_title="set", y_title="correlation over prompts",
+    title="How far the margin moves with attention",
+    description="Grouped bars with 95% intervals: correlation over prompts, in-context heads and random heads.",
+)  # fmt: skip
 
 
 def together(t: pd.DataFrame) -> Claim:

@@ -119,11 +119,18 @@ def head_map(
     return finished(chart, title, description, height=height)
 
 
+X_TITLES = {"head": "head (layer-head)", "dataset": "set (false/true class)"}
+
+
 def bars(
-    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
+    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, y_title: str, x_title: str = "",
     zero: bool = True, sort: list | None = None, height: int = 260, facet: str = "",
 ) -> alt.TopLevelMixin:  # fmt: skip
-    """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known; `facet` splits."""
+    """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known; `facet` splits.
+
+    Places along x stand in the table's order, or in that of `sort`; `x_title` may be left out for heads and sets.
+    """
+    sort, x_title = sort or list(dict.fromkeys(table[x])), x_title or X_TITLES[x]
     tint, shown = colour(group, table, group.replace("_", " ")), (x, group, y, "low", "high", "n")
     crowded = table.groupby(x)[group].nunique().max() > 1  # one bar a place needs no room for others
     offset = {"xOffset": alt.XOffset(f"{group}:N", sort=list(dict.fromkeys(table[group])))} if crowded else {}
@@ -143,6 +150,13 @@ def bars(
         panels = _side_by_side(panel, table, facet, height).resolve_scale(y="shared")
         return finished(panels, title, description)
     return finished(panel(table), title, description, height=height)
+
+
+def bars_of(
+    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda t: t, **told: object
+) -> Callable[[pd.DataFrame], alt.TopLevelMixin]:
+    """A chart of any table: `bars` of what `shown` makes of it, with everything else fixed."""
+    return lambda table: bars(shown(table), **told)
 
 
 def _tooltip(table: pd.DataFrame, columns) -> list:

@@ -71,11 +71,6 @@ def _over(run: Run, datasets: list[str], form: str, quantity: str) -> tuple[np.n
     return values, np.array([p.query for d in datasets for p in run.prompts(d)])
 
 
-def judged(run: Run) -> list[str]:
-    """The sets that are learned; where none is, all of them, for description only."""
-    return run.passing or list(run.parameters.datasets)
-
-
 def kinds(run: Run) -> dict[str, list[Head]]:
     return {IN: run.heads(), RANDOM: [Head(*pair) for pair in dict.fromkeys(run.controls())]}
 
@@ -165,7 +160,7 @@ def every_head(run: Run) -> pd.DataFrame:
     """
     from twotowers.analysis.rankings import label_margin
 
-    p, dataset, layers = run.parameters, judged(run)[0], run.about["layers"]
+    p, dataset, layers = run.parameters, run.judged[0], run.about["layers"]
     margins = label_margin(run.lm, balanced(run, dataset)[: 2 * MOST], norm=p.norm, progress="label margin").mean(0)
     difference, queries = _over(run, [dataset], BALANCED, "difference")
     auc, _ = _over(run, [dataset], BALANCED, "auc")

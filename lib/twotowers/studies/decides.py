@@ -27,7 +27,7 @@ SCORE, MARGIN = "attention score", "margin"
 def sets_of(run: Run) -> list[str]:
     """At most SETS sets of different classes: those that are learned; where none is, any, for description only."""
     found: dict[frozenset, str] = {}
-    for dataset in run.passing or run.parameters.datasets:
+    for dataset in run.judged:
         found.setdefault(frozenset(dataset.replace(":", "/").split("/")), dataset)
     return list(found.values())[:SETS]
 

@@ -7,8 +7,9 @@ import pandas as pd
 
 from twotowers.heads import named, random_heads
 from twotowers.prompts.datasets import paper_example
-from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, overlap_within_layers, rate, spearman
+from twotowers.stats.intervals import bootstrap, grouped, overlap_within_layers, rate, spearman
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.decides import sets_of
 from twotowers.studies.forms import baselines, forms
 from twotowers.studies.located import COLUMN, heads, top
 from twotowers.studies.run import Run
@@ -30,20 +31,31 @@ __all__ = [
 ]
 SAMPLE = 200  # prompts for exhibits that cost more than one walk over the vocabulary a set
 NORMS = ("frozen", "recomputed", "raw")
+PAPER, BALANCED = "paper's order", "counterbalanced"
+QUANTITIES = ("increase", "margin", "other label", "logit_change", "lse_change")
 
 
 def _increases(run: Run):
-    """Increases of all blocks and heads on every set, the first label true, in one walk: (found, where each set is)."""
+    """Increases of all blocks and heads in one walk: (found, where each set is in it).
+
+    Every set in the paper's order, the first label true; under BALANCED, SAMPLE prompts of the judged sets in which
+    either class is asked about, counterbalanced.
+    """
     from twotowers.analysis import locate
 
     def make():
-        sets = {dataset: run.encoded(dataset) for dataset in run.parameters.datasets}
+        sets = {dataset: run.encoded(dataset) for dataset in run.parameters.datasets} | {BALANCED: _balanced(run)}
         pooled = [one for encoded in sets.values() for one in encoded]
         ends = np.cumsum([0, *map(len, sets.values())])
         at = {dataset: slice(a, b) for dataset, a, b in zip(sets, ends, ends[1:], strict=False)}
         return locate.increases(run.lm, pooled, norm=run.parameters.norm, progress="increases"), at
 
     return run.keep("increases", make)
+
+
+def _balanced(run: Run) -> list:
+    some = sets_of(run)
+    return [e for dataset in some for e in run.either_class(dataset, SAMPLE // len(some))]
 
 
 def _sample(run: Run) -> list:
@@ -92,31 +104,41 @@ def case(run: Run) -> pd.DataFrame:
     return table.assign(text=one[0].prompt.text, true_label=p.labels[0], said=said)
 
 
-@study
+@study(version=2)
 def blocks(run: Run) -> pd.DataFrame:
-    """Summed increases of all attention blocks and of all FFN blocks on the first set, split, and their difference.
+    """Summed increases of all attention blocks and of all FFN blocks, split, and their difference.
 
-    One row per (part, quantity): part is "attention", "FFN" or "attention less FFN"; quantity is increase, logit_change,
-    lse_change or margin; value, low, high (nats), n (query words), prompts.
+    Judged where either class is asked about, counterbalanced, on sets that are learned (any, where none is: `learned`);
+    the paper's order, on the first set with the first label true, stands beside it. One row per (order, part, quantity):
+    part is "attention", "FFN" or "attention less FFN"; quantity is increase, margin (of the true label over the other),
+    other label (its increase: increase less margin), logit_change or lse_change; value, low, high (nats), n (query
+    words), prompts, dataset.
     """
     from twotowers.analysis import locate
 
     found, at = _increases(run)
-    first = at[run.parameters.datasets[0]]
-    table = locate.increase_parts(found)
-    table = table[table["prompt"].between(first.start, first.stop - 1)]
-    quantities = ["increase", "logit_change", "lse_change", "margin"]
-    sums = table.groupby(["part", "prompt"])[quantities].sum()
-    queries = [e.prompt.query for e in run.encoded(run.parameters.datasets[0])]
+    table, first = locate.increase_parts(found), run.parameters.datasets[0]
+    table["other label"] = table["increase"] - table["margin"]
     rows = []
-    for quantity in quantities:
-        a, f = (sums.loc[part, quantity].to_numpy() for part in ("attention", "FFN"))
-        for part, interval in (
-            ("attention", bootstrap(a, clusters=queries)), ("FFN", bootstrap(f, clusters=queries)),
-            ("attention less FFN", bootstrap_difference(a, f, clusters=queries)),
-        ):  # fmt: skip
-            rows.append({"part": part, "quantity": quantity, **interval.as_row("value"), "prompts": len(queries)})
-    return pd.DataFrame(rows).assign(dataset=run.parameters.datasets[0], true_label=run.parameters.labels[0])
+    for order, name, encoded in ((BALANCED, BALANCED, _balanced(run)), (PAPER, first, run.encoded(first))):
+        mine = table[table["prompt"].between(at[name].start, at[name].stop - 1)]
+        sums, queries = mine.groupby(["part", "prompt"])[list(QUANTITIES)].sum(), [e.prompt.query for e in encoded]
+        sets = ", ".join(dict.fromkeys(e.prompt.dataset for e in encoded))
+        for quantity in QUANTITIES:
+            a, f = (sums.loc[part, quantity].to_numpy() for part in ("attention", "FFN"))
+            for part, values in (("attention", a), ("FFN", f), ("attention less FFN", a - f)):
+                interval = bootstrap(values, clusters=queries).as_row("value")
+                rows.append(
+                    {
+                        "order": order,
+                        "part": part,
+                        "quantity": quantity,
+                        **interval,
+                        "prompts": len(encoded),
+                        "dataset": sets,
+                    }
+                )
+    return pd.DataFrame(rows).assign(learned=bool(run.passing))
 
 
 @study
@@ -132,7 +154,8 @@ def top_heads(run: Run) -> pd.DataFrame:
     places = {r: located.set_index("name")[c].rank(ascending=False, method="first") for r, c in COLUMN.items()}
     kinds = {"in-context heads": ours, "random heads": random_heads(ours, run.about["heads"], p.seed)}
     rows = []
-    for dataset, mine in at.items():
+    for dataset in p.datasets:
+        mine = at[dataset]
         values, queries = found.heads[mine], [e.prompt.query for e in run.encoded(dataset)]
         positive = np.clip(values, 0, None).sum((1, 2)).mean()
         for kind, some in kinds.items():
@@ -147,12 +170,12 @@ def top_heads(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(ranking=p.ranking, heads_from=run.heads_from, total=found.heads[0].size)
 
 
-@study(uses=("datasets", "labels", "k", "separator", "long", "norm", "n_locate", "seed", "dtype", "top_k"))
+@study(version=2, uses=("datasets", "labels", "k", "separator", "long", "norm", "n_locate", "seed", "dtype", "top_k"))
 def overlaps(run: Run) -> pd.DataFrame:
     """Top heads shared by two sets, and by the two rankings of one set, with chance given the layers of both lists.
 
     Columns: compared ("sets" or "rankings"), ranking, first, second, shared, k, expected, p (of sharing as many by
-    chance), both (the shared heads), rank_correlation over all heads.
+    chance), both (the shared heads), rank_correlation over all heads, learned (both sets are).
     """
     p, table, rows = run.parameters, run.table(heads), []
 
@@ -165,7 +188,8 @@ def overlaps(run: Run) -> pd.DataFrame:
         rows.append(
             {"compared": compared, "ranking": a[1] if compared == "sets" else "", "first": names[0], "second": names[1],
              "shared": found.count, "k": p.top_k, "expected": found.expected, "p": found.probability,
-             "both": ", ".join(named(both)), "rank_correlation": spearman(*values)}
+             "both": ", ".join(named(both)), "rank_correlation": spearman(*values),
+             "learned": {a[0], b[0]} <= set(run.passing)}
         )  # fmt: skip
 
     for ranking in COLUMN:

@@ -61,7 +61,7 @@ def _groups(run: Run, about: pd.DataFrame) -> Iterable[tuple[str, np.ndarray]]:
     sets = about["dataset"].to_numpy()
     for dataset in run.parameters.datasets:
         yield dataset, np.flatnonzero(sets == dataset)
-    yield ALL, np.flatnonzero(np.isin(sets, run.passing or run.parameters.datasets))
+    yield ALL, np.flatnonzero(np.isin(sets, run.judged))
 
 
 def _told(run: Run, table: pd.DataFrame) -> pd.DataFrame:
@@ -155,7 +155,7 @@ def factors(run: Run) -> pd.DataFrame:
     from twotowers.model.answers import answers
 
     about, balanced, found = _fewer(run)
-    some = [q for d in run.passing or run.parameters.datasets for q in _alternated(run.locating(d)[:MOST_ORDERS])]
+    some = [q for d in run.judged for q in _alternated(run.locating(d)[:MOST_ORDERS])]
     level, cost = answers(run.lm, run.encode(some), progress="tuning, balanced").correct.mean(), 0.0
     for kind, which in KINDS.items():
         encoded = run.encode([imbalanced(p, kind=which) for p in some])
@@ -282,7 +282,7 @@ def by_order(run: Run) -> pd.DataFrame:
 
 def _first(run: Run) -> tuple[str, np.ndarray]:
     """The first set that passes, or the first of all, and its rows among the prompts read in every order."""
-    about, dataset = _orders_read(run)[0], (run.passing or run.parameters.datasets)[0]
+    about, dataset = _orders_read(run)[0], run.judged[0]
     return dataset, np.flatnonzero(about["dataset"] == dataset)
 
 

@@ -6,13 +6,15 @@ import numpy as np
 import pandas as pd
 
 from twotowers.heads import named, other_heads_of_layers, repeat_per_head
-from twotowers.stats.intervals import bootstrap_difference
+from twotowers.stats.intervals import bootstrap, bootstrap_difference, discoveries, p_value
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.run import Run
 
 study = chapter_studies("03-mrr")
 IN, RANDOM, ALL = "in-context heads", "random heads", "all other heads"
-MOST_FOR_ALL = 100  # prompts a set on which all other heads of the layers are ranked
+MOST_FOR_ALL = 100  # prompts a set on which all other heads of the layers are ranked, and all heads read with a sign
+
+SIZE = 0.1  # nats below which a head writes a label neither up nor down, however sure
 
 
 def _ranks(run: Run) -> pd.DataFrame:
@@ -45,9 +47,11 @@ def _ranks(run: Run) -> pd.DataFrame:
     return run.keep("label ranks", make)
 
 
-@study
+@study(version=2)
 def overall(run: Run) -> pd.DataFrame:
     """MRR, median rank and share at rank 1 of each kind of heads, and the paired difference from random heads.
+
+    On the sets that are learned (all, where none is: `learned` says so).
 
     One row a source: mrr, low, high, n (queries), median_rank, at_rank_1, values; for the located heads also
     difference, difference_low, difference_high; `chance` is the expected reciprocal rank of a random order.
@@ -55,6 +59,7 @@ def overall(run: Run) -> pd.DataFrame:
     from twotowers.analysis.project import mrr, reciprocal_ranks
 
     ranks, seed = _ranks(run), run.parameters.seed
+    ranks = ranks[ranks["dataset"].isin(run.judged)]
     table = mrr(ranks, ["source"], seed)
     unit = ["dataset", "true_label", "prompt", "query"]
     per_prompt = reciprocal_ranks(ranks, ["source", "query"]).pivot(index=unit, columns="source", values="reciprocal")
@@ -64,7 +69,7 @@ def overall(run: Run) -> pd.DataFrame:
     chance = float((1 / np.arange(1, size + 1)).sum() / size)
     table = table.assign(
         chance=chance, vocabulary=size, values=table["source"].map(ranks["source"].value_counts()),
-        heads=", ".join(named(run.heads())), heads_from=run.heads_from,
+        heads=", ".join(named(run.heads())), heads_from=run.heads_from, learned=bool(run.passing),
     )  # fmt: skip
     return table.assign(difference=gain.estimate, difference_low=gain.low, difference_high=gain.high)
 
@@ -115,14 +120,65 @@ def rank_shares(run: Run) -> pd.DataFrame:
     return table.sort_values("label", key=lambda c: c.map(run.parameters.labels.index), kind="stable")
 
 
-@study
+@study(version=2)
 def preferences(run: Run) -> pd.DataFrame:
-    """Which label each head reads better, located and random heads: source, head, difference, low, high, n, reads."""
+    """Which label each head reads better, located and random heads: source, head, difference, low, high, n, reads.
+
+    On the sets that are learned (all, where none is: `learned` says so).
+    """
     from twotowers.analysis import project
 
     ranks, p = _ranks(run), run.parameters
+    ranks = ranks[ranks["dataset"].isin(run.judged)]
     parts = [
         project.preferences(ranks[ranks["source"] == source], p.labels, p.seed).assign(source=source)
         for source in (IN, RANDOM)
     ]
-    return pd.concat(parts, ignore_index=True).assign(first=p.labels[0], second=p.labels[1])
+    about = {"first": p.labels[0], "second": p.labels[1], "learned": bool(run.passing)}
+    return pd.concat(parts, ignore_index=True).assign(**about)
+
+
+@study
+def signed(run: Run) -> pd.DataFrame:
+    """Does a head write the label that stands at a position up, or down? Every head of the model, on learned sets.
+
+    One row a head: layer, head, name, kind (IN, RANDOM: drawn for one of them, or "other heads"), reading, low, high, n
+    (query words): own label less the other in its value-output vector, less its preference for one word, mean over label
+    positions (nats); counts (a discovery over all heads, and at least SIZE); signed_rank of IN and RANDOM (1 the top word of
+    the vocabulary, -1 the bottom word). In every row, of the mean over IN: effect; over (less depth-matched random
+    heads, paired), each with _low and _high; outdone of `draws` random sets that reach as much; learned.
+    """
+    from twotowers.analysis import label_reading
+
+    p, ours = run.parameters, run.heads()
+    encoded = [e for dataset in run.judged for e in run.balanced(dataset)[:MOST_FOR_ALL]]
+    found = label_reading.label_readings(run.lm, encoded, p.norm, progress="label readings")
+    found = label_reading.centred_readings(found, encoded).mean(-1)  # (prompt, layer, head)
+    queries = [e.prompt.query for e in encoded]
+    ranks = _ranks(run)
+    ranks = ranks.assign(signed=label_reading.signed_rank(ranks["rank"].to_numpy(), run.about["vocabulary"]))
+    ranks = ranks[(ranks["source"] != ALL) & ranks["dataset"].isin(run.judged)].groupby("head")["signed"].mean()
+    kinds = {name: RANDOM for name in named(run.controls())} | {name: IN for name in named(ours)}
+    rows = []
+    for layer, head in np.ndindex(found.shape[1:]):
+        name, values = f"{layer}-{head}", found[:, layer, head]
+        rows.append(
+            {"layer": layer, "head": head, "name": name, "kind": kinds.get(name, "other heads"),
+             **bootstrap(values, clusters=queries, seed=p.seed).as_row("reading"), "p": p_value(values, queries),
+             "signed_rank": ranks.get(name, np.nan)}
+        )  # fmt: skip
+    table = pd.DataFrame(rows)
+
+    def mean(heads: list) -> np.ndarray:
+        return np.mean([found[:, layer, head] for layer, head in heads], 0)
+
+    draws = np.array([mean(some) for some in run.control_sets()])
+    about = {
+        "outdone": int((draws.mean(1) >= mean(ours).mean()).sum()),
+        "draws": len(draws),
+        "learned": bool(run.passing),
+    }
+    for name, values in (("effect", mean(ours)), ("over", mean(ours) - draws.mean(0))):
+        one = bootstrap(values, clusters=queries, seed=p.seed)
+        about |= {name: one.estimate, f"{name}_low": one.low, f"{name}_high": one.high}
+    return table.assign(counts=discoveries(table["p"]) & (table["reading"].abs() >= SIZE), **about)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named, repeat_per_head
-from twotowers.prompts.datasets import counterbalanced, is_word_set, paper_example, with_other_class_text
+from twotowers.prompts.datasets import is_word_set, paper_example
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 from twotowers.stats.intervals import bootstrap, bootstrap_difference
 from twotowers.studies.context import chapter_studies
@@ -40,11 +38,7 @@ def _counts(run: Run) -> pd.DataFrame:
         p, parts = run.parameters, []
         located, partners = run.heads(), list(dict.fromkeys(run.controls()))
         for dataset in p.datasets:
-            # Either class is asked about, in all orders: a mean over these prompts holds no class.
-            prompts = run.prompts(dataset)[:MOST]
-            pairs, rng = zip(prompts, with_other_class_text(prompts), strict=True), random.Random(p.seed)
-            asked = [pair[rng.random() < 0.5] for pair in pairs]
-            encoded = run.encode([one for one in counterbalanced(asked) if run.fits(one)])
+            encoded = run.either_class(dataset, MOST)  # in all orders: a mean over these prompts holds no class
             try:
                 means = label_reading.mean_readings(run.lm, encoded, [*located, *partners])
             except TwoTowersError as error:
@@ -94,14 +88,16 @@ def rates(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(n_words=run.parameters.n_words, heads=", ".join(named(run.heads())))
 
 
-@study
+@study(version=2)
 def gains(run: Run) -> pd.DataFrame:
     """Paired differences that the claims are judged by: what belongs to the place less what does not, and less controls.
+    On the sets that are learned; `learned` says whether any is.
 
     One row per (reading, kind, against): against is "other in the prompt", "random direction" or "random heads" (which
     keys have none of); wanted, words, low, high, n (query words).
     """
     counts, rows = _counts(run), []
+    counts = counts[counts["dataset"].isin(run.judged)]
     for reading in dict.fromkeys(counts["reading"]):
         for kind, (wanted, other) in CLAIMS.items():
             table = counts[(counts["reading"] == reading) & (counts["kind"] == kind)]
@@ -121,7 +117,8 @@ def gains(run: Run) -> pd.DataFrame:
                  **bootstrap_difference(ours[wanted], theirs, clusters=queries, seed=run.parameters.seed).as_row("words")}
                 for against, theirs in pairs.items()
             ]  # fmt: skip
-    return pd.DataFrame(rows).assign(n_words=run.parameters.n_words, heads=", ".join(named(run.heads())))
+    about = {"n_words": run.parameters.n_words, "heads": ", ".join(named(run.heads()))}
+    return pd.DataFrame(rows).assign(**about, learned=bool(run.passing))
 
 
 @study

@@ -7,8 +7,12 @@ run.table(mrr.by_head)
 
 from __future__ import annotations
 
+import random
+
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, control_heads, random_heads
+from twotowers.prompts.datasets import counterbalanced, with_other_class_text
+from twotowers.prompts.prompt import Encoded
 from twotowers.studies.context import Context, Form
 from twotowers.studies.forms import form_of, passing_sets
 from twotowers.studies.located import WORDS, heads, top
@@ -31,6 +35,25 @@ class Run(Context):
     def passing(self) -> list[str]:
         """The sets on which this model clearly learns the task."""
         return passing_sets(self)
+
+    @property
+    def judged(self) -> list[str]:
+        """The sets that claims about learning are judged on: those that are learned; where none is, all, to describe."""
+        return self.passing or list(self.parameters.datasets)
+
+    def either_class(self, dataset: str, n: int | None = None) -> list[Encoded]:
+        """`prompts` in which either class is asked about (drawn by the seed), in all orders and with both labels in turn.
+
+        No place, label word or class of the query tells the answer. Those too long with the other query are left out.
+        """
+
+        def make() -> list[Encoded]:
+            prompts, rng = self.prompts(dataset)[:n], random.Random(self.parameters.seed)
+            pairs = zip(prompts, with_other_class_text(prompts), strict=True)
+            asked = [pair[rng.random() < 0.5] for pair in pairs]
+            return self.encode([one for one in counterbalanced(asked) if self.fits(one)])
+
+        return self.keep(("either class", dataset, n), make)
 
     def heads(self) -> list[Head]:
         """The in-context heads, highest first: the parameter `heads`, or the `top_k` of `ranking` on the first set.

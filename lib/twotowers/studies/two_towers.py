@@ -15,7 +15,6 @@ from twotowers.studies.attention_weights import (
     SHOWN,
     balanced,
     by_head,
-    judged,
     kinds,
     right_wrong,
     study,
@@ -30,7 +29,7 @@ def _towers(run: Run, rotated: bool) -> dict:
     from twotowers.analysis.attention import two_towers
 
     every = list(dict.fromkeys(head for heads in kinds(run).values() for head in heads))
-    encoded = [e for d in judged(run) for e in balanced(run, d)[:MOST]]
+    encoded = [e for d in run.judged for e in balanced(run, d)[:MOST]]
     return run.keep(
         ("towers", rotated), lambda: two_towers(run.lm, encoded, every, rotated=rotated, progress="the two towers")
     )
@@ -40,9 +39,9 @@ def _towers(run: Run, rotated: bool) -> dict:
 def separation(run: Run) -> pd.DataFrame:
     """AUC within counterbalanced prompts, head by head, on the sets that are learned (all, where none is): kind, head,
     reading (COMPARED; in models that rotate by position also CONTENT, before that), auc, low, high, n, p, stands."""
-    found = [by_head(run, "auc", 0.5, judged(run), BALANCED).assign(reading=COMPARED)]
+    found = [by_head(run, "auc", 0.5, run.judged, BALANCED).assign(reading=COMPARED)]
     if run.lm.architecture.positions == "rotary":
-        towers, queries = _towers(run, False), [e.prompt.query for d in judged(run) for e in balanced(run, d)[:MOST]]
+        towers, queries = _towers(run, False), [e.prompt.query for d in run.judged for e in balanced(run, d)[:MOST]]
         for kind, heads in kinds(run).items():
             values = [towers[head].separation() for head in heads]
             tested = [p_value(one - 0.5, queries) for one in values]
@@ -94,7 +93,7 @@ def dissociation(run: Run) -> pd.DataFrame:
     from twotowers.analysis.project import label_ranks, mrr
 
     p, ours, theirs = run.parameters, run.heads(), [Head(*pair) for pair in run.controls()]
-    encoded = balanced(run, judged(run)[0])[:SHOWN]
+    encoded = balanced(run, run.judged[0])[:SHOWN]
     ranks = label_ranks(run.lm, encoded, list(dict.fromkeys([*ours, *theirs])), p.norm, progress="words of labels")
     ranks["query"] = np.array([e.prompt.query for e in encoded])[ranks["prompt"]]
     found = mrr(ranks, ["head"], p.seed).set_index("head")

@@ -75,11 +75,11 @@ def accuracy(run: Run) -> pd.DataFrame:
 
 
 def _attention_changes(run: Run, form: str) -> pd.DataFrame:
-    """Per (kind, head, label side): change of the summed attention on the first set; ALL is the mean over a kind, and
+    """Per (kind, head, label side): change of the summed attention on the first set that is learned; ALL is the mean over a kind, and
     `over` its paired difference from the random heads."""
-    p, rows = run.parameters, []
-    table, kinds = _changes(run, p.datasets[0], form), _kinds(run)
-    queries = _queries(run, p.datasets[0])
+    p, dataset, rows = run.parameters, run.judged[0], []
+    table, kinds = _changes(run, dataset, form), _kinds(run)
+    queries = _queries(run, dataset)
     for side in ("true", "false"):
         for kind, heads in kinds.items():
             for head in heads:
@@ -94,24 +94,25 @@ def _attention_changes(run: Run, form: str) -> pd.DataFrame:
         ours, theirs = (_mean(table, kinds[kind], side) for kind in (IN, RANDOM))
         over = bootstrap_difference(ours, theirs, clusters=queries, seed=p.seed)
         rows.append({"kind": "in-context less random", "head": ALL, "label": f"{side} labels", **over.as_row("change")})
-    return pd.DataFrame(rows).assign(dataset=p.datasets[0], form=form, prompts=len(queries))
+    about = {"dataset": dataset, "form": form, "prompts": len(queries), "learned": bool(run.passing)}
+    return pd.DataFrame(rows).assign(**about)
 
 
-@study
+@study(version=2)
 def removed(run: Run) -> pd.DataFrame:
     """Change of attention on true and on false labels with the last true demonstration removed; see the columns of
     `reordering`."""
     return _attention_changes(run, IMBALANCED)
 
 
-@study
+@study(version=2)
 def reordering(run: Run) -> pd.DataFrame:
     """Change of attention with the true demonstrations first: kind, head ("mean of all" for the mean over the kind),
     label ("true labels"/"false labels"), change, low, high, n (query words); kind "in-context less random" is the paired control."""
     return _attention_changes(run, REORDERED)
 
 
-@study
+@study(version=2)
 def softmax_alone(run: Run) -> pd.DataFrame:
     """What the softmax alone makes of the sum on true labels when one demonstration goes, beside what is measured.
 
@@ -122,7 +123,8 @@ def softmax_alone(run: Run) -> pd.DataFrame:
     from twotowers.analysis import attention
 
     p = run.parameters
-    dataset, queries = p.datasets[0], _queries(run, p.datasets[0])
+    dataset = run.judged[0]
+    queries = _queries(run, dataset)
     before = _read(run, dataset, ORIGINAL, FORMS[ORIGINAL])
     base = before.sums()[["prompt", "head", "true"]]
     alone = attention.renormalised(before)[["prompt", "head", "true"]].merge(
@@ -146,17 +148,18 @@ def softmax_alone(run: Run) -> pd.DataFrame:
     ours, theirs = rests[IN].align(rests[RANDOM], join="inner")
     over = bootstrap_difference(ours, theirs, clusters=queries[ours.index], seed=p.seed)
     rows.append({"kind": "in-context less random", "source": "rest", **over.as_row("change")})
-    return pd.DataFrame(rows).assign(dataset=dataset, left_out=len(both) - len(usable))
+    return pd.DataFrame(rows).assign(dataset=dataset, left_out=len(both) - len(usable), learned=bool(run.passing))
 
 
-@study
+@study(version=2)
 def which_removed(run: Run) -> pd.DataFrame:
     """Each demonstration removed in turn: removed, kind ("true one"/"false one"), heads, change (of attention, true less false,
     mean over the heads), low, high, n; margin_change, margin_low, margin_high (nats)."""
     from twotowers.analysis import attention
 
     p, rows, k = run.parameters, [], run.form.k
-    dataset, queries = p.datasets[0], _queries(run, p.datasets[0], MOST)
+    dataset = run.judged[0]
+    queries = _queries(run, dataset, MOST)
     base = _read(run, dataset, ORIGINAL, FORMS[ORIGINAL], MOST)
     for kind in ("true", "false"):
         for drop in range(k):
@@ -176,17 +179,18 @@ def which_removed(run: Run) -> pd.DataFrame:
                  "margin_low": moved.low, "margin_high": moved.high}
                 for heads, one in intervals.items()
             ]  # fmt: skip
-    return pd.DataFrame(rows).assign(dataset=dataset)
+    return pd.DataFrame(rows).assign(dataset=dataset, learned=bool(run.passing))
 
 
-@study
+@study(version=2)
 def every_order(run: Run) -> pd.DataFrame:
     """Attention on true less false labels, accuracy and margin in every order (T true, F false, the query last).
 
     One row per (order, heads): difference, low, high, n (query words); accuracy, accuracy_low, accuracy_high; margin.
     """
     p, rows = run.parameters, []
-    dataset, queries = p.datasets[0], _queries(run, p.datasets[0], MOST)
+    dataset = run.judged[0]
+    queries = _queries(run, dataset, MOST)
     patterns = ["".join("FT"[true] for true in one.is_true) for one in orders(run.prompts(dataset)[0])]
     step = max(1, len(patterns) // 6)  # with k = 4 there are 70 orders: every twelfth, the paper's two among them
     shown = sorted({*range(0, len(patterns), step), len(patterns) - 1})
@@ -224,13 +228,13 @@ def together(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@study
+@study(version=2)
 def flips(run: Run) -> pd.DataFrame:
     """Prompts whose answer turns wrong, beside those whose answer stays: form, answer, change (of attention, true less
     false, mean over the in-context heads), low, high, n (query words), prompts."""
     parts = []
     for form in (IMBALANCED, REORDERED):
-        table = _changes(run, run.parameters.datasets[0], form)
+        table = _changes(run, run.judged[0], form)
         own = table[table["head"].isin(named(run.heads()))]
         own = own.groupby(["prompt", "query"], as_index=False)[["difference", "correct"]].mean()
         own["answer"] = np.select([own["correct"] < 0, own["correct"] > 0], ["turns wrong", "turns right"], "stays")
@@ -242,4 +246,4 @@ def flips(run: Run) -> pd.DataFrame:
             parts.append(found.assign(form=form, prompts=found["answer"].map(counts)))
     if not parts:
         raise TwoTowersError("too few prompts to compare answers that turn with answers that stay")
-    return pd.concat(parts, ignore_index=True).assign(total=len(run.prompts(run.parameters.datasets[0])))
+    return pd.concat(parts, ignore_index=True).assign(total=len(run.prompts(run.judged[0])))

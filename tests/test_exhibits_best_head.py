@@ -1,0 +1,116 @@
+"""Chapters 8 and 9: every claim on hand-made rows."""
+
+import pandas as pd
+import pytest
+from conftest import DOWN, UP, WIDE, interval, sayable
+from twotowers.exhibits import best_head as shown
+from twotowers.exhibits import sentence_case
+from twotowers.exhibits.best_head import BALANCED, BEST, EVERY, PAPER, RANDOM
+from twotowers.exhibits.claim import Verdict
+from twotowers.exhibits.sentence_case import ANOTHER, OWN
+
+
+def gaps(effect=UP, gap=UP, passing=True, n=20):
+    rows = [
+        {"of": of, "dataset": dataset, **interval("gap", gap, n),
+         **dict(zip(("effect", "effect_low", "effect_high"), effect, strict=True))}
+        for of in ("MRR", PAPER, BALANCED) for dataset in ([EVERY] if passing else []) + ["SST-2", "TREC"]
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    "given, verdict, words",
+    [
+        ({}, Verdict.HOLDS, "2 of 2 sets"),
+        ({"gap": WIDE}, Verdict.CONTROL, "0 of 2 sets"),
+        ({"gap": DOWN}, Verdict.CONTROL, "0 of 2 sets"),
+        ({"effect": DOWN}, Verdict.FAILS, "sets"),
+        ({"effect": WIDE}, Verdict.UNDECIDED, "sets"),
+        ({"n": 1}, Verdict.UNDECIDED, "sets"),
+        ({"passing": False}, Verdict.UNTESTABLE, "learns none of the sets"),
+    ],
+)
+@pytest.mark.parametrize("claim", [shown.reads, shown.looks])
+def test_the_best_head_is_judged_on_sets_that_are_learned(claim, given, verdict, words):
+    found = sayable(claim(gaps(**given)))
+    assert found.verdict is verdict and words in found.sentence
+
+
+@pytest.mark.parametrize(
+    "passes, verdict",
+    [((True, True), Verdict.HOLDS), ((True, False), Verdict.UNDECIDED), ((False, False), Verdict.FAILS),
+     ((True,), Verdict.HOLDS)],
+)  # fmt: skip
+def test_learning_from_sentences(passes, verdict):
+    rows = [{"dataset": f"set {i}", "form": form, **interval("accuracy", (0.8, 0.7, 0.9)), "passes": one}
+            for i, one in enumerate(passes) for form in (PAPER, BALANCED)]  # fmt: skip
+    t = pd.DataFrame(rows)
+    assert sayable(shown.accuracy(t)).verdict is verdict and shown.accuracy_chart(t).to_dict()
+
+
+def test_findings_and_charts_of_the_best_head():
+    heads = pd.DataFrame({"head": ["3-1", "3-2"], "source": [BEST, RANDOM], "label_margin": [0.5, 0.0], "total": 32,
+                          "n_sets": 1, "n_locate": 40, "best_on": 1})  # fmt: skip
+    assert "mean over 1 set," in sayable(shown.chosen(heads)).sentence
+    t = pd.DataFrame(
+        {"dataset": "a", "label": "foo", "source": source, "form": form, "side": side, **interval("mrr", UP), "weight": 0.1}
+        for source in (BEST, RANDOM) for form in (PAPER, BALANCED) for side in ("true labels", "difference")
+    )  # fmt: skip
+    for chart in (shown.mrr_chart, shown.by_label_chart, shown.looks_chart, shown.forms_chart):
+        assert chart(t).to_dict()
+
+
+def counted(other=UP, random=UP, kinds=("key", "query")):
+    rows = [{"kind": kind, "against": against, **interval("words", value)}
+            for kind in kinds for against, value in (("another text", other), ("random direction", random))]  # fmt: skip
+    return pd.DataFrame(rows).assign(head="3-1", n_words=10, own=1.0)
+
+
+@pytest.mark.parametrize(
+    "given, verdict, words",
+    [
+        ({}, Verdict.HOLDS, "say words of their own text"),
+        ({"kinds": ("key",)}, Verdict.HOLDS, "say words of their own text"),
+        ({"random": WIDE}, Verdict.CONTROL, "no more than random directions"),
+        ({"other": DOWN}, Verdict.FAILS, "do not say"),
+        ({"other": WIDE}, Verdict.UNDECIDED, "do not clearly say"),
+    ],
+)
+def test_keys_must_tell_their_own_text_from_another_and_from_random_directions(given, verdict, words):
+    t = counted(**given)
+    claim = sayable(sentence_case.counted(t))
+    assert claim.verdict is verdict and words in claim.sentence
+    assert len(sentence_case.counted_rows(t)) == t["kind"].nunique()
+
+
+@pytest.mark.parametrize(
+    "own, other, verdict",
+    [
+        (("yes", "yes"), ("no", "no"), Verdict.UNDECIDED),  # so few questions cannot show more
+        (("yes", "yes"), ("yes", "yes"), Verdict.CONTROL),
+        (("yes", "no"), ("yes", "yes"), Verdict.CONTROL),
+        (("no", "unclear"), ("no", "no"), Verdict.FAILS),
+        (("no", "no"), ("yes", "yes"), Verdict.FAILS),
+    ],
+)
+def test_a_chat_model_that_says_yes_to_foreign_words_explains_nothing(own, other, verdict):
+    rows = [{"number": i, "class": "a", "words_of": of, "words": "x, y", "answer": v, "verdict": v, "chat_model": "m"}
+            for of, found in ((OWN, own), (ANOTHER, other)) for i, v in enumerate(found)]  # fmt: skip
+    t = pd.DataFrame(rows)
+    assert sayable(sentence_case.chat(t)).verdict is verdict and len(sentence_case.chat_rows(t)) == 4
+
+
+def test_the_case_is_a_finding():
+    t = pd.DataFrame(
+        {"number": [1, 2], "class": ["a", "b"], "label": ["foo", "bar"], "kind": ["true label", "false label"],
+         "weight": [0.4, 0.1], "random": 0.2, "head": "3-1", "dataset": "SST-2", "query_class": "a", "correct": "right",
+         "prompts": 20, "difference": 0.3, "usual": 0.2, "usual_low": 0.1, "usual_high": 0.3, "random_usual": 0.0,
+         "below": 0.8, "silent": "left out", "rank": 1, "word": "good", "value": 1.0, "relation": None, "vector": "key, text 1"}
+    )  # fmt: skip
+    assert sayable(sentence_case.looks(t)).verdict is None and len(sentence_case.looks_rows(t)) == 2
+    assert sentence_case.looks_chart(t).to_dict()
+    for kind in ("key", "query"):  # a model may show no key
+        assert sentence_case.words_chart(t.assign(kind=kind)).to_dict() and len(
+            sentence_case.word_rows(t.assign(kind=kind))
+        )
