@@ -66,10 +66,10 @@ def test_the_papers_heads_must_cost_margin_beyond_random_heads(effect, given, ve
 @pytest.mark.parametrize(
     "measures, kind, verdict, words",
     [
-        ([MARGIN], "the choice", Verdict.HOLDS, "The choice alone goes with the top heads by `increase`"),
-        ([NAMES], "label words", Verdict.FAILS, "Label words alone with those by `increase`"),
-        ([MARGIN, NAMES], "both", Verdict.HOLDS, "The choice and label words with those by `increase`"),
-        ([ACCURACY], "neither", Verdict.FAILS, "Neither clearly with those by `increase`, `label margin`"),
+        ([MARGIN], shown.CHOICE, Verdict.HOLDS, "the choice alone (by `increase`); nothing clear (by `label margin`"),
+        ([NAMES], shown.WORDS, Verdict.FAILS, "label words alone (by `increase`)"),
+        ([MARGIN, NAMES], shown.BOTH, Verdict.HOLDS, "the choice and label words (by `increase`)"),
+        ([ACCURACY], shown.NOTHING_CLEAR, Verdict.FAILS, "nothing clear (by `increase`, `label margin`"),
     ],
 )
 def test_a_lost_label_word_is_no_lost_choice(measures, kind, verdict, words):
@@ -113,7 +113,7 @@ def test_charts_and_rows_of_what_they_do():
     assert shown.choice_chart(t).to_dict() and shown.words_chart(t).to_dict()
     rows = shown.zeroed_rows(t)
     assert (
-        rows.loc[INCREASE, "what goes"] == "the choice"
+        rows.loc[INCREASE, "what goes"] == shown.CHOICE
         and "random beside attention by class, 2 of other layers" in rows.index
     )
 
@@ -142,10 +142,15 @@ def pairs(
     [
         ({}, Verdict.HOLDS, "3 of the 5 heads with the largest increase are among the first 5"),
         ({"found": False, "shared": 1, "expected": 1.2}, Verdict.CONTROL, "no more than as many random heads"),
-        ({"found": False, "shared": 0, "expected": 0.5}, Verdict.CONTROL, "no more than as many random heads"),
+        ({"found": False, "shared": 0, "expected": 0.5}, Verdict.FAILS, "finds other heads"),
         ({"found": False, "shared": 2}, Verdict.UNDECIDED, "cannot be told from random heads"),
-        ({"found": False, "shared": 0, "least": 0.2}, Verdict.UNDECIDED, "cannot be told from random heads"),
-        ({"class_heads": 0}, Verdict.FAILS, "there is none to find"),
+        ({"found": False, "shared": 0, "expected": 0.0, "least": 1.0}, Verdict.FAILS, "finds other heads"),
+        (
+            {"found": False, "shared": 1, "expected": 1.2, "least": 0.2},
+            Verdict.UNDECIDED,
+            "cannot be told from random heads",
+        ),
+        ({"class_heads": 0}, Verdict.UNDECIDED, "there is none to find"),
         ({"class_heads": 0, "learned": False}, Verdict.UNTESTABLE, "No set is learned"),
         ({"learned": False}, Verdict.UNTESTABLE, "No set is learned"),
         ({"others": (LABEL,), "class_heads": np.nan}, Verdict.UNTESTABLE, "ranks no heads here"),

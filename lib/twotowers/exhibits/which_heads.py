@@ -28,6 +28,14 @@ from twotowers.studies.which_heads import (
 
 UNLEARNED = "No set is learned, so this is no test of learning. "
 CLEAR = 0.05
+CHOICE, BOTH, WORDS = "the choice alone", "the choice and label words", "label words alone"
+NOTHING_CLEAR = "nothing clear"
+WENT = {
+    CHOICE: "the choice between the labels goes, and answers are still label words",
+    BOTH: "the choice between the labels goes, and label words with it",
+    WORDS: "label words go, but not clearly the choice between them",
+    NOTHING_CLEAR: "neither the choice between the labels nor label words clearly go",
+}
 
 
 def _names(t: pd.DataFrame) -> list[str]:
@@ -107,9 +115,14 @@ def _pair(t: pd.DataFrame, a: str, b: str) -> pd.Series | None:
 
 
 def shares(row: pd.Series) -> Verdict:
-    """Do two rankings share more top heads than chance within layers gives? UNDECIDED where no overlap could show it."""
+    """Do two rankings share more top heads than chance within layers gives? UNDECIDED where no overlap could show it.
+
+    FAILS when they share none: chance within layers then says nothing of rankings that go to other layers.
+    """
     if row["shared_found"]:
         return Verdict.HOLDS
+    if row["shared"] == 0:
+        return Verdict.FAILS
     if row["shared_least_p"] > CLEAR or row["shared"] > row["shared_expected"]:
         return Verdict.UNDECIDED
     return Verdict.CONTROL
@@ -121,7 +134,7 @@ def by_class(t: pd.DataFrame) -> Claim:
     if row is None:
         return Claim(Verdict.UNTESTABLE, "Attention by class, or the paper's increase, ranks no heads here.")
     none = int(row["class_heads"]) == 0
-    found = Verdict.FAILS if none else shares(row)
+    found = Verdict.UNDECIDED if none else shares(row)
     verdict, start = _untestable(t, found)
     if none:
         return Claim(
@@ -131,6 +144,7 @@ def by_class(t: pd.DataFrame) -> Claim:
     said = {
         Verdict.HOLDS: "more than as many random heads of the same layers would be",
         Verdict.CONTROL: "no more than as many random heads of the same layers would be",
+        Verdict.FAILS: "so the paper's ranking finds other heads",
         Verdict.UNDECIDED: "which cannot be told from random heads of the same layers",
     }[found]  # fmt: skip
     return Claim(
@@ -146,7 +160,7 @@ def known(t: pd.DataFrame) -> Claim:
     for name, words in ((INDUCTION, "induction score"), (VECTOR, "function-vector score")):
         row = _pair(t, LABEL, name)
         if row is not None:
-            how = {Verdict.HOLDS: "more than", Verdict.CONTROL: "no more than"}.get(shares(row), "not told from")
+            how = {Verdict.HOLDS: "more than", Verdict.UNDECIDED: "not told from"}.get(shares(row), "no more than")
             parts.append(f"{int(row['shared'])} by {words} ({how} chance, {row['shared_expected']:.1f})")
     if not parts:
         return Claim(
@@ -170,7 +184,7 @@ def fell(t: pd.DataFrame, ranking: str, measure: str) -> Verdict:
 
 
 def what_goes(t: pd.DataFrame, ranking: str) -> str:
-    """What goes with a ranking's heads: "the choice", "label words", "both" or "neither"."""
+    """What goes with a ranking's heads: a key of WENT."""
     choice, word = (fell(t, ranking, measure) is Verdict.HOLDS for measure in (MARGIN, NAMES))
     return {(True, False): "the choice", (False, True): "label words", (True, True): "both"}.get(
         (choice, word), "neither"
@@ -221,14 +235,6 @@ def _measured(t: pd.DataFrame, name: str, heads: str) -> dict[str, str]:
     }
 
 
-WENT = {
-    "the choice": "the choice between the labels goes, and answers are still label words",
-    "both": "the choice between the labels goes, and label words with it",
-    "label words": "label words go, but not clearly the choice between them",
-    "neither": "neither the choice between the labels nor label words clearly go",
-}
-
-
 def paper(t: pd.DataFrame) -> Claim:
     """The heads with the largest increase carry the choice of label: judged on the margin, beyond random heads."""
     if INCREASE not in set(t["ranking"]):
@@ -238,7 +244,7 @@ def paper(t: pd.DataFrame) -> Claim:
     before, after, random = (_of(t, INCREASE, MARGIN, heads) for heads in (NOTHING, OURS, RANDOM))
     choice, names = (_of(t, INCREASE, measure, OURS) for measure in (TWO_LABEL, NAMES))
     said = WENT[what_goes(t, INCREASE)]
-    if found is Verdict.CONTROL and what_goes(t, INCREASE) == "neither":
+    if found is Verdict.CONTROL and what_goes(t, INCREASE) == NOTHING_CLEAR:
         said = "the choice goes no further than without random heads of the same layers"
     heads = listed(str(t.loc[t["ranking"] == INCREASE, "names"].iloc[0]).split(", "))
     return Claim(
@@ -280,12 +286,9 @@ def carriers(t: pd.DataFrame) -> Claim:
     groups: dict[str, list[str]] = {}
     for name in _names(t):
         groups.setdefault(what_goes(t, name), []).append(name)
-    said = {"the choice": "the choice alone goes with the top heads by", "both": "the choice and label words with those by",
-            "label words": "label words alone with those by", "neither": "neither clearly with those by"}  # fmt: skip
-    parts = [f"{words} {listed(groups[kind])}" for kind, words in said.items() if kind in groups]
-    text = "; ".join(parts)
-    over = {name: _of(t, name, MARGIN, OVER) for name in _names(t)}
-    least = min(over, key=lambda name: over[name].estimate)
+    parts = [f"{kind} (by {listed(groups[kind])})" for kind in WENT if kind in groups]
+    over = {name: _of(t, name, MARGIN, OVER) for name in _names(t) if what_goes(t, name) in (CHOICE, BOTH)}
+    least = min(over, key=lambda name: over[name].estimate, default="")
+    end = f" Beyond random heads, most margin goes with {listed([least])}: {over[least]:+.2f} nats." if over else ""
     start = "" if bool(t["learned"].iloc[0]) else UNLEARNED
-    end = f" Beyond random heads, most margin goes with {listed([least])}: {over[least]:+.2f} nats."
-    return Claim(None, f"{start}{text[0].upper()}{text[1:]}.{end if over[least].high < 0 else ''}")
+    return Claim(None, f"{start}What goes with the top heads of the rankings: {'; '.join(parts)}.{end}")
