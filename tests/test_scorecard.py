@@ -15,6 +15,7 @@ from twotowers.exhibits import (
     scorecard,
     towers_apart,
     variants,
+    which_heads,
 )
 from twotowers.exhibits.claim import Claim, Verdict
 from twotowers.exhibits.scorecard import NOT_RUN, RULES, Model, Rule
@@ -47,13 +48,13 @@ def test_every_printed_row_has_one_rule_but_for_the_toy_example():
 def test_every_table_of_a_rule_is_a_study_s_and_its_claim_a_function_of_its_chapter():
     from twotowers.studies import attention_weights as _a, best_head as _b, flips as _c, interventions as _d  # noqa
     from twotowers.studies import locate as _e, mitigation as _f, mrr as _g, project as _h, two_towers as _i  # noqa
-    from twotowers.studies import towers_apart as _j, variants as _k  # noqa
+    from twotowers.studies import towers_apart as _j, variants as _k, which_heads as _l  # noqa
     from twotowers.studies.context import CHAPTERS
 
     names = {study.name for studies in CHAPTERS.values() for study in studies} | {"authors-numbers", ""}
     assert {rule.table for rule in (*RULES, scorecard.SIMILARITY)} <= names
     rooms = (attention_weights, best_head, flips, interventions, locate, mitigation, mrr, project, towers_apart, variants,
-             scorecard)  # fmt: skip
+             which_heads, scorecard)  # fmt: skip
     assert all(rule.claim is None or rule.claim.__module__ in {r.__name__ for r in rooms} for rule in RULES)
 
 

@@ -28,6 +28,7 @@ from twotowers.exhibits import (
     project,
     towers_apart,
     variants,
+    which_heads,
 )
 from twotowers.exhibits.claim import Claim, Verdict, code, plural, together
 from twotowers.paper.published import paper_model, published
@@ -100,6 +101,10 @@ RULES = (
     Rule("v1 fig 2", "attention blocks raise the label, FFN blocks hardly do", "01-locate-blocks", locate.blocks),
     Rule("v1 fig 3, 4", "the top heads lie in deep layers", "01-locate-top-heads", locate.top_heads, "v1 section 4.2"),
     Rule("v1 fig 3, 4", "other tasks have the same top heads", "01-locate-overlaps", locate.overlaps),
+    Rule("v1 section 4.2", "the heads with the largest increase carry the choice of label", "12-which-heads-what-they-do",
+         which_heads.paper),
+    Rule("v1 section 4.4", "the heads with the largest increase are those whose attention goes by class",
+         "12-which-heads-agreement", which_heads.by_class),
     Rule("v1 table 1", "values of label positions say the label", "02-project-gains", project.values),
     Rule("v1 table 1", "keys of label positions say the class of the text", "02-project-gains", project.keys),
     Rule("v1 table 1", "the last query says the class of the text", "02-project-gains", project.queries),
