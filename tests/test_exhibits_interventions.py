@@ -180,8 +180,9 @@ def test_logit_minus(foo, over, verdict):
     for place, (kind, at) in enumerate((("fooheads", "foo"), ("barheads", "bar"))):
         sign = -1 if place else 1
         rows += sources(sign * foo, sign * foo * over, heads=kind, at=at, quantity="logit minus", stands_for=place)
-    t = pd.DataFrame(rows).assign(labels="foo,bar")
+    t = pd.DataFrame(rows).assign(labels="foo,bar", learned=True)
     assert said(shown_flips.minus(t))[0] is verdict
+    assert said(shown_flips.minus(t.assign(learned=False)))[0] is Verdict.UNTESTABLE
     assert said(shown_flips.minus(t[t["heads"] == "barheads"]))[0] is verdict  # no head serves foo
     assert shown_flips.minus_chart(t).to_dict() and len(shown_flips.minus_rows(t)) == 2
 

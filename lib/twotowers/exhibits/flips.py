@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import estimate
 from twotowers.studies.flips import DEMONSTRATION, OVER, OWN, QUERY, RANDOM
@@ -88,6 +88,7 @@ def minus_rows(t: pd.DataFrame) -> pd.DataFrame:
     return shown.pivot(index=["quantity", "heads", "at"], columns="source", values="shown")[[OWN, RANDOM, OVER]]
 
 
+@about_learning
 def minus(t: pd.DataFrame) -> Claim:
     """EMNLP table 4: fooheads write foo at foo positions, barheads write bar at bar positions."""
     labels, verdicts, said = str(t["labels"].iloc[0]).split(","), [], []

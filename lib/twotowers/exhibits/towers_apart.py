@@ -77,7 +77,7 @@ def exchanged(t: pd.DataFrame) -> Claim:
     }  # fmt: skip
     return Claim(
         together([query, keys, stay]),
-        f"Exchanging the in-context heads' query {does[query]}, their keys {does[keys]}, "
+        f"Exchanging the in-context heads' query {does[query]}, exchanging their keys {does[keys]}, "
         f"and {values[stay]}: {moved['query']:+.2f} "
         f"nats (beyond random heads {over[0]:+.2f}), {moved['keys']:+.2f} (beyond {over[1]:+.2f}) and {moved['values']:+.2f} "
         f"(n = {plural(moved['query'].n, 'query word')}).",

@@ -92,7 +92,7 @@ def label_heads_zeroed(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(dataset=p.datasets[0], draws=p.draws, passes=p.datasets[0] in run.passing)
 
 
-@study
+@study(version=2)
 def logit_minus(run: Run) -> pd.DataFrame:
     """What heads add from a label position, first label less second (nats), and how much they attend to it; first set.
 
@@ -122,7 +122,8 @@ def logit_minus(run: Run) -> pd.DataFrame:
                     interval = over if one is None else bootstrap(one, clusters=clusters, seed=p.seed)
                     row = {"heads": f"{label}heads", "source": source, "at": at, "quantity": quantity}
                     rows.append(row | interval.as_row("value") | {"stands_for": p.labels.index(label)})
-    return pd.DataFrame(rows).assign(dataset=p.datasets[0], labels=",".join(p.labels))
+    learned = p.datasets[0] in run.passing
+    return pd.DataFrame(rows).assign(dataset=p.datasets[0], labels=",".join(p.labels), learned=learned)
 
 
 def _pairs(run: Run) -> pd.DataFrame:
