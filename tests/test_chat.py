@@ -93,3 +93,14 @@ def test_a_stranger_has_another_class_the_same_label_and_no_text_of_the_case():
     assert found is others[3] and place == 1
     with refused("no other prompt has 'foo' beside a text of another class"):
         chat.control_example(mine, 0, others[:3])
+
+
+@pytest.mark.parametrize("answer, kept", [
+    ("A dark and stormy night, indeed.", "A dark and stormy night, indeed."),
+    ("It says: 'There are FEW things, more frustrating' to me.", "It says: '[words of the text]' to me."),
+    ("few things more", "few things more"),
+    ("things more frustrating than that", "[words of the text] that"),
+    ("", ""),
+])  # fmt: skip
+def test_an_answer_is_kept_without_what_it_quotes_of_the_text(answer, kept):
+    assert chat.without_quotes(answer, "There are few things more frustrating than a dark film") == kept

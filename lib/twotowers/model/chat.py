@@ -46,6 +46,31 @@ def verdict(answer: str) -> str:
     return found[-1].lower() if found else "unclear"
 
 
+QUOTED = "[words of the text]"
+LONGEST_QUOTE = 3  # words of a data set in a row that a saved table may hold
+
+
+def without_quotes(answer: str, text: str) -> str:
+    """The answer with QUOTED for every run of more than LONGEST_QUOTE words that stands in `text` too.
+
+    Saved tables hold no sentence of a data set; case and signs between words do not hide one.
+    """
+    words = [w.lower() for w in re.findall(r"\w+", text)]
+    width = LONGEST_QUOTE + 1
+    runs = {tuple(words[i : i + width]) for i in range(len(words) - width + 1)}
+    found = list(re.finditer(r"\w+", answer))
+    said = [m.group().lower() for m in found]
+    quoted = {
+        j for i in range(len(said) - width + 1) if tuple(said[i : i + width]) in runs for j in range(i, i + width)
+    }
+    out, at = [], 0
+    for i in sorted(quoted):
+        if i - 1 not in quoted:
+            out += [answer[at : found[i].start()], QUOTED]
+        at = found[i].end()
+    return "".join([*out, answer[at:]])
+
+
 def control_example(case: Encoded, place: int, others: Sequence[Encoded]) -> tuple[Encoded, int]:
     """A prompt of `others` and a place in it, whose demonstration has another class and the same label: a control.
 

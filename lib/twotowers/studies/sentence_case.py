@@ -127,12 +127,12 @@ def counted(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(head=str(head), n_words=p.n_words)
 
 
-@study
+@study(version=2)
 def chat(run: Run) -> pd.DataFrame:
     """A chat model asked whether the words of a key go with a text: own words, and as a control those of another text.
 
-    One row per (number, words_of): class, words, answer, verdict ("yes", "no", "unclear"), chat_model. Raises
-    TwoTowersError when no chat model is named.
+    One row per (number, words_of): class, words, answer (but for what it quotes of the text), verdict ("yes", "no",
+    "unclear"), chat_model. Raises TwoTowersError when no chat model is named.
     """
     from twotowers.analysis import project
     from twotowers.model import chat as asking
@@ -153,13 +153,14 @@ def chat(run: Run) -> pd.DataFrame:
     for i, d in enumerate(case.prompt.demonstrations):
         other, place = asking.control_example(case, i, [*strangers[i:], *strangers[:i]])
         for words_of, listed in ((OWN, key_words(case, i)), (ANOTHER, key_words(other, place))):
-            asked.append((i + 1, d.cls, words_of, ", ".join(listed), asking.question(d.text, listed)))
+            asked.append((i + 1, d.cls, words_of, ", ".join(listed), d.text, asking.question(d.text, listed)))
     model = asking.Chat.load(p.chat_model, dtype=p.dtype, device=p.device)
     rows = []
-    for number, cls, words_of, listed, question in asked:
+    for number, cls, words_of, listed, text, question in asked:
         answer = model.ask(question, p.max_new_tokens)
         rows.append(
-            {"number": number, "class": cls, "words_of": words_of, "words": listed, "answer": answer,
+            {"number": number, "class": cls, "words_of": words_of, "words": listed,
+             "answer": asking.without_quotes(answer, text),
              "verdict": asking.verdict(answer), "chat_model": p.chat_model}
         )  # fmt: skip
     return pd.DataFrame(rows)
