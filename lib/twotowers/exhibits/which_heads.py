@@ -186,9 +186,9 @@ def fell(t: pd.DataFrame, ranking: str, measure: str) -> Verdict:
 def what_goes(t: pd.DataFrame, ranking: str) -> str:
     """What goes with a ranking's heads: a key of WENT."""
     choice, word = (fell(t, ranking, measure) is Verdict.HOLDS for measure in (MARGIN, NAMES))
-    return {(True, False): "the choice", (False, True): "label words", (True, True): "both"}.get(
-        (choice, word), "neither"
-    )
+    if choice:
+        return BOTH if word else CHOICE
+    return WORDS if word else NOTHING_CLEAR
 
 
 def choice_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
