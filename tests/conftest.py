@@ -16,6 +16,17 @@ from twotowers.model.model import Model
 from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
+SPREAD = ("test_chapters.py", "test_runs.py")  # long tests that share nothing: each may go to any worker
+
+
+def pytest_collection_modifyitems(items):
+    """Long tests first, each wherever a worker is free; the tests of any other file together, as they share fixtures."""
+    items.sort(key=lambda item: item.path.name not in SPREAD)
+    for item in items:
+        if item.path.name not in SPREAD:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
 hypothesis.settings.load_profile("book")
 ROOT = Path(__file__).parents[1]
