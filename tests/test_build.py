@@ -46,13 +46,19 @@ def test_data_of_a_chart_cannot_end_its_script():
     chart = (
         alt.Chart(alt.Data(values=[{"x": HOSTILE}, {"x": "</SCRIPT >"}]), title=HOSTILE).mark_point().encode(x="x:N")
     )
-    html = chart._repr_mimebundle_()["text/html"]
-    html = html if isinstance(html, str) else "".join(html)
+    html = "".join(chart._repr_mimebundle_()["text/html"])
     assert len(Scripts(html).scripts) > 1, "as Altair writes it, the data end the script"
     output = {"output_type": "display_data", "data": {"text/html": html.splitlines(keepends=True)}, "metadata": {}}
-    (script,) = Scripts(assemble.shown(output)["data"]["text/html"]).scripts
-    written = json.loads(script[script.rindex('{"config"') : script.rindex("}, {") + 1])
-    assert written["title"] == HOSTILE and HOSTILE in json.dumps(written["data"]).replace('\\"', '"')
+    page = Scripts(assemble.shown(output)["data"]["text/html"])
+    (script,) = page.scripts
+    written = json.loads(script)
+    assert page.tags == ["div", "script"] and written["title"] == HOSTILE
+    assert written["data"]["values"] == [{"x": HOSTILE}, {"x": "</SCRIPT >"}]
+
+
+def test_charts_that_altair_writes_in_another_way_are_refused():
+    with pytest.raises(ValueError, match="in another way"):
+        assemble.chart_block('<div id="altair-viz-1"></div><script>draw()</script>')
 
 
 def page(tmp_path, stamp):

@@ -28,7 +28,7 @@ from twotowers.exhibits import (
     project,
     variants,
 )
-from twotowers.exhibits.claim import Claim, Verdict, code, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, code, inert, plural, together
 from twotowers.paper.published import paper_model, published
 from twotowers.paths import data_folder, slug
 from twotowers.stats import tables
@@ -286,8 +286,8 @@ def ladder_markdown(t: pd.DataFrame) -> str:
 def score_markdown(t: pd.DataFrame, model: str) -> str:
     """All rules on one model."""
     rows = [
-        [f"{r.where}: {_linked(r.says, r.page)}", r.published + (f"; {r.numbers}" if r.numbers else ""), f"**{r.verdict}**",
-         r.sentence]
+        [f"{r.where}: {_linked(r.says, r.page)}", inert(r.published + (f"; {r.numbers}" if r.numbers else "")),
+         f"**{r.verdict}**", inert(r.sentence)]
         for r in t[t["model"] == model].itertuples()
     ]  # fmt: skip
     return _table(["the paper", "published", "here", "what was measured"], rows)
