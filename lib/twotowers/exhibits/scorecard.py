@@ -74,6 +74,8 @@ class Rule:
         """Its printed rows."""
         rows = published()
         of = rows["source"].eq(self.source) & rows["quantity"].str.contains(self.quantity, regex=False)
+        if self.source and not of.any():
+            raise TwoTowersError(f"data/published.csv holds nothing of {self.source}: restore it from the repository")
         return rows[of]
 
 
