@@ -9,7 +9,19 @@ from html.parser import HTMLParser
 
 import nbformat
 import pytest
-from book_builder import ROOT, add_cell, build, edit, lay_out, needs_proc, pids_in, start, twotowers, wait_for
+from book_builder import (
+    ROOT,
+    add_cell,
+    build,
+    edit,
+    lay_out,
+    model_folder,
+    needs_proc,
+    pids_in,
+    start,
+    twotowers,
+    wait_for,
+)
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import assemble
@@ -96,8 +108,7 @@ def test_a_page_of_a_failed_chapter_says_so_and_what_it_says_is_no_markup(tmp_pa
 def book(tmp_path_factory):
     """A book built in a folder whose name a shell would stumble over, with a chapter of another model."""
     folder = lay_out(tmp_path_factory.mktemp("trial") / "it's a `b`", trial=True)
-    (folder / "m").mkdir()
-    (folder / "m/config.json").write_text("{}")
+    model_folder(folder / "m")
     done = twotowers(folder, "run", "--model", "m", "--chapters", "01-locate", "--n-prompts", "30")
     assert done.returncode == 0, done.stdout
     done = build(folder)

@@ -21,6 +21,7 @@ from book_builder import (
     edit,
     environment,
     lay_out,
+    model_folder,
     needs_proc,
     pids_in,
     start,
@@ -56,11 +57,9 @@ SLEEPS = "import time\nif n_prompts == 60:\n    print('asleep'); time.sleep(600)
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The trial book, in a folder whose name a shell would stumble over, and a folder that looks like a model."""
+    """The trial book, in a folder whose name a shell would stumble over, and a model in a folder of its own."""
     folder = lay_out(tmp_path / "it's a `b` {c}", trial=True)
-    (folder / "m").mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / "m" / name).write_text("{}")
+    model_folder(folder / "m")
     monkeypatch.setenv("TWOTOWERS_HOME", str(folder))
     monkeypatch.chdir(folder)
     return folder

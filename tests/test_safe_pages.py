@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from book_builder import add_cell, build, lay_out, twotowers
+from book_builder import add_cell, build, lay_out, model_folder, twotowers
 from playwright.sync_api import sync_playwright
 from test_pages import CHROMIUM, FLAGS, needs_browser, serving, until
 
@@ -54,8 +54,7 @@ def book(tmp_path_factory):
     add_cell(folder, "01-locate", THROUGH_US)
     add_cell(folder, "02-second", PAST_US)
     model = folder / "<img src=x onerror=hit()>"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+    model_folder(model)
     done = twotowers(folder, "run", "--model", model.name, "--chapters", "01-locate")
     assert done.returncode == 0, done.stdout
     done = build(folder)
@@ -88,7 +87,7 @@ def test_hostile_texts_are_shown_and_run_nothing(book, scheme):
     def visit(page, home):
         hits = settle(page, f"{home}book/01-locate.html")
         shown = page.inner_text("article")
-        page.locator("path[aria-roledescription=bar]").first.hover(force=True)  # its tooltip
+        page.locator("path[aria-roledescription=bar]").last.hover(force=True)  # its tooltip
         other = next(book.glob("book/runs/*/01-locate.html")).relative_to(book).as_posix()
         return hits + settle(page, home + other), shown
 
@@ -125,7 +124,7 @@ def test_search_theme_and_formulas_work_under_the_policy(book, scheme):
         for _ in range(3):
             page.evaluate("document.querySelector('.theme-switch-button').click()")
             modes.append(page.evaluate("document.documentElement.dataset.mode"))
-        page.goto(f"{home}search.html?q=trial")
+        page.goto(f"{home}search.html?q=displayed")
         page.wait_for_selector("ul.search li a")
         if scheme == "http":
             page.wait_for_selector("ul.search li .context")

@@ -17,6 +17,7 @@ import altair as alt
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 
+from twotowers.chapters.check import check_fit, check_least
 from twotowers.chapters.notebooks import assigned, declared
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits.claim import Claim, code, inert, plural
@@ -146,8 +147,9 @@ def open_chapter(name: str, scope: dict[str, Any], least: int = 2) -> Chapter:
         if given not in known:
             raise TwoTowersError(f"unknown parameter '{given}': {nearest(given, known)}")
     parameters = Parameters.of({parameter: scope[parameter] for parameter in known if parameter in scope})
-    if parameters.n_prompts < least:
-        raise TwoTowersError(f"n_prompts={parameters.n_prompts}: this chapter needs at least {least} prompts a set")
+    check_least(parameters.n_prompts, name, least)
+    if parameters.recorded != "only":  # pages of recorded tables need no model
+        check_fit(parameters.model, parameters, known)
     tables.writable(parameters.out)
     chapter = Chapter(parameters, least)
     chapter.name = name
