@@ -124,7 +124,7 @@ def test_search_theme_and_formulas_work_under_the_policy(book, scheme):
         for _ in range(3):
             page.evaluate("document.querySelector('.theme-switch-button').click()")
             modes.append(page.evaluate("document.documentElement.dataset.mode"))
-        page.goto(f"{home}search.html?q=displayed")
+        page.goto(f"{home}search.html?q=inline")
         page.wait_for_selector("ul.search li a")
         if scheme == "http":
             page.wait_for_selector("ul.search li .context")

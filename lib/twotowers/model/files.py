@@ -39,7 +39,7 @@ def check(name: str) -> None:
     quantised, or of an architecture outside the table. What must be fetched first is not looked at."""
     path = here(name)
     if path is not None:
-        row(name, describe(name)["model_type"])
+        row(name, _config(path, name)["model_type"] if path.is_dir() else describe(name)["model_type"])
         if path.is_dir():
             check_folder(path, name)
 
