@@ -43,6 +43,15 @@ def lay_out(target: Path, *, trial: bool) -> Path:
     return target
 
 
+def model_folder(target: Path) -> Path:
+    """A folder of its own that holds the shipped miniature."""
+    target.mkdir(parents=True)
+    for source in (ROOT / "data/models/mini-gpt2").glob("*.json"):
+        shutil.copy(source, target)
+    (target / "model.safetensors").symlink_to(ROOT / "data/models/mini-gpt2/model.safetensors")
+    return target
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "twotowers.cli", *arguments]
 

@@ -9,7 +9,19 @@ from html.parser import HTMLParser
 
 import nbformat
 import pytest
-from book_builder import ROOT, add_cell, build, edit, lay_out, needs_proc, pids_in, start, twotowers, wait_for
+from book_builder import (
+    ROOT,
+    add_cell,
+    build,
+    edit,
+    lay_out,
+    model_folder,
+    needs_proc,
+    pids_in,
+    start,
+    twotowers,
+    wait_for,
+)
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import assemble
@@ -46,13 +58,19 @@ def test_data_of_a_chart_cannot_end_its_script():
     chart = (
         alt.Chart(alt.Data(values=[{"x": HOSTILE}, {"x": "</SCRIPT >"}]), title=HOSTILE).mark_point().encode(x="x:N")
     )
-    html = chart._repr_mimebundle_()["text/html"]
-    html = html if isinstance(html, str) else "".join(html)
+    html = "".join(chart._repr_mimebundle_()["text/html"])
     assert len(Scripts(html).scripts) > 1, "as Altair writes it, the data end the script"
     output = {"output_type": "display_data", "data": {"text/html": html.splitlines(keepends=True)}, "metadata": {}}
-    (script,) = Scripts(assemble.shown(output)["data"]["text/html"]).scripts
-    written = json.loads(script[script.rindex('{"config"') : script.rindex("}, {") + 1])
-    assert written["title"] == HOSTILE and HOSTILE in json.dumps(written["data"]).replace('\\"', '"')
+    page = Scripts(assemble.shown(output)["data"]["text/html"])
+    (script,) = page.scripts
+    written = json.loads(script)
+    assert page.tags == ["div", "script"] and written["title"] == HOSTILE
+    assert written["data"]["values"] == [{"x": HOSTILE}, {"x": "</SCRIPT >"}]
+
+
+def test_charts_that_altair_writes_in_another_way_are_refused():
+    with pytest.raises(ValueError, match="in another way"):
+        assemble.chart_block('<div id="altair-viz-1"></div><script>draw()</script>')
 
 
 def page(tmp_path, stamp):
@@ -90,8 +108,7 @@ def test_a_page_of_a_failed_chapter_says_so_and_what_it_says_is_no_markup(tmp_pa
 def book(tmp_path_factory):
     """A book built in a folder whose name a shell would stumble over, with a chapter of another model."""
     folder = lay_out(tmp_path_factory.mktemp("trial") / "it's a `b`", trial=True)
-    (folder / "m").mkdir()
-    (folder / "m/config.json").write_text("{}")
+    model_folder(folder / "m")
     done = twotowers(folder, "run", "--model", "m", "--chapters", "01-locate", "--n-prompts", "30")
     assert done.returncode == 0, done.stdout
     done = build(folder)

@@ -82,7 +82,7 @@ def test_heldout_and_seen_words():
 def test_words_that_a_csv_reader_takes_for_missing_stay_words(tmp_path):
     TABLE.to_csv(tmp_path / "words.csv", index=False)
     assert datasets._read_words(tmp_path / "words.csv")["word"].tolist() == TABLE["word"].tolist()
-    with pytest.raises(TwoTowersError, match="restore data/words"):
+    with pytest.raises(TwoTowersError, match="restore it from the repository"):
         datasets._read_words(tmp_path / "nothing.csv")
 
 

@@ -8,6 +8,7 @@ import functools
 import os
 import shutil
 import threading
+import time
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +16,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 from book_builder import build, lay_out
-from playwright.sync_api import TimeoutError, sync_playwright
+from playwright.sync_api import sync_playwright
 
 BUILT = os.environ.get("TWOTOWERS_HTML")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -110,20 +111,33 @@ def names(html: Path) -> list[str]:
     return [p.relative_to(html).as_posix() for p in pages(html) if 'http-equiv="Refresh"' not in p.read_text()]
 
 
-def look(html: Path, *, width: int, mode: str) -> list[str]:
-    """What is wrong with the pages, one line each."""
-    # The browser is closed before this returns: pytest on Python 3.11 cannot report beside an open one.
+@contextlib.contextmanager
+def serving(html: Path):
+    """The address of a server of that folder."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=html))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=mode)
-            home = f"http://127.0.0.1:{server.server_port}/"
-            return [f"{page}: {line}" for page in names(html) for line in look_at(context, home, page)]
+        yield f"http://127.0.0.1:{server.server_port}/"
     finally:
         server.shutdown()
         server.server_close()
+
+
+def look(html: Path, *, width: int, mode: str) -> list[str]:
+    """What is wrong with the pages, one line each."""
+    # The browser is closed before this returns: pytest on Python 3.11 cannot report beside an open one.
+    with serving(html) as home, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=mode)
+        return [f"{page}: {line}" for page in names(html) for line in look_at(context, home, page)]
+
+
+def until(page, true: str, seconds: float = 10) -> bool:
+    """Whether an expression comes true in a page. Playwright's own waiting needs eval, which the pages forbid."""
+    end = time.monotonic() + seconds
+    while not (found := page.evaluate(true)) and time.monotonic() < end:
+        page.wait_for_timeout(50)
+    return bool(found)
 
 
 def look_at(context, home: str, name: str) -> list[str]:
@@ -141,16 +155,13 @@ def look_at(context, home: str, name: str) -> list[str]:
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(home + name)
-    with contextlib.suppress(TimeoutError):  # what is not drawn by then is named below
-        page.wait_for_function(DRAWN, timeout=10_000)
+    until(page, DRAWN)  # what is not drawn by then is named below
     wrong += page.evaluate(LOOK)
     size = page.viewport_size
     if size["width"] > 1000:
         for width in (390, size["width"]):
             page.set_viewport_size({**size, "width": width})
-        try:
-            page.wait_for_function(FITS, timeout=5_000)
-        except TimeoutError:
+        if not until(page, FITS, 5):
             wrong.append("a chart stays wider than its box when the window changes")
     page.close()
     return wrong

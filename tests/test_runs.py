@@ -21,6 +21,7 @@ from book_builder import (
     edit,
     environment,
     lay_out,
+    model_folder,
     needs_proc,
     pids_in,
     start,
@@ -56,11 +57,9 @@ SLEEPS = "import time\nif n_prompts == 60:\n    print('asleep'); time.sleep(600)
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The trial book, in a folder whose name a shell would stumble over, and a folder that looks like a model."""
+    """The trial book, in a folder whose name a shell would stumble over, and a model in a folder of its own."""
     folder = lay_out(tmp_path / "it's a `b` {c}", trial=True)
-    (folder / "m").mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / "m" / name).write_text("{}")
+    model_folder(folder / "m")
     monkeypatch.setenv("TWOTOWERS_HOME", str(folder))
     monkeypatch.chdir(folder)
     return folder
@@ -193,16 +192,16 @@ def test_refusing_and_planning_load_no_torch(home):
 
 
 def test_parameters_reach_a_notebook_in_a_form_that_it_can_check_again(home):
-    given = {"heads": "3-7,2-5", "labels": "yes,no", "n_prompts": "20"}
+    given = {"heads": "3-7,2-5", "labels": "a,the", "n_prompts": "20"}
     job = plan.for_run(["m"], ["02-second"], given, "runs").jobs["m/02-second"]
-    assert job["parameters"] == {"heads": ["3-7", "2-5"], "labels": ["yes", "no"], "n_prompts": 20, "model": "m"}
+    assert job["parameters"] == {"heads": ["3-7", "2-5"], "labels": ["a", "the"], "n_prompts": 20, "model": "m"}
     assert Parameters.of(json.loads(json.dumps(job["parameters"]))) == Parameters.of(given | {"model": "m"})
 
 
 def test_a_chapter_gets_the_parameters_that_it_declares_and_waits_for_the_first(home):
     add_chapter(home, "03-plain", "model = 'm'\nn_prompts = 5\nout = 'x'")
     add_chapter(home, "cards", "out = 'x'")
-    made = plan.for_run(["m", "m"], None, {"n_prompts": 7, "labels": "a,b"}, "runs")
+    made = plan.for_run(["m", "m"], None, {"n_prompts": 7, "labels": "a,the"}, "runs")
     assert list(made.jobs) == ["m/01-locate", "m/02-second", "m/03-plain"]
     assert made.jobs["m/03-plain"]["parameters"] == {"n_prompts": 7, "model": "m"}
     assert made.after == {"m/01-locate": [], "m/02-second": ["m/01-locate"], "m/03-plain": ["m/01-locate"]}
@@ -224,11 +223,11 @@ def test_a_chapter_about_its_own_model_keeps_it_only_beside_a_miniature(home):
 def test_a_sweep_is_models_by_chapters_by_settings_in_folders_of_their_own(home):
     shutil.copytree(home / "m", home / "n")
     (home / "sweep.yml").write_text(
-        "models: [m, n]\nchapters: [01-locate]\nparameters: [{n_prompts: 3}, {n_prompts: 3, labels: [yes_, no_]}]"
+        "models: [m, n]\nchapters: [01-locate]\nparameters: [{n_prompts: 3}, {n_prompts: 3, labels: [a, the]}]"
     )
     made = plan.for_sweep(Path("sweep.yml"), "runs")
     assert list(made.jobs) == [
-        f"{m}--n_prompts-3{more}/01-locate" for more in ("", "--labels--yes_-no_-") for m in "mn"
+        f"{m}--n_prompts-3{more}/01-locate" for more in ("", "--labels--a-the-") for m in "mn"
     ]  # fmt: skip
     assert made.jobs["n--n_prompts-3/01-locate"]["model"] == "n"
 

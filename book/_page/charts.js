@@ -1,4 +1,5 @@
-// Charts take the page's colours: text and lines are drawn in `currentColor`, so light and dark need no redrawing.
+// Charts are drawn from the data that stand in the page (book/_ext/assemble.py). They take the page's colours: text and
+// lines are drawn in `currentColor`, so light and dark need no redrawing.
 (() => {
   const ink = { labelColor: "currentColor", titleColor: "currentColor", subtitleColor: "currentColor" };
   const lines = { domainColor: "currentColor", tickColor: "currentColor", gridColor: "currentColor", gridOpacity: 0.15 };
@@ -53,16 +54,16 @@
     settled = setTimeout(() => window.dispatchEvent(new Event("resize")), 100);
   });
 
-  const embed = window.vegaEmbed;
-  window.vegaEmbed = (element, spec, options) => {
+  function draw(element, spec) {
     const box = element.parentElement;
     const phone = box.clientWidth < 500;
     const config = merge(merge(marks, spec.config || {}), page);
     if (phone) config.legend.columns = 2;
     const title = titleFor(spec.title, config, box.clientWidth - (phone ? 10 : 50));
-    return embed(element, { ...spec, title, config, background: "transparent" }, {
-      ...options,
+    return vegaEmbed(element, { ...spec, title, config, background: "transparent" }, {
+      mode: "vega-lite",
       renderer: "svg",
+      ast: true,  // expressions are interpreted: the page's policy lets no text become code
       actions: !phone && { export: true, source: false, compiled: false, editor: false },
     }).then((chart) => {
       boxes.observe(box);
@@ -70,5 +71,13 @@
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
       return chart;
     });
-  };
+  }
+
+  for (const data of document.querySelectorAll('script.chart[type="application/json"]')) {
+    const element = data.previousElementSibling;
+    draw(element, JSON.parse(data.textContent)).catch((error) => {
+      element.textContent = `This chart cannot be drawn: ${error.message}`;
+      throw error;
+    });
+  }
 })();

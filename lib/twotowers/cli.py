@@ -177,6 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in {"jobs", "threads"} & vars(given).keys():
             setattr(given, name, _whole(name, getattr(given, name)))
+        if getattr(given, "profile", None) is not None:
+            from twotowers.chapters.check import check_profile
+
+            check_profile(given.profile)
         commands = {"run": _run, "book": _book, "record": _record, "verify": _verify, "models": _models}
         commands[given.command](given)
     except TwoTowersError as error:

@@ -17,9 +17,10 @@ import altair as alt
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 
+from twotowers.chapters.check import check_fit, check_least
 from twotowers.chapters.notebooks import assigned, declared
 from twotowers.errors import TwoTowersError
-from twotowers.exhibits.claim import Claim, code, plural
+from twotowers.exhibits.claim import Claim, code, inert, plural
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
 from twotowers.paths import shipped_models
@@ -77,8 +78,8 @@ class Chapter(Run):
         quantised = f", weights {code(about['quantisation'])}" if about.get("quantisation") else ""
         display(
             Markdown(
-                f"**Every figure here is of {code(p.model)}**, {kind}: {code(about['type'])}, {about['layers']} "
-                f"layers of {about['heads']} heads, {about['vocabulary']:,} words{quantised}, fingerprint "
+                f"**Every figure here is of {code(p.model)}**, {kind}: {code(about['type'])}, {int(about['layers'])} "
+                f"layers of {int(about['heads'])} heads, {int(about['vocabulary']):,} words{quantised}, fingerprint "
                 f"{code(about['fingerprint'])}. {p.n_prompts:,} prompts a set, seed {p.seed}. {self._recorded()}"
             )
         )
@@ -91,7 +92,7 @@ class Chapter(Run):
         except TwoTowersError as error:
             display(Markdown(f"*No form of prompt could be chosen:* {code(error)}"))
             return
-        display(Markdown(f"Form of the prompts: {form} (chapter 1 says how it was chosen)."))
+        display(Markdown(f"Form of the prompts: {inert(str(form))} (chapter 1 says how it was chosen)."))
         if not learns:
             display(
                 Markdown(
@@ -108,11 +109,11 @@ class Chapter(Run):
         told = [table.attrs["provenance"] for table in found if table is not None]
         if not told:
             return "All tables are computed in this run."
-        days = sorted({one["date"] for one in told})
+        days = [code(day) for day in sorted({str(one["date"]) for one in told})]
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         where = code(told[0]["machine"])
         rest = "" if len(told) == len(found) else f"; the other {len(found) - len(told)} are computed in this run"
-        seconds = sum(one["seconds"] for one in told)
+        seconds = sum(float(one["seconds"]) for one in told)
         return f"{plural(len(told), 'table')} recorded on {when} ({where}, computed in {seconds:,.0f} s){rest}."
 
     def paper(self, where: str, text: str, source: str = "", quantity: str = "", at: str = "") -> None:
@@ -146,8 +147,9 @@ def open_chapter(name: str, scope: dict[str, Any], least: int = 2) -> Chapter:
         if given not in known:
             raise TwoTowersError(f"unknown parameter '{given}': {nearest(given, known)}")
     parameters = Parameters.of({parameter: scope[parameter] for parameter in known if parameter in scope})
-    if parameters.n_prompts < least:
-        raise TwoTowersError(f"n_prompts={parameters.n_prompts}: this chapter needs at least {least} prompts a set")
+    check_least(parameters.n_prompts, name, least)
+    if parameters.recorded != "only":  # pages of recorded tables need no model
+        check_fit(parameters.model, parameters, known)
     tables.writable(parameters.out)
     chapter = Chapter(parameters, least)
     chapter.name = name

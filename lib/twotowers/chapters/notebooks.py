@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,16 +51,34 @@ def read_yaml(path: Path) -> Any:
 
 def declared(chapter: str) -> dict[str, Any]:
     """The parameters that a chapter's notebook declares, with the values in its parameters cell."""
+    try:
+        return {name: ast.literal_eval(value) for name, value in assigned(_source(chapter, "parameters")).items()}
+    except ValueError:
+        raise _no_notebook(chapter) from None
+
+
+def least_prompts(chapter: str) -> int:
+    """How many prompts a set a chapter asks for when it opens: `open_chapter(..., least=8)`; 2 unless it says."""
+    found = re.search(r"open_chapter\(.*\bleast=(\d+)", _source(chapter))
+    return int(found[1]) if found else 2
+
+
+def _source(chapter: str, tag: str = "") -> str:
+    """The code of a chapter's notebook, or of its cells with a tag."""
     path = book_folder() / f"{chapter}.ipynb"
     if not path.is_file():
         raise TwoTowersError(f"there is no chapter '{chapter}' in {path.parent}")
     try:
-        cells = json.loads(path.read_text("utf8"))["cells"]
-        tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-        source = "\n".join("".join(cell["source"]) for cell in tagged)
-        return {name: ast.literal_eval(value) for name, value in assigned(source).items()}
-    except (ValueError, KeyError):
-        raise TwoTowersError(f"'{path}' is no notebook whose parameters cell holds plain values: mend it") from None
+        cells = [cell for cell in json.loads(path.read_text("utf8"))["cells"] if cell["cell_type"] == "code"]
+        chosen = [cell for cell in cells if not tag or tag in cell["metadata"].get("tags", [])]
+        return "\n".join("".join(cell["source"]) for cell in chosen)
+    except (ValueError, KeyError, TypeError):
+        raise _no_notebook(chapter) from None
+
+
+def _no_notebook(chapter: str) -> TwoTowersError:
+    path = book_folder() / f"{chapter}.ipynb"
+    return TwoTowersError(f"'{path}' is no notebook whose parameters cell holds plain values: mend it")
 
 
 def assigned(source: str) -> dict[str, ast.expr]:

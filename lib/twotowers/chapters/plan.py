@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twotowers.chapters import stamps
-from twotowers.chapters.notebooks import chapters, declared, known_chapter, read_yaml
+from twotowers.chapters import check, stamps
+from twotowers.chapters.notebooks import chapters, declared, known_chapter, least_prompts, read_yaml
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.parameters import Parameters, nearest
@@ -28,7 +28,14 @@ from twotowers.prompts import datasets
 BOOK = "_build/chapters"  # below the repository: where `make book` runs chapters
 RECORD = "run.yml"  # in data/results/MODEL: what was recorded, and how it is computed again
 OURS = {"model": "name it with --model, or MODEL= of make", "out": "a run has its own folder: --out"}
-DRAWN = {"datasets", "labels", "k", "n_prompts", "seed"}  # parameters that decide whether prompts can be drawn
+DRAWN = {
+    "datasets",
+    "labels",
+    "k",
+    "n_prompts",
+    "n_locate",
+    "seed",
+}  # parameters that decide whether prompts can be drawn
 
 
 @dataclass
@@ -77,7 +84,7 @@ def checked(given: dict[str, Any], names: Sequence[str], models: Iterable[str]) 
     """The given parameters as plain values, as a notebook takes them.
 
     Raises TwoTowersError, in one line, on an unknown name, a value out of range, a parameter that no chosen chapter
-    declares, data that cannot be drawn, a model, dtype or device that is not here.
+    declares, data that cannot be drawn, a model, dtype or device that is not here, and what does not fit the model.
     """
     for name in OURS.keys() & given.keys():
         raise TwoTowersError(f"{name} is not set like this: {OURS[name]}")
@@ -87,32 +94,26 @@ def checked(given: dict[str, Any], names: Sequence[str], models: Iterable[str]) 
     for name in given:
         if not any(name in one for one in known):
             raise TwoTowersError(f"no chosen chapter has the parameter '{name}': leave it out or choose other chapters")
+    for name, own in zip(names, known, strict=True):
+        if "n_prompts" in own and "n_prompts" in given:
+            check.check_least(p.n_prompts, name, least_prompts(name))
     if DRAWN & given.keys():
         own = [name for one in known for name in one.get("datasets", []) if datasets.is_word_set(name)]
-        k = {} if p.k == "auto" else {"k": p.k}
-        for name in p.datasets if "datasets" in given else dict.fromkeys(own):
-            datasets.draw(name, p.n_prompts if "n_prompts" in given else 1, seed=p.seed, labels=tuple(p.labels), **k)
+        locate = p.n_locate if any("n_locate" in one for one in known) else 0
+        enough = (p.n_prompts if "n_prompts" in given else 1) + (
+            locate if {"n_prompts", "n_locate"} & given.keys() else 0
+        )
+        check.check_draw(p, p.datasets if "datasets" in given else dict.fromkeys(own), enough)
     for model in [*models, *filter(None, [p.chat_model])]:
-        check_model(model)
+        check.check_model(model)
+    for model in models:
+        check.check_fit(model, p, {name for one in known for name in one})
     if p.device != "cpu" or p.device_map:  # only torch knows what is here
         from twotowers.model import loading
 
         for model in models:
             loading.check(model, p.dtype, p.device, p.device_map)
     return {name: plain[name] for name in given}
-
-
-def check_model(name: str) -> None:
-    """Raise TwoTowersError for what is clearly no model, without torch; loading says the rest."""
-    path, known = Path(name), shipped_models()
-    offer = f"give a folder, a GGUF file, a hub id, or one of {', '.join(known)}"
-    if not name.strip():
-        raise TwoTowersError(f"model={name!r} names nothing: {offer}")
-    if path.is_dir() and name not in known and not (path / "config.json").is_file():
-        raise TwoTowersError(f"{name!r} holds no config.json: give a folder written by save_pretrained")
-    is_path = name.startswith((".", "~", "/")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-    if is_path and not path.exists():
-        raise TwoTowersError(f"there is no folder {name!r}: {offer}")
 
 
 def homes(models: Iterable[str], suffix: str = "") -> dict[str, str]:

@@ -44,16 +44,17 @@ class Claim:
     sentence: str
 
     def __post_init__(self) -> None:
-        if re.search(r"\bnan\b|\binf\b", self.sentence, re.IGNORECASE):
+        if re.search(r"\bnan\b|\binf\b", _SPAN.sub("", self.sentence), re.IGNORECASE):
             raise TwoTowersError(f"a sentence would say 'nan': {self.sentence[:80]!r}")
 
     @property
     def markdown(self) -> str:
         """A box whose title is the verdict; a finding without one is a paragraph."""
+        sentence = inert(self.sentence)
         if self.verdict is None:
-            return f"**Found here.** {self.sentence}"
+            return f"**Found here.** {sentence}"
         kind = self.verdict.name.lower()
-        return f":::{{admonition}} {self.verdict.capitalize()}\n:class: verdict {kind}\n{self.sentence}\n:::"
+        return f":::{{admonition}} {self.verdict.capitalize()}\n:class: verdict {kind}\n{sentence}\n:::"
 
 
 def judge(effect: Interval, over_control: Interval | None, null: float = 0.0, sign: int = 1) -> Verdict:
@@ -106,6 +107,27 @@ def code(text: object) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
+_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.*?[^`])\1(?!`)")  # inline code, as CommonMark finds it
+
+
+def inert(sentence: str) -> str:
+    """A sentence as one paragraph of Markdown in which, beside code, only emphasis is markup.
+
+    What a table holds may have come into it without `code`: no HTML, link, role, formula or block is made of that.
+    """
+    parts, at, line = [], 0, " ".join(sentence.split())
+    for span in _SPAN.finditer(line):
+        parts += [_escaped(line[at : span.start()]), span[0]]
+        at = span.end()
+    return "".join([*parts, _escaped(line[at:])])
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"[\\`<>{}\[\]$&|~^#:@]", r"\\\g<0>", text)
+    text = re.sub(r"\A[-+=*_%]", r"\\\g<0>", text)  # what makes a list or a comment of a line
+    return re.sub(r"\A(\d+)([.)])", r"\1\\\2", text)
+
+
 def listed(items: Iterable[object], most: int = 8) -> str:
     """Names as inline code, with commas; how many more where there are many."""
     items = [code(item) for item in items]
@@ -126,5 +148,5 @@ def counted(values: Iterable[SupportsInt]) -> str:
 
 def numbers_in(sentence: str) -> list[str]:
     """Numbers of a sentence, one for an estimate with its interval; heads ("22-0") and code are no numbers."""
-    plain = re.sub(r"`[^`]*`|\[[^\]]*\]|\b\d+-\d+\b|95%", "", sentence)
+    plain = re.sub(r"\[[^\]]*\]|\b\d+-\d+\b|95%", "", _SPAN.sub("", sentence))
     return re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?%?", plain)

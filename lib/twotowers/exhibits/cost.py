@@ -6,6 +6,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from twotowers.exhibits.claim import code
 from twotowers.stats import charts
 
 ALL, VARIED = "all heads and blocks", {"prompts": "prompts", "tokens": "tokens a prompt", "vocabulary": "words"}
@@ -19,7 +20,7 @@ def ran(t: pd.DataFrame) -> pd.DataFrame:
 def machine(t: pd.DataFrame) -> str:
     one = t.iloc[-1]
     return (
-        f"**Recorded** on {one['date']}: {one['machine']}, {one['cores']} cores, {one['threads']} thread(s) used; "
+        f"**Recorded** on {code(one['date'])}: {code(one['machine'])}, {one['cores']} cores, {one['threads']} thread(s) used; "
         f"torch {one['torch']}, transformers {one['transformers']}."
     )
 

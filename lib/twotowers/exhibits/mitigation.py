@@ -137,7 +137,7 @@ def factors(t: pd.DataFrame) -> Claim:
     before = estimate(own, "fall", kind=FEWER, factor=0.0)
     return Claim(
         None,
-        f"On {int(t['tuned_on'].iloc[0]):,} prompts that judge nothing the mean fall over both kinds is smallest at $a_c$ = "
+        f"On {int(t['tuned_on'].iloc[0]):,} prompts that judge nothing the mean fall over both kinds is smallest at `a_c` = "
         f"{best:g}. On the judged prompts accuracy then falls by {true:.1%} with one true demonstration fewer ({before:.1%} "
         f"without the shortcut) and by {false:.1%} with one false one fewer.",
     )

@@ -30,7 +30,7 @@ from twotowers.exhibits import (
     variants,
     which_heads,
 )
-from twotowers.exhibits.claim import Claim, Verdict, code, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, code, inert, plural, together
 from twotowers.paper.published import paper_model, published
 from twotowers.paths import data_folder, slug
 from twotowers.stats import tables
@@ -76,6 +76,8 @@ class Rule:
         """Its printed rows."""
         rows = published()
         of = rows["source"].eq(self.source) & rows["quantity"].str.contains(self.quantity, regex=False)
+        if self.source and not of.any():
+            raise TwoTowersError(f"data/published.csv holds nothing of {self.source}: restore it from the repository")
         return rows[of]
 
 
@@ -300,8 +302,8 @@ def ladder_markdown(t: pd.DataFrame) -> str:
 def score_markdown(t: pd.DataFrame, model: str) -> str:
     """All rules on one model."""
     rows = [
-        [f"{r.where}: {_linked(r.says, r.page)}", r.published + (f"; {r.numbers}" if r.numbers else ""), f"**{r.verdict}**",
-         r.sentence]
+        [f"{r.where}: {_linked(r.says, r.page)}", inert(r.published + (f"; {r.numbers}" if r.numbers else "")),
+         f"**{r.verdict}**", inert(r.sentence)]
         for r in t[t["model"] == model].itertuples()
     ]  # fmt: skip
     return _table(["the paper", "published", "here", "what was measured"], rows)

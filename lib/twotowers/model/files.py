@@ -37,9 +37,9 @@ _QUANTISED = ("quantization_config", "compression_config", "quantization")
 def check(name: str) -> None:
     """Raise TwoTowersError, in one line with the remedy, for a name of nothing, and for a model that is damaged,
     quantised, or of an architecture outside the table. What must be fetched first is not looked at."""
-    path = _here(name)
+    path = here(name)
     if path is not None:
-        row(name, describe(name)["model_type"])
+        row(name, _config(path, name)["model_type"] if path.is_dir() else describe(name)["model_type"])
         if path.is_dir():
             check_folder(path, name)
 
@@ -54,7 +54,7 @@ def row(name: str, model_type: str) -> Architecture:
 
 def local(name: str, revision: str | None = None) -> Path:
     """The folder or GGUF file of a model, checked; a catalogued or hub model is fetched when it is not in a cache."""
-    path = _here(name)
+    path = here(name)
     if path is None and name in catalog.models():
         return catalog.fetch(name)
     if path is None:
@@ -82,7 +82,7 @@ def fingerprint(name: str, revision: str | None = None) -> str:
 
 def fingerprint_of(name: str, path: Path) -> str:
     """The fingerprint of a model whose folder or GGUF file is at hand. It does not tell where that lies."""
-    named = name if name in {**shipped_models(), **catalog.models()} or _here(name) is None else _own_name(path)
+    named = name if name in {**shipped_models(), **catalog.models()} or here(name) is None else _own_name(path)
     if path.is_file():
         return f"{named}@{store.digest(path)[:12]}"
     files = {path / "config.json", *weights(path, name), *(f for kind in TOKENIZER for f in path.glob(kind))}
@@ -101,7 +101,7 @@ def describe(name: str, revision: str | None = None) -> dict[str, Any]:
     known = catalog.models().get(name)
     if known and name not in shipped_models() and known.path() is None:
         return known.about()
-    path = _here(name) or hub.fetch(name, revision, _SMALL)
+    path = here(name) or hub.fetch(name, revision, _SMALL)
     if path.is_file():
         header = gguf_file.read(path)
         return {
@@ -205,8 +205,11 @@ def _tensors(file: Path, name: str) -> dict[str, Any]:
     return tensors
 
 
-def _here(name: str) -> Path | None:
-    """The folder or file on this machine; None for a hub id, or a catalogued model, that is to be fetched."""
+def here(name: str) -> Path | None:
+    """The folder or file of a model on this machine; None for a hub id or a catalogued model that is to be fetched.
+
+    Raises TwoTowersError for what is neither.
+    """
     shipped = shipped_models()
     if name in shipped:
         return shipped[name]

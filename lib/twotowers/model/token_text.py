@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
+from twotowers.stats import data_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,10 +33,10 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def stop_words() -> frozenset[str]:
     """English words that say nothing about a topic: articles, pronouns, prepositions, auxiliaries."""
     path = data_folder() / "words" / "stop_words.txt"
-    try:
-        return frozenset(path.read_text(encoding="utf-8").split())
-    except FileNotFoundError:
-        raise TwoTowersError(f"there is no '{path}': restore data/words from the repository") from None
+    words = data_files.read_text(path).split()
+    if odd := next((word for word in words if not re.fullmatch(r"[a-z']+", word)), None):
+        raise data_files.damaged(path, f"{odd[:20]!r} is no word in lower case")
+    return frozenset(words)
 
 
 @lru_cache(maxsize=1)

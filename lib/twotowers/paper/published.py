@@ -11,6 +11,15 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
+from twotowers.stats import data_files
+
+COLUMNS = ("source", "model", "where", "quantity", "value", "note")
+
+
+def _wrong_with(row: dict[str, str]) -> str:
+    if not all(row[name] for name in ("source", "model", "quantity", "value")):
+        return "only where and note may be empty"
+    return "write 0.94, with a point" if re.search(r"\d,\d", row["value"]) else ""
 
 
 def published(where: str | None = None) -> pd.DataFrame:
@@ -18,7 +27,7 @@ def published(where: str | None = None) -> pd.DataFrame:
 
     `where` keeps the rows whose source or place contains it, whatever the case. Raises TwoTowersError when none does.
     """
-    table = pd.read_csv(data_folder() / "published.csv", dtype=str, keep_default_na=False)
+    table = data_files.read_table(data_folder() / "published.csv", COLUMNS, _wrong_with)
     if where is None:
         return table
     found = table[_contains(table["source"], where) | _contains(table["where"], where)]

@@ -26,6 +26,7 @@ from twotowers.paths import data_folder
 from twotowers.prompts import sentences
 from twotowers.prompts.prompt import SEPARATORS, Demonstration, Prompt, check_labels
 from twotowers.prompts.sampling import distinct_codes, take_distinct
+from twotowers.stats import data_files
 
 # Texts without content for contextual calibration. Zhao et al. use "N/A", "[MASK]" and the empty string; a prompt here
 # has no empty text (the tokens of its separators would change), so "..." stands for it.
@@ -113,11 +114,15 @@ def class_words(table: pd.DataFrame | None = None) -> dict[str, frozenset[str]]:
 
 @lru_cache(maxsize=4)
 def _read_words(path: Path) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(path, keep_default_na=False)
-    except FileNotFoundError:
-        raise TwoTowersError(f"there is no '{path}': restore data/words from the repository") from None
-    return words_table(table)
+    return words_table(data_files.read_table(path, COLUMNS, _wrong_with))
+
+
+def _wrong_with(row: dict[str, str]) -> str:
+    """What is wrong with a row of words.csv; nothing when it can be used."""
+    if not row["word"] or not row["class"] or row["word"] != row["word"].strip():
+        return "a word or a class is empty or has spaces at its edges"
+    flags = {row["heldout"], row["ambiguous"]}
+    return "" if flags <= {"0", "1"} else "heldout and ambiguous are 0 or 1"
 
 
 def draw_words(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -19,18 +20,28 @@ import pooch
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, user_cache
+from twotowers.stats import data_files
 
 DATA = "TWOTOWERS_DATA"
 SERVER = "https://raw.githubusercontent.com"
+COLUMNS = ("set", "file", "repository", "path", "commit", "sha256", "bytes")
 
 
 @lru_cache(maxsize=1)
 def pins() -> pd.DataFrame:
     """One row per file: set, file, repository, path, commit, sha256, bytes. TwoTowersError without the table."""
     path = data_folder() / "sentences" / "files.csv"
-    if not path.is_file():
-        raise TwoTowersError(f"there is no '{path}': restore data/sentences from the repository")
-    return pd.read_csv(path, dtype=str)
+    return data_files.read_table(path, COLUMNS, _wrong_with)
+
+
+def _wrong_with(row: dict[str, str]) -> str:
+    """What is wrong with a pin: a file must lie in the cache, and its bytes must be proved."""
+    name = row["file"]
+    if not name or name.startswith(("/", "~")) or "\\" in name or ":" in name or {"..", ".", ""} & set(name.split("/")):
+        return f"{name[:60]!r} is no file in a folder"
+    if not re.fullmatch("[0-9a-f]{64}", row["sha256"]) or not re.fullmatch("[0-9a-f]{40}", row["commit"]):
+        return "its commit or SHA-256 is cut"
+    return "" if row["bytes"].isdecimal() else "its size is no number"
 
 
 def fetch(file: str) -> bytes:

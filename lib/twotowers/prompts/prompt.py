@@ -12,7 +12,7 @@ here, so nothing is searched for in text or in decoded tokens.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -140,6 +140,15 @@ def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int |
     return encode_all([prompt], tokenizer, max_length)[0]
 
 
+def check_special(labels: Iterable[str], special: Sequence[str]) -> None:
+    """Raise TwoTowersError for a label that holds one of the tokenizer's special tokens."""
+    for label in labels:
+        if found := next((token for token in special if token in label), None):
+            raise TwoTowersError(
+                f"the label '{label}' holds '{found}', a special token of the tokenizer: choose another label word"
+            )
+
+
 def encode_all(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
 ) -> list[Encoded]:
@@ -148,7 +157,7 @@ def encode_all(
     The followed token of a label is the one that follows the prompt's own ids when " label" is appended. Raises
     TwoTowersError, naming the prompt, when: the tokenizer has no offsets; the final ':' is not the last token; a label
     merges with its neighbours, has another token in the prompt than at its end, is unknown to the vocabulary, or
-    begins with the same token as another label; a text holds a special token; the prompt is over `max_length` tokens.
+    begins with the same token as another label; a text or label holds a special token; the prompt is over `max_length` tokens.
     """
     prompts = list(prompts)
     if not getattr(tokenizer, "is_fast", False):
@@ -157,6 +166,7 @@ def encode_all(
         return []
     layouts = [_lay_out(prompt) for prompt in prompts]
     special = [str(token) for token in tokenizer.all_special_tokens]
+    check_special(dict.fromkeys(label for prompt in prompts for label in prompt.labels), special)
     for prompt, layout in zip(prompts, layouts, strict=True):
         if found := next((token for token in special if token in layout.text), None):
             raise _refusal(prompt, f"it holds the special token '{found}'", "take that out of its texts")

@@ -28,7 +28,7 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.prompts import download
 from twotowers.prompts.corpora import SETS, Row
-from twotowers.prompts.prompt import Demonstration, Prompt
+from twotowers.prompts.prompt import Demonstration, Prompt, check_special
 from twotowers.prompts.sampling import deal_round_robin, distinct_codes, take_distinct
 
 if TYPE_CHECKING:
@@ -233,10 +233,12 @@ def fit(
     longest texts are cut at their ends, all to the same number of tokens. A prompt whose texts hold a
     special token of the tokenizer is left out. `forms` gives the variants in which a prompt will be compared with
     itself: the longest of them counts, so that what is kept can be read in all of them, with the same texts. They are
-    asked for of prompts over half of `max_tokens` only. Raises TwoTowersError on another `long`.
+    asked for of prompts over half of `max_tokens` only. Raises TwoTowersError on another `long`, and for a special token
+    in a label, which no prompt would survive.
     """
     check_long(long)
     special = [str(token) for token in tokenizer.all_special_tokens]
+    check_special(dict.fromkeys(label for prompt in prompts for label in prompt.labels), special)
     counts = dict.fromkeys(("kept", "special token, left out", "too long, left out", "too long, truncated"), 0)
     out = []
     for prompt, length in zip(prompts, lengths([p.text for p in prompts], tokenizer), strict=True):

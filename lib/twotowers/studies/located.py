@@ -60,8 +60,12 @@ def heads(run: Context) -> pd.DataFrame:
 def top(table: pd.DataFrame, dataset: str, ranking: str, k: int) -> list[Head]:
     """The k heads of a set that stand highest in a ranking and above zero, highest first.
 
-    Raises TwoTowersError when no head is above zero.
+    Raises TwoTowersError when no head is above zero, and for a table that is none of heads.
     """
+    if not {"dataset", "layer", "head", COLUMN[ranking]} <= set(table) or not all(
+        pd.api.types.is_integer_dtype(table[axis]) for axis in ("layer", "head")
+    ):
+        raise TwoTowersError("the table of heads is damaged: delete it and run chapter 1 again")
     mine = table[table["dataset"] == dataset].sort_values(COLUMN[ranking], ascending=False, kind="stable")
     above = mine[mine[COLUMN[ranking]] > 0].head(k)
     if above.empty:
