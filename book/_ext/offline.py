@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import altair
+import tinker
 import vl_convert
 
 PAGE = Path(__file__).parent.parent / "_page"
@@ -36,6 +37,7 @@ def write_files(app) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for source in PAGE.iterdir():
         shutil.copy(source, target)
+    tinker.write_data(Path(app.srcdir), target)
     vega = target / "vega.js"
     if not vega.exists():
         vega.write_text(vega_script(), "utf8")
@@ -60,4 +62,5 @@ def setup(app) -> dict:
     app.add_css_file("book/book.css")
     app.connect("builder-inited", write_files)
     app.connect("html-page-context", add_chart_scripts)
+    app.connect("html-page-context", tinker.add_scripts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
