@@ -17,14 +17,19 @@
 
   const percent = (p) => (p > 0 && p < 0.005 ? "<1%" : `${Math.round(100 * p)}%`);
   const short = (value) => value.toFixed(2).replace(/^0\./, ".");
-  const signed = (value) => (value < 0 ? "−" : "+") + short(Math.abs(value));
+  const signed = (value) => {  // four signs at most: a cell of the map is narrow on a phone
+    const size = Math.abs(value);
+    return size < 0.005 ? "0" : (value < 0 ? "−" : "+") + (size < 0.995 ? short(size) : size.toFixed(1));
+  };
 
   function table(head, rows, attributes = {}) {
     const cells = (tag, row) => make("tr", {}, ...row.map((cell, i) => {
       if (cell instanceof Element) return make("td", {}, cell);
-      return i || tag === "th" ? make(tag, tag === "th" ? { scope: "col" } : {}, cell) : make("th", { scope: "row" }, make("bdi", {}, cell));
+      if (tag === "th") return make("th", { scope: "col" }, cell);
+      return i ? make("td", {}, cell) : make("th", { scope: "row" }, make("bdi", {}, cell));
     }));
-    return make("table", attributes, make("thead", {}, cells("th", head)), make("tbody", {}, ...rows.map((row) => cells("td", row))));
+    const body = make("tbody", {}, ...rows.map((row) => cells("td", row)));
+    return make("table", attributes, make("thead", {}, cells("th", head)), body);
   }
 
   // Probabilities of words: [word, before, after]; after is null where nothing was done to heads.
@@ -44,10 +49,11 @@
   // Arcs from the last position to every label, one colour a head, as wide as the weight; the weights stand beside.
   // `heads`: [{name, weights: one a demonstration, edited}]
   function arcs({ rows, query, trueLabel, heads }) {
-    const step = 26, top = 44, edge = 150, column = 40, first = 276, last = top + rows.length * step;
-    const width = first + heads.length * column - 14;
+    const step = 28, top = 46, edge = 128, column = 33, first = 232, last = top + rows.length * step;
+    const width = first + heads.length * column - 8;
     const cut = (words) => (Array.from(words).length > 15 ? `${Array.from(words).slice(0, 14).join("")}…` : words);
-    const word = (x, y, words, kind, anchor = "end") => make("svg:text", { x, y, class: kind, "text-anchor": anchor }, words);
+    const word = (x, y, words, kind, anchor = "end") =>
+      make("svg:text", { x, y, class: kind, "text-anchor": anchor }, words);
     const told = heads.map(({ name, weights }) =>
       `head ${name}: ${rows.map(([, label], i) => `${i + 1}. ${label} ${short(weights[i])}`).join(", ")}`);
     const picture = make("svg:svg", {
@@ -56,14 +62,15 @@
     });
     heads.forEach(({ name, weights, edited }, k) => {
       weights.forEach((weight, i) => {
-        const y = top + i * step - 4, far = edge + 24 + (64 * (rows.length - i)) / rows.length + 5 * k;
+        const y = top + i * step - 4 + 2.5 * (k - 2), from = last - 4 + 2.5 * (k - 2);  // heads run side by side
+        const far = edge + 30 + (60 * (rows.length - i)) / rows.length + 6 * k;
         picture.append(make("svg:path", {
-          d: `M${edge + 4} ${last - 4}C${far.toFixed(1)} ${last - 4} ${far.toFixed(1)} ${y} ${edge + 4} ${y}`,
-          class: `tinker-arc head-${k}${edited ? " edited" : ""}`, "stroke-width": Math.max(0.3, 9 * weight).toFixed(2),
+          d: `M${edge + 4} ${from}C${far.toFixed(1)} ${from} ${far.toFixed(1)} ${y} ${edge + 4} ${y}`,
+          class: `tinker-arc head-${k}${edited ? " edited" : ""}`, "stroke-width": Math.max(0.3, 7 * weight).toFixed(2),
         }));
-        picture.append(word(first + k * column + 14, y + 4, short(weight), `head-${k}`));
+        picture.append(word(first + k * column + 20, top + i * step, short(weight), `head-${k}`));
       });
-      picture.append(word(first + k * column + 14, 18, name, `head-${k} name`));
+      picture.append(word(first + k * column + 20, 18, name, `head-${k} name`));
     });
     rows.forEach(([words, label], i) => {
       const y = top + i * step;
@@ -71,19 +78,20 @@
         word(edge, y, cut(label), label === trueLabel ? "true" : "false"));
     });
     picture.append(word(edge - 52, last, cut(query), ""), word(edge - 44, last, ":", "", "middle"),
-      word(first - 16, 18, "head", ""));
+      word(first - 14, 18, "head", ""));
     return picture;
   }
 
-  // Layers x heads as buttons; `cells`: name -> {increase, located, action}. Arrow keys move, one cell takes the Tab key.
+  // Layers x heads as buttons; `cells`: name -> {increase, located, action}. Arrow keys move; Tab reaches one cell.
   function map({ layers, heads, cells, selected, select }) {
     const most = Math.max(...Object.values(cells).map(({ increase }) => Math.abs(increase))) || 1;
     const cell = (name) => {
       const { increase, located, action } = cells[name];
       const button = make("button", {
-        type: "button", "data-head": name, tabindex: name === selected ? 0 : -1, "aria-pressed": String(name === selected),
+        type: "button", "data-head": name, tabindex: name === selected ? 0 : -1,
         class: `${increase < 0 ? "lowers" : "raises"}${located ? " located" : ""}`,
-        "aria-label": `head ${name}${located ? ", located" : ""}: ${increase.toFixed(3)} nats${action ? `, ${action}` : ""}`,
+        "aria-pressed": String(name === selected), "aria-label": [`head ${name}`, ...(located ? ["located"] : []),
+          `${increase.toFixed(3)} nats`, ...(action ? [action] : [])].join(", "),
         click: () => select(name),
       }, signed(increase), make("small", {}, action || ""));
       button.style.setProperty("--part", (Math.abs(increase) / most).toFixed(3));

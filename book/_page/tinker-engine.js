@@ -10,7 +10,7 @@
     const start = 8 + Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
     const header = JSON.parse(new TextDecoder().decode(bytes.subarray(8, start)));
     return (name) => {
-      const { dtype, data_offsets: [from, to] } = header[name] || {data_offsets: []};
+      const { dtype, data_offsets: [from, to] } = header[name] || { data_offsets: [] };
       if (dtype !== "F32") throw new Error(`the weights hold no float32 tensor ${name}`);
       // Widened: arithmetic in JavaScript is in float64, and narrowing every result would take half of the time.
       return Float64Array.from(new Float32Array(bytes.slice(start + from, start + to).buffer));

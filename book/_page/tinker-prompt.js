@@ -2,6 +2,7 @@
 // what is refused, and the state as a part of the page's address. No part of the page is touched here.
 (() => {
   // ---- tokenizer: unigram pieces over byte-level text ----
+  // GPT-2's own pattern.
   const WORDS = /'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
   const printed = (b) => (b > 32 && b < 127) || (b > 160 && b !== 173);
   const SIGNS = [];  // byte -> the letter it is written as
@@ -9,7 +10,7 @@
 
   class Tokenizer {
     constructor({ model, pre_tokenizer: pre, normalizer, added_tokens: added }) {
-      if (model.type !== "Unigram" || pre.type !== "ByteLevel" || normalizer) throw new Error("unknown kind of tokenizer");
+      if (model.type !== "Unigram" || pre.type !== "ByteLevel" || normalizer) throw new Error("unknown tokenizer");
       this.pieces = model.vocab.map(([piece]) => piece);
       this.scores = model.vocab.map(([, score]) => score);
       this.ids = new Map(this.pieces.map((piece, id) => [piece, id]));
@@ -53,8 +54,8 @@
   const ACTIONS = ["zero", "scale", "patch"];
   const MOST = { demonstrations: 60, text: 200, fragment: 20000 };
   const EXAMPLE = {
-    demonstrations: [["love", "bar"], ["like", "bar"], ["eight", "foo"], ["two", "foo"]], query: "one", true_label: "foo",
-    separator: "space", heads: {}, factor: 0.5, head: "", predict_first: false,
+    demonstrations: [["love", "bar"], ["like", "bar"], ["eight", "foo"], ["two", "foo"]],
+    query: "one", true_label: "foo", separator: "space", heads: {}, factor: 0.5, head: "", predict_first: false,
   };
 
   class Refusal extends Error {}  // its message is for the reader
@@ -94,17 +95,19 @@
     if (!fragment.startsWith(START)) return null;
     const broken = "The address holds a state that this page cannot read, so nothing was changed";
     const code = fragment.slice(START.length);
-    if (!/^[\w-]+$/.test(code) || code.length > MOST.fragment) refuse(`${broken}: it is cut or was changed. Ask for the link again.`);
+    const cut = () => refuse(`${broken}: it is cut or was changed. Ask for the link again.`);
+    if (!/^[\w-]+$/.test(code) || code.length > MOST.fragment) cut();
     let state;
     try {
       const binary = atob(code.replace(/-/g, "+").replace(/_/g, "/"));
-      state = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(binary, (c) => c.charCodeAt(0))));
+      const bytes = Uint8Array.from(binary, (c) => c.charCodeAt(0));
+      state = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
     } catch {
-      refuse(`${broken}: it is cut or was changed. Ask for the link again.`);
+      cut();
     }
     const fields = Object.keys(RIGHT), given = isPlain(state) ? Object.keys(state) : [];
     const wrong = fields.find((field) => !given.includes(field) || !RIGHT[field](state[field], model));
-    if (wrong || given.length !== fields.length) refuse(`${broken}: its ${quoted(wrong || "fields")} is not one of this page.`);
+    if (wrong || given.length !== fields.length) refuse(`${broken}: its ${quoted(wrong || "list of fields")} is wrong.`);
     try {
       encode(state, model, tokenizer);
     } catch (error) {
@@ -136,7 +139,8 @@
     check(trueLabel, "The true label", tokenizer);
     const labels = [...new Set([trueLabel, ...rows.map(([, label]) => label)])].map((word) => {
       const found = tokenizer.encode(` ${word}`);
-      if (found.length > 1) refuse(`The label ${quoted(word)} is no word that the miniature knows: take another, such as foo, bar or baz.`);
+      if (found.length > 1)
+        refuse(`The label ${quoted(word)} is no word that the miniature knows: take another, such as foo, bar or baz.`);
       return { word, id: found[0] };
     });
     if (labels.length < 2) refuse(`All labels are ${quoted(trueLabel)}: give two different ones, such as foo and bar.`);
@@ -156,7 +160,7 @@
     put(query, separator);
     ids.push(...tokenizer.encode(" :"));
     if (ids.length > model.context)
-      refuse(`The prompt has ${ids.length} tokens and the miniature reads ${model.context}: take away or shorten demonstrations.`);
+      refuse(`The prompt has ${ids.length} tokens and the miniature reads ${model.context}: shorten it.`);
     return { rows, query, ids, labelAt, labels, trueId: labels[0].id, unknown: [...unknown] };
   }
 

@@ -55,8 +55,10 @@
   // ---- the page: fields on the left, what follows on the right ----
   const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
   const error = make("p", { class: "tinker-error", role: "alert" }), note = make("p", { class: "tinker-note" });
-  const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" }), message = make("p", { role: "status" });
-  const list = make("ol"), shown = make("div", { class: "tinker-shown" }), question = make("div", { class: "tinker-question" });
+  const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" });
+  const message = make("p", { role: "status" });
+  const list = make("ol"), question = make("div", { class: "tinker-question" });
+  const words = make("div"), shown = make("div", { class: "tinker-pair" });
   const input = (name, size, set) => make("input", {
     type: "text", "aria-label": name, size, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
     autocapitalize: "off", input: (event) => set(event.target.value),
@@ -67,9 +69,10 @@
     ...Object.keys(SEPARATORS).map((name) => make("option", { value: name }, name)));
   const first = make("input", { type: "checkbox", change: () => change({ predict_first: first.checked }) });
   const undo = button("undo", () => { state = past.pop(); lastChange = ""; refresh(); });
-  const factor = make("input", { type: "number", step: "0.1", min: "-100", max: "100", "aria-label": "factor", input: () => {
-    if (Math.abs(factor.valueAsNumber) <= 100) change({ factor: factor.valueAsNumber }, "factor");
-  } });
+  const factor = make("input", {
+    type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
+    input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
+  });
 
   // One change of the reader's; `kind` names a field in which letters follow each other, undone together.
   function change(fields, kind = "") {
@@ -87,13 +90,14 @@
 
   function move(i, by) {
     changeRows((rows) => { rows.splice(i + by, 0, ...rows.splice(i, 1)); return rows; });
-    const buttons = list.children[i + by].querySelectorAll("button");
-    (by < 0 === !buttons[by < 0 ? 0 : 1].disabled ? buttons[by < 0 ? 0 : 1] : buttons[by < 0 ? 1 : 0]).focus();
+    const [up, down] = list.children[i + by].querySelectorAll("button");
+    (down.disabled || (by < 0 && !up.disabled) ? up : down).focus();
   }
 
   function row(i) {
     const n = i + 1;
-    return make("li", {}, input(`text of demonstration ${n}`, 10, setPart(i, 0)), ":", input(`label of demonstration ${n}`, 6, setPart(i, 1)),
+    return make("li", { class: "tinker-row" },
+      input(`text of demonstration ${n}`, 10, setPart(i, 0)), ":", input(`label of demonstration ${n}`, 6, setPart(i, 1)),
       button("↑", () => move(i, -1), { "aria-label": `move demonstration ${n} up` }),
       button("↓", () => move(i, 1), { "aria-label": `move demonstration ${n} down` }),
       button("×", () => {
@@ -146,32 +150,35 @@
       prompt = encode(state, model, tokenizer);
     } catch (problem) {
       if (!(problem instanceof Refusal)) throw problem;
-      error.textContent = `${problem.message}${shown.childElementCount ? " What is shown is of the last prompt that could be read." : ""}`;
+      const kept = shown.childElementCount ? " What is shown is of the last prompt that could be read." : "";
+      error.textContent = problem.message + kept;
       return;
     }
     error.textContent = "";
     const line = state.separator === "space" ? "" : " After a line break it has none for any word.";
-    note.textContent = prompt.unknown.length
-      ? `The miniature has no token for ${prompt.unknown.map(quoted).join(", ")} and reads it letter by letter.${line}` : "";
+    const unknown = prompt.unknown.map(quoted).join(", ");
+    note.textContent = unknown && `The miniature has no token for ${unknown} and reads it letter by letter.${line}`;
     show(results(prompt));
   }
 
   function show(found) {
     const asks = state.predict_first && guess === null;
-    shown.hidden = sentence.hidden = asks;
+    shown.hidden = sentence.hidden = words.hidden = asks;
     question.replaceChildren(...(state.predict_first ? ask(found, asks) : []));
-    const names = Object.keys(state.heads);
-    const after = found.edited ? `; with ${names.map((name) => `${name} ${done(state.heads[name])}`).join(", ")} it says ${saying(found.after)}` : "";
-    sentence.textContent = `The model says ${saying(found.before)}${after}.`;
+    const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`).join(", ");
+    sentence.textContent =
+      `The model says ${saying(found.before)}${did ? `; with ${did} it says ${saying(found.after)}` : ""}.`;
     if (asks) return;
-    const selected = state.head || found.located[0];
-    const focused = shown.contains(document.activeElement) && document.activeElement.getAttribute("data-keep");
+    const selected = state.head || found.located[0], focused = document.activeElement?.dataset.keep;
+    words.replaceChildren(part("What it says next", bars(nextWords(found))));
     shown.replaceChildren(
-      part("What it says next", bars(nextWords(found))),
-      part("Attention on each label", lookingAt(found), `From the last position, ${data.located.length
-        ? "in the heads that chapter 1 located on other prompts" : "in the three heads with the largest increase in this prompt"}. The colour is the head's, the width the weight.`),
-      part("Increase of the true label, head by head", mapOf(found, selected), "Nats. Framed: the heads on the left or above. Choose a head to act on it and to see its words."),
-      part(`Head ${selected} in words`, wordsOf(found, selected), "The first words of what it would write if it looked at that label only (value), and of what its layer's keys are made from (key)."));
+      part("Attention on each label", lookingAt(found), "Attention weights of the last position, in the heads " +
+        `${data.located.length ? "that chapter 1 located on other prompts" : "with the largest increase in this prompt"}. ` +
+        "A colour is a head; the wider the arc, the larger the weight."),
+      part("Increase of the true label", mapOf(found, selected), "In nats, head by head. The framed heads are those of " +
+        "the arcs. A patched head writes, at the last position, what it writes there with the labels exchanged."),
+      part(`Head ${selected} in words`, wordsOf(found, selected), "At each label, the top words of what the head would " +
+        "write if it looked there only (value), and of what its layer makes keys from (key)."));
     if (focused) shown.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
 
@@ -182,12 +189,16 @@
     const answer = (word) => {
       guess = word;
       const truth = said(found.after).word;
-      tally = [tally[0] + (truth === word || (word === "" && !found.prompt.labels.some((label) => label.word === truth))), tally[1] + 1];
+      const right = word ? truth === word : !found.prompt.labels.some((label) => label.word === truth);
+      tally = [tally[0] + right, tally[1] + 1];
       refresh();
     };
-    if (!asks) return [make("p", {}, `You said ${guess ? quoted(guess) : "another word"}; the model says ${saying(found.after)}. Right ${tally[0]} of ${tally[1]}. Change something for the next question.`)];
-    return [make("p", {}, "What will the model say next?"), ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
-      button("another word", () => answer(""))];
+    if (!asks) {
+      return [make("p", {}, `You said ${guess ? quoted(guess) : "another word"}; the model says ${saying(found.after)}. ` +
+        `Right: ${tally[0]} of ${tally[1]}. Change something for the next question.`)];
+    }
+    return [make("p", {}, "What will the model say next?"),
+      ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))), button("another word", () => answer(""))];
   }
 
   function nextWords({ prompt, before, after, edited }) {
@@ -221,22 +232,21 @@
       change: () => setAction([selected], action),
     }), action || "leave");
     const all = (text, action) => button(text, () => setAction(found.located, action), { "data-keep": text });
-    factor.setAttribute("data-keep", "factor");
     return make("div", {},
-      make("div", { class: "tinker-scroll" }, map({ layers: model.layers.length, heads: model.heads, cells: found.cells, selected, select })),
+      map({ layers: model.layers.length, heads: model.heads, cells: found.cells, selected, select }),
       make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`), ...["", ...ACTIONS].map(choice),
         make("label", {}, "factor", factor)),
-      make("div", { class: "tinker-buttons" }, all("zero all framed heads", "zero"), all("patch all framed heads", "patch"),
-        button("leave all heads", () => change({ heads: {} }), { "data-keep": "leave" })),
-      make("p", {}, "Patch: at the last position the head writes what it writes in the same prompt with the labels exchanged."));
+      buttons(make("span", {}, "All framed heads"), all("zero", "zero"), all("patch", "patch"),
+        button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })));
   }
 
   function wordsOf(found, selected) {
     const [layer, head] = selected.split("-").map(Number), weights = weightsOf(found, selected);
-    const words = (vector) => make("bdi", {}, model.topWords(vector, 4).map((id) => tokenizer.shown(id)).join(", "));
-    return make("div", { class: "tinker-scroll" }, table(["label", "weight", "value", "key"], found.prompt.labelAt.map((at, i) => [
-      `${i + 1}. ${found.prompt.rows[i][1]}`, short(weights[i]), words(model.value(found.after, layer, head, at)), words(model.key(found.after, layer, at)),
-    ])));
+    const top4 = (vector) => make("bdi", {}, model.topWords(vector, 4).map((id) => tokenizer.shown(id)).join(", "));
+    return table(["label", "weight", "value", "key"], found.prompt.labelAt.map((at, i) => [
+      `${i + 1}. ${found.prompt.rows[i][1]}`, short(weights[i]),
+      top4(model.value(found.after, layer, head, at)), top4(model.key(found.after, layer, at)),
+    ]), { class: "tinker-readings" });
   }
 
   // ---- the address ----
@@ -250,13 +260,17 @@
     }
   }
 
+  const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
+  const fields = (title, ...children) => make("fieldset", {}, make("legend", {}, title), ...children);
   home.replaceChildren(
-    make("div", { class: "tinker-prompt" },
-      make("fieldset", {}, make("legend", {}, "Demonstrations: text and label"), list, make("div", { class: "tinker-buttons" }, add)),
-      make("fieldset", {}, make("legend", {}, "Query and true label"), query, ":", trueLabel),
-      make("div", { class: "tinker-buttons" }, make("label", {}, "separator", separator), make("label", {}, first, "predict first")),
-      make("div", { class: "tinker-buttons" }, undo, reset, share), message),
-    error, note, question, sentence, shown);
+    make("div", { class: "tinker-pair" },
+      make("div", { class: "tinker-prompt" },
+        fields("Demonstrations: text and label", list, buttons(add)),
+        fields("Query and true label", make("div", { class: "tinker-row" }, query, ":", trueLabel)),
+        buttons(make("label", {}, "separator", separator), make("label", {}, first, "predict first")),
+        buttons(undo, reset, share), message),
+      make("div", {}, error, note, question, sentence, words)),
+    shown);
   home.classList.add("ready");
   refresh();
   fromAddress();
