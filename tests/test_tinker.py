@@ -137,7 +137,7 @@ EDITS = """(states) => {
   return JSON.stringify({
     logits: [...seen.logits], increases: [...model.increases(seen, trueId)],
     value: labelAt.map((at) => [...model.value(plain, 2, 5, at)]), key: labelAt.map((at) => [...model.key(plain, 2, at)]),
-    words: labelAt.map((at) => model.topWords(model.value(plain, 2, 5, at), 5)),
+    words: model.topWords(labelAt.map((at) => model.value(plain, 2, 5, at)), 5),
     again: [...again.logits], fresh: [...fresh.logits], increasesAgain: [...model.increases(again, trueId)],
     increasesFresh: [...model.increases(fresh, trueId)] });
 }"""

@@ -26,7 +26,8 @@
       const r1 = Math.min(r + 1, rows - 1), r2 = Math.min(r + 2, rows - 1), r3 = Math.min(r + 3, rows - 1);
       const x0 = r * depth, x1 = r1 * depth, x2 = r2 * depth, x3 = r3 * depth;
       for (let o = 0; o < width; o += 2) {
-        const n = Math.min(o + 1, width - 1), v = o * depth, w = n * depth, m = bias ? bias[o] : 0, k = bias ? bias[n] : 0;
+        const n = Math.min(o + 1, width - 1), v = o * depth, w = n * depth;
+        const m = bias ? bias[o] : 0, k = bias ? bias[n] : 0;
         let a0 = m, a1 = m, a2 = m, a3 = m, b0 = k, b1 = k, b2 = k, b3 = k;
         for (let i = 0; i < depth; i++) {
           const s = weight[v + i], t = weight[w + i], p = x[x0 + i], q = x[x1 + i], y = x[x2 + i], z = x[x3 + i];
@@ -60,8 +61,8 @@
   function gpt2(config, tensor) {
     const d = config.n_embd, inner = config.n_inner || 4 * d;
     const map = (path, width) => ({
-      weight: transposed(tensor(`${path}.weight`), width), bias: tensor(`${path}.bias`), width,  // stored (input, width)
-    });
+      weight: transposed(tensor(`${path}.weight`), width), bias: tensor(`${path}.bias`), width,
+    });  // GPT-2 stores maps as (input, width)
     const norm = (path) => ({ gamma: tensor(`${path}.weight`), bias: tensor(`${path}.bias`) });
     if (config.activation_function !== "gelu_new") throw new Error("unknown activation");
     return {
@@ -94,7 +95,8 @@
           width: (heads + 2 * keyHeads) * dHead,
         },
         out: map(`${at}.self_attn.o_proj`, d), norm2: norm(`${at}.post_attention_layernorm`),
-        gate: map(`${at}.mlp.gate_proj`, inner), up: map(`${at}.mlp.up_proj`, inner), down: map(`${at}.mlp.down_proj`, d),
+        gate: map(`${at}.mlp.gate_proj`, inner), up: map(`${at}.mlp.up_proj`, inner),
+        down: map(`${at}.mlp.down_proj`, d),
       })),
     };
   }
@@ -223,25 +225,30 @@
 
     // What heads add to the residual stream: W_O of each head times what it is fed, one row a head.
     written(layer, fed) {
-      const { heads, dHead, d } = this, { weight } = this.layers[layer].out, rows = new Float64Array(fed.length * heads * dHead);
+      const { heads, dHead, d } = this, { weight } = this.layers[layer].out;
+      const rows = new Float64Array(fed.length * heads * dHead);
       fed.forEach(([head, z], r) => rows.set(z, (r * heads + head) * dHead));
       return linear(rows, fed.length, { weight, width: d });
     }
 
     // Increase of log p(word) by every head, added alone to what enters its layer (paper, section 3.1); nats.
     increases(seen, word) {
-      const { d, heads, dHead, layers, unembedding } = this, words = unembedding.width;
-      return Float64Array.from(layers.flatMap((_, l) => {
-        const base = seen.inputs[l].subarray((seen.n - 1) * d), rows = new Float64Array((heads + 1) * d);
+      const { d, heads, dHead, layers, unembedding } = this, words = unembedding.width, size = (heads + 1) * d;
+      const rows = new Float64Array(layers.length * size);  // of each layer: its input, then that with each head
+      layers.forEach((_, l) => {
         const fed = Array.from({ length: heads }, (_, h) => [h, seen.z[l].subarray(h * dHead, (h + 1) * dHead)]);
-        rows.set(this.written(l, fed), d);
-        for (let i = 0; i < rows.length; i++) rows[i] += base[i % d];
-        const projected = linear(rows, heads + 1, unembedding);
-        const logs = Array.from({ length: heads + 1 }, (_, r) => {
-          const bs = projected.subarray(r * words, (r + 1) * words);
-          return bs[word] / seen.scale - logSumExp(bs, seen.scale);
-        });
-        return logs.slice(1).map((log) => log - logs[0]);
+        const base = this.key(seen, l, seen.n - 1);
+        rows.set(this.written(l, fed), l * size + d);
+        for (let i = 0; i < size; i++) rows[l * size + i] += base[i % d];
+      });
+      const projected = linear(rows, layers.length * (heads + 1), unembedding);
+      const log = (row) => {
+        const bs = projected.subarray(row * words, (row + 1) * words);
+        return bs[word] / seen.scale - logSumExp(bs, seen.scale);
+      };
+      return Float64Array.from(layers.flatMap((_, l) => {
+        const at = l * (heads + 1), base = log(at);
+        return Array.from({ length: heads }, (_, h) => log(at + 1 + h) - base);
       }));
     }
 
@@ -257,9 +264,12 @@
       return seen.inputs[layer].subarray(position * this.d, (position + 1) * this.d);
     }
 
-    // Ids of the highest bs-values of a vector; their order does not depend on the norm's scale.
-    topWords(vector, k) {
-      return top(linear(vector, 1, this.unembedding), k);
+    // Ids of the highest bs-values of each vector; their order does not depend on the norm's scale.
+    topWords(vectors, k) {
+      const { d, unembedding } = this, words = unembedding.width, rows = new Float64Array(vectors.length * d);
+      vectors.forEach((vector, r) => rows.set(vector, r * d));
+      const projected = linear(rows, vectors.length, unembedding);
+      return vectors.map((_, r) => top(projected.subarray(r * words, (r + 1) * words), k));
     }
   }
 

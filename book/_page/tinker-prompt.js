@@ -3,7 +3,8 @@
 (() => {
   // ---- tokenizer: unigram pieces over byte-level text ----
   // GPT-2's own pattern.
-  const WORDS = /'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
+  const SPACE = "\\p{White_Space}", WORDS = new RegExp(`'(?:s|t|re|ve|m|ll|d)| ?\\p{L}+| ?\\p{N}+` +
+    `| ?[^${SPACE}\\p{L}\\p{N}]+|${SPACE}+(?!\\P{White_Space})|${SPACE}+`, "gu");
   const printed = (b) => (b > 32 && b < 127) || (b > 160 && b !== 173);
   const SIGNS = [];  // byte -> the letter it is written as
   for (let b = 0, next = 256; b < 256; b++) SIGNS.push(String.fromCharCode(printed(b) ? b : next++));
@@ -107,7 +108,8 @@
     }
     const fields = Object.keys(RIGHT), given = isPlain(state) ? Object.keys(state) : [];
     const wrong = fields.find((field) => !given.includes(field) || !RIGHT[field](state[field], model));
-    if (wrong || given.length !== fields.length) refuse(`${broken}: its ${quoted(wrong || "list of fields")} is wrong.`);
+    if (wrong) refuse(`${broken}: its ${quoted(wrong)} is missing or wrong.`);
+    if (given.length !== fields.length) refuse(`${broken}: it holds what this page does not have.`);
     try {
       encode(state, model, tokenizer);
     } catch (error) {

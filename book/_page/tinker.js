@@ -97,7 +97,8 @@
   function row(i) {
     const n = i + 1;
     return make("li", { class: "tinker-row" },
-      input(`text of demonstration ${n}`, 10, setPart(i, 0)), ":", input(`label of demonstration ${n}`, 6, setPart(i, 1)),
+      input(`text of demonstration ${n}`, 10, setPart(i, 0)), ":",
+      input(`label of demonstration ${n}`, 6, setPart(i, 1)),
       button("↑", () => move(i, -1), { "aria-label": `move demonstration ${n} up` }),
       button("↓", () => move(i, 1), { "aria-label": `move demonstration ${n} down` }),
       button("×", () => {
@@ -170,15 +171,18 @@
       `The model says ${saying(found.before)}${did ? `; with ${did} it says ${saying(found.after)}` : ""}.`;
     if (asks) return;
     const selected = state.head || found.located[0], focused = document.activeElement?.dataset.keep;
+    const from = data.located.length ? "that chapter 1 located on other prompts" : "with the largest increase here";
     words.replaceChildren(part("What it says next", bars(nextWords(found))));
     shown.replaceChildren(
-      part("Attention on each label", lookingAt(found), "Attention weights of the last position, in the heads " +
-        `${data.located.length ? "that chapter 1 located on other prompts" : "with the largest increase in this prompt"}. ` +
-        "A colour is a head; the wider the arc, the larger the weight."),
-      part("Increase of the true label", mapOf(found, selected), "In nats, head by head. The framed heads are those of " +
-        "the arcs. A patched head writes, at the last position, what it writes there with the labels exchanged."),
-      part(`Head ${selected} in words`, wordsOf(found, selected), "At each label, the top words of what the head would " +
-        "write if it looked there only (value), and of what its layer makes keys from (key)."));
+      part("Attention on each label", lookingAt(found),
+        `Attention weights of the last position, in the heads ${from}. A colour is a head; the wider the arc, the ` +
+        "larger the weight. The true label is in bold."),
+      part("Increase of the true label", mapOf(found, selected),
+        "In nats, head by head. The framed heads are those of the arcs. A patched head writes, at the last position, " +
+        "what it writes there with the labels exchanged."),
+      part(`Head ${selected} in words`, wordsOf(found, selected),
+        "At each label, the top words of what the head would write if it looked there only (value), and of what its " +
+        "layer makes keys from (key)."));
     if (focused) shown.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
 
@@ -194,11 +198,13 @@
       refresh();
     };
     if (!asks) {
-      return [make("p", {}, `You said ${guess ? quoted(guess) : "another word"}; the model says ${saying(found.after)}. ` +
-        `Right: ${tally[0]} of ${tally[1]}. Change something for the next question.`)];
+      const yours = guess ? quoted(guess) : "another word";
+      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}. Right: ${tally[0]} of ` +
+        `${tally[1]}. Change something for the next question.`)];
     }
     return [make("p", {}, "What will the model say next?"),
-      ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))), button("another word", () => answer(""))];
+      ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
+      button("another word", () => answer(""))];
   }
 
   function nextWords({ prompt, before, after, edited }) {
@@ -228,24 +234,26 @@
         shown.querySelector(`[data-head="${name}"]`).focus();
     };
     const choice = (action) => make("label", {}, make("input", {
-      type: "radio", name: "tinker-action", checked: (state.heads[selected] || "") === action, "data-keep": `action ${action}`,
+      type: "radio", name: "tinker-action", "data-keep": `action ${action}`,
+      checked: (state.heads[selected] || "") === action,
       change: () => setAction([selected], action),
     }), action || "leave");
     const all = (text, action) => button(text, () => setAction(found.located, action), { "data-keep": text });
     return make("div", {},
       map({ layers: model.layers.length, heads: model.heads, cells: found.cells, selected, select }),
-      make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`), ...["", ...ACTIONS].map(choice),
-        make("label", {}, "factor", factor)),
+      make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`),
+        ...["", ...ACTIONS].map(choice), make("label", {}, "factor", factor)),
       buttons(make("span", {}, "All framed heads"), all("zero", "zero"), all("patch", "patch"),
         button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })));
   }
 
   function wordsOf(found, selected) {
     const [layer, head] = selected.split("-").map(Number), weights = weightsOf(found, selected);
-    const top4 = (vector) => make("bdi", {}, model.topWords(vector, 4).map((id) => tokenizer.shown(id)).join(", "));
-    return table(["label", "weight", "value", "key"], found.prompt.labelAt.map((at, i) => [
-      `${i + 1}. ${found.prompt.rows[i][1]}`, short(weights[i]),
-      top4(model.value(found.after, layer, head, at)), top4(model.key(found.after, layer, at)),
+    const { labelAt, rows } = found.prompt, values = labelAt.map((at) => model.value(found.after, layer, head, at));
+    const words = model.topWords([...values, ...labelAt.map((at) => model.key(found.after, layer, at))], 4)
+      .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
+    return table(["label", "weight", "value", "key"], labelAt.map((_, i) => [
+      `${i + 1}. ${rows[i][1]}`, short(weights[i]), words[i], words[i + labelAt.length],
     ]), { class: "tinker-readings" });
   }
 
