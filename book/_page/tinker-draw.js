@@ -51,7 +51,7 @@
   function arcs({ rows, query, trueLabel, heads }) {
     const step = 28, top = 46, edge = 128, column = 33, first = 232, last = top + rows.length * step;
     const width = first + heads.length * column - 8;
-    const cut = (words) => (Array.from(words).length > 11 ? `${Array.from(words).slice(0, 10).join("")}…` : words);
+    const cut = (words) => (Array.from(words).length > 10 ? `${Array.from(words).slice(0, 9).join("")}…` : words);
     const word = (x, y, words, kind, anchor = "end") =>
       make("svg:text", { x, y, class: kind, "text-anchor": anchor }, words);
     const told = heads.map(({ name, weights }) =>
