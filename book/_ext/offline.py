@@ -16,6 +16,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+import tinker
 import vl_convert
 
 PAGE = Path(__file__).parent.parent / "_page"
@@ -45,6 +46,7 @@ def write_files(app) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for source in PAGE.iterdir():
         shutil.copy(source, target)
+    tinker.write_data(Path(app.srcdir), target)
     vega = target / "vega.js"
     if not vega.exists():
         vega.write_text(vega_script(), "utf8")
@@ -118,6 +120,7 @@ def setup(app) -> dict:
     app.connect("builder-inited", write_files)
     app.connect("builder-inited", mark_templates)
     app.connect("html-page-context", add_chart_scripts)
+    app.connect("html-page-context", tinker.add_scripts)
     app.connect("html-page-context", mark_page, priority=900)
     app.connect("build-finished", write_policies)
-    return {"env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    return {"env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
