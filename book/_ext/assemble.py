@@ -11,15 +11,17 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import opening
 import yaml
 from run_pages import index, run_pages, with_runs
 from twotowers.chapters import stamps
-from twotowers.exhibits import listing
+from twotowers.exhibits import listing, scorecard
 from twotowers.exhibits.claim import code
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 INJECTED = "injected-parameters"  # papermill's tag for the cell it adds
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
+OPENING = "book/intro.md"
 LISTS = "scorecard"  # the chapter at whose end all exhibits are listed
 SHIPPED = {".md", ".csv", ".json", ".png", ".svg"}  # of data/: never the weights
 
@@ -155,6 +157,11 @@ def staged(home: Path, plan: dict) -> dict[str, bytes]:
     for page in main:
         contents[f"book/{page.chapter}.ipynb"] = as_bytes(notebooks[page.chapter])
         contents |= {f"tables/{page.home}/{table.name}": table.read_bytes() for table in page.tables()}
+    first = contents.get(OPENING, b"").decode()
+    for marker, made in (("<!-- figure 1 -->", lambda: opening.figure_1(main[0].root / main[0].home / "tables")),
+                         ("<!-- ladder -->", lambda: opening.ladder(scorecard.models()))):  # fmt: skip
+        if marker in first and main:
+            contents[OPENING] = (first := first.replace(marker, made())).encode()
     known = {Path(name).stem for name in contents if name.startswith("book/")}
     for model, found in others.items():
         at = f"tables/runs/{model}"

@@ -1,10 +1,9 @@
 """A Sphinx extension: every script a page needs comes from the book's own folder, none from the network.
 
-Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, MathJax from sphinx-mathjax-offline;
-both are copied while building. What lies in `book/_page` makes charts follow the page's colours and width.
+Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, copied while building. What lies in
+`book/_page` makes charts follow the page's colours and width.
 """
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -13,8 +12,6 @@ import altair
 import vl_convert
 
 PAGE = Path(__file__).parent.parent / "_page"
-# MathJax is 24 MB; the pages need its TeX reader, the fonts, and the extensions it loads when a formula asks.
-MATHJAX_PARTS = ("tex-chtml.js", "output/chtml/fonts/**/*", "input/tex/extensions/*.js")
 # What Altair's loader asks `VEGA_DEBUG` before it fetches a library.
 LOADED = {
     "vega_version": altair.VEGA_VERSION,
@@ -39,13 +36,6 @@ def write_files(app) -> None:
     vega = target / "vega.js"
     if not vega.exists():
         vega.write_text(vega_script(), "utf8")
-    mathjax = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
-    for pattern in MATHJAX_PARTS:
-        for source in mathjax.glob(pattern):
-            copy = target / "mathjax" / source.relative_to(mathjax)
-            if source.is_file() and not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, copy)
 
 
 def add_chart_scripts(app, pagename, templatename, context, doctree) -> None:
@@ -56,7 +46,6 @@ def add_chart_scripts(app, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app) -> dict:
-    app.config.mathjax_path = "book/mathjax/tex-chtml.js"
     app.add_css_file("book/book.css")
     app.connect("builder-inited", write_files)
     app.connect("html-page-context", add_chart_scripts)
