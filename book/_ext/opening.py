@@ -11,6 +11,10 @@ from twotowers.exhibits.claim import Verdict, code
 from twotowers.stats import tables
 
 TABLE = "01-locate-apart"
+SHORT = (  # the scorecard's claims, in its order
+    "The task is learned", "Texts gather at labels", "Values say the label", "Query and key compare classes",
+    "More and nearer weigh more",
+)  # fmt: skip
 SIGNS = {
     Verdict.HOLDS: "✓", Verdict.CONTROL: "=", Verdict.FAILS: "✗", Verdict.UNDECIDED: "?",
     Verdict.UNTESTABLE: "–", scorecard.NOT_RUN: "·",
@@ -28,8 +32,7 @@ def figure_1(folder: Path) -> str:
     svg = drawn.svg.replace("`", "&#96;")  # nothing in it may end the block
     return (
         f"```{{raw}} html\n{svg}\n```\n\n{{.exhibit}}\n**Figure 1.** One in-context head of {model} on the paper's example. "
-        "Bars: attention of the last position. Numbers: nats by which a label raises the true label over the other. "
-        "[Chapter 1](01-locate.ipynb) has all heads."
+        "Bars: attention. Numbers: nats that a label adds to the lead of the true one. [More](01-locate.ipynb)."
     )
 
 
@@ -43,7 +46,7 @@ def ladder(found: Iterable[scorecard.Model]) -> str:
         "| | " + " | ".join(code(name).replace("|", "\\|") for name in names) + " |",
         "|---|" + ":-:|" * len(names),
     ]
-    for claim, own in table.groupby("claim", sort=False):
+    for (_, own), claim in zip(table.groupby("claim", sort=False), SHORT, strict=True):
         verdict = own.set_index("model")["verdict"]
         lines.append(f"| {claim} | " + " | ".join(SIGNS[verdict[name]] for name in names) + " |")
     seen = set(table["verdict"])

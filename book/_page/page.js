@@ -11,11 +11,10 @@
   }
   addEventListener("load", reach);
   addEventListener("resize", reach);
-  // The theme names these buttons otherwise than what stands on them.
+  // The theme gives these buttons another name than the words that stand on them.
   addEventListener("load", () => {
     for (const button of document.querySelectorAll("button[aria-label]")) {
-      const words = button.innerText.replace(/\s+/g, " ").trim();
-      if (words && !button.getAttribute("aria-label").includes(words)) button.setAttribute("aria-label", words);
+      if (button.innerText.trim()) button.removeAttribute("aria-label");
     }
   });
 })();
