@@ -29,7 +29,7 @@ OWN_ENGINE = {"tinker.html"}  # pages that load a model
 # Deque's rules for accessibility, as the package has them; one that is off by default is wanted here.
 AXE = importlib.util.find_spec("axe_playwright_python")
 BROKEN_RULES = """async () => (await axe.run({
-  resultTypes: ['violations'], rules: {'label-content-name-mismatch': {enabled: true}},
+  preload: false, resultTypes: ['violations'], rules: {'label-content-name-mismatch': {enabled: true}},
 })).violations.filter(found => ['serious', 'critical'].includes(found.impact))
   .map(found => `${found.id} (${found.impact}, ${found.nodes.length} places): ${found.nodes[0].html.slice(0, 200)}`)"""
 
