@@ -27,7 +27,7 @@ $(foreach name,MODEL $(GIVEN),$(if $(findstring $$,$(value $(name))),$(error $(n
 MODEL_GIVEN := $(if $(filter undefined,$(origin MODEL)),,--model "$$MODEL")
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages verify sentences miniatures lab lock clean
+.PHONY: help book test check pages pdf verify sentences miniatures lab lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ check: $(STAMP)  ## run the quick tests, in about a minute
 
 pages: book  ## look at every page of the built book in a headless browser
 	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest tests/test_pages.py
+
+pdf: book  ## print the built book to _build/book.pdf (needs Chromium)
+	@$(BIN)/python book/_ext/pdf.py _build/html _build/book.pdf
 
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
 	@$(RUN) verify $(or $(MODEL_GIVEN),--model gpt2-large)

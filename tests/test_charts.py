@@ -136,3 +136,14 @@ def test_a_matrix_of_many_columns_has_no_numbers_that_overlap():
         return '"text", "fontSize"' in spec or '"type": "text"' in spec
 
     assert marks(charts.MOST_NUMBERS) and not marks(charts.MOST_NUMBERS + 1)
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars", "scatter"])
+def test_ticks_of_counts_are_whole_numbers_and_others_are_not_forced(kind):
+    table = pd.DataFrame({"x": [1, 2, 3], "count": [0, 1, 2], "rate": [0.1, 0.2, 0.4], "g": "a"})
+    for y, whole in (("count", True), ("rate", False)):
+        group = {} if kind == "scatter" else {"group": "g"}
+        spec = getattr(charts, kind)(table, x="x", y=y, x_title="x", y_title="y", **group, **WORDS).to_dict()
+        encoding = spec.get("layer", [spec])[0]["encoding"]
+        assert (encoding["y"].get("axis", {}).get("tickMinStep") == 1) == whole
+        assert kind == "bars" or encoding["x"]["axis"]["tickMinStep"] == 1

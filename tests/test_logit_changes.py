@@ -86,3 +86,13 @@ def test_a_head_that_was_not_measured_is_refused():
     found = locate.increases(tiny("gpt2"), random_prompts(1))
     with pytest.raises(TwoTowersError, match="head 3-0 was not measured: layers go to 2"):
         locate.increase_parts(found, [(3, 0)])
+
+
+def test_positions_of_a_head_add_up_to_the_head(any_model):
+    heads = [(1, 0), (0, any_model.n_heads - 1)]
+    seen = capture(any_model, random_prompts(3, lengths=(11,)), {"weights", "values"})
+    rows = logit_changes.margin_rows(seen, any_model)
+    found = logit_changes.position_changes(seen, any_model, rows, heads)
+    _, _, whole = logit_changes.block_changes(seen, any_model, rows)
+    assert found.shape == (3, 2, 11)
+    torch.testing.assert_close(found.sum(-1), torch.stack([whole[:, a, b] for a, b in heads], 1), atol=1e-9, rtol=0)

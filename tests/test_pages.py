@@ -5,6 +5,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import os
 import shutil
 import threading
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 from book_builder import build, lay_out
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 
 BUILT = os.environ.get("TWOTOWERS_HTML")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -24,10 +25,18 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 LARGEST_PAGE = 3_000_000  # bytes; a chart of Altair's 5,000 rows is about 0.3 MB
+LARGEST_LOAD = 2_000_000  # bytes of a page with all that it loads, uncompressed
+OWN_ENGINE = {"tinker.html"}  # pages that load a model
+# Deque's rules for accessibility, as the package has them; one that is off by default is wanted here.
+AXE = importlib.util.find_spec("axe_playwright_python")
+BROKEN_RULES = """async () => (await axe.run({
+  preload: false, resultTypes: ['violations'], rules: {'label-content-name-mismatch': {enabled: true}},
+})).violations.filter(found => ['serious', 'critical'].includes(found.impact))
+  .map(found => `${found.id} (${found.impact}, ${found.nodes.length} places): ${found.nodes[0].html.slice(0, 200)}`)"""
 
 DRAWN = """() => {
   const all = (what, drawn) => [...document.querySelectorAll(what)].every(e => e.querySelector(drawn));
-  return all('[id^="altair-viz"]', 'svg.marks, canvas.marks') && all('.math', 'mjx-container');
+  return all('[id^="altair-viz"]', 'svg.marks, canvas.marks') && all('.math', 'math');
 }"""
 
 # A chart that fills its box is drawn again when the box changes; one of several panels scrolls in it.
@@ -66,7 +75,7 @@ LOOK = """() => {
     }
   }
   for (const formula of document.querySelectorAll('.math')) {
-    if (!formula.querySelector('mjx-container') || formula.querySelector('mjx-merror'))
+    if (!formula.querySelector('math') || formula.querySelector('merror'))
       found.push(`formula is not drawn: ${formula.textContent.slice(0, 100)}`);
   }
   for (const image of document.querySelectorAll('.bd-article img')) {
@@ -140,9 +149,15 @@ def until(page, true: str, seconds: float = 10) -> bool:
     return bool(found)
 
 
+def axe() -> str:
+    """The script that looks for violations of accessibility rules."""
+    return (Path(AXE.origin).parent / "axe.min.js").read_text("utf8")
+
+
 def look_at(context, home: str, name: str) -> list[str]:
     """What is wrong with one page."""
-    page, wrong = context.new_page(), []
+    page, wrong, loaded = context.new_page(), [], []
+    page.on("response", lambda response: loaded.append(response))
 
     def guard(route):
         if route.request.url.startswith((home, "data:", "blob:")):
@@ -157,6 +172,11 @@ def look_at(context, home: str, name: str) -> list[str]:
     page.goto(home + name)
     until(page, DRAWN)  # what is not drawn by then is named below
     wrong += page.evaluate(LOOK)
+    if (weight := sum(map(size_of, loaded))) > LARGEST_LOAD and Path(name).name not in OWN_ENGINE:
+        wrong.append(f"loads {weight:,} bytes")
+    if AXE:
+        page.evaluate(axe())
+        wrong += page.evaluate(BROKEN_RULES)
     size = page.viewport_size
     if size["width"] > 1000:
         for width in (390, size["width"]):
@@ -165,6 +185,13 @@ def look_at(context, home: str, name: str) -> list[str]:
             wrong.append("a chart stays wider than its box when the window changes")
     page.close()
     return wrong
+
+
+def size_of(response) -> int:
+    try:
+        return len(response.body())
+    except Error:  # a redirection, or what the guard stopped
+        return 0
 
 
 @needs_browser
@@ -230,4 +257,5 @@ def test_the_look_notices_what_is_wrong(tmp_path):
     assert "a cry" in wrong and "nothing is not defined" in wrong
     assert "formula is not drawn: x^2" in wrong and "image without description" in wrong
     assert "chart altair-viz-1 is not drawn" in wrong and "chart altair-viz-2 has no description" in wrong
+    assert AXE is None or "document-title (serious" in wrong
     assert '"layer" has contrast 1.' in wrong and "the page is 900 wide" in wrong

@@ -11,14 +11,18 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import opening
 import yaml
 from run_pages import index, run_pages, with_runs
 from twotowers.chapters import stamps
+from twotowers.exhibits import listing, scorecard
 from twotowers.exhibits.claim import code
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 INJECTED = "injected-parameters"  # papermill's tag for the cell it adds
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
+OPENING = "book/intro.md"
+LISTS = "scorecard"  # the chapter at whose end all exhibits are listed
 SHIPPED = {".md", ".csv", ".json", ".png", ".svg"}  # of data/: never the weights
 
 
@@ -53,12 +57,37 @@ class Page:
             add(
                 notebook, 1, f"**This chapter failed when it was last run**, so {shown}: {code(why or 'no word of it')}"
             )
-        if names := [path.stem for path in self.tables()]:
+        names = [path.stem for path in self.tables()]
+        for output in captions(notebook):
+            output["data"]["text/markdown"] = as_caption(output, names, staged_tables)
+        if names:
             links = ", ".join(f"{{download}}`{name}.csv </{staged_tables}/{name}.csv>`" for name in names)
             where = (self.root / self.home / "tables").as_posix()
             add(notebook, len(notebook["cells"]), f"**Tables of this page**, made in {code(where)}: {links}. "
                 "The first line of each says how it was made; `pandas.read_csv(path, skiprows=1)` reads the rest.")  # fmt: skip
         return notebook
+
+
+def captions(notebook: dict) -> list[dict]:
+    """The outputs that are captions of exhibits: what `Chapter.publish` gave a number."""
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    return [output for output in outputs if "exhibit" in output.get("metadata", {})]
+
+
+def as_caption(output: dict, names: list[str], staged_tables: str) -> str:
+    """A caption with a name that links lead to, a class for its looks, and a link where it names its table."""
+    exhibit = output["metadata"]["exhibit"]
+    text, _, last = "".join(output["data"]["text/markdown"]).rstrip().rpartition(" ")
+    name = last.strip("`").removesuffix(".csv")
+    link = f"{{download}}`CSV </{staged_tables}/{name}.csv>`" if name in names else last
+    target = f"({exhibit['anchor']})=\n" if exhibit["number"] else ""
+    return f"{target}{{.exhibit .{exhibit['number'].partition(' ')[0].lower() or 'fig'}}}\n{text} {link}"
+
+
+def list_of_exhibits(notebooks: list[dict]) -> str:
+    """A section with links from each exhibit of the paper to those of chapters, in the book's order."""
+    found = [output["metadata"]["exhibit"] for notebook in notebooks for output in captions(notebook)]
+    return f"## List of exhibits\n\nThe paper's figures and tables, and ours beside them.\n\n{listing.listed(found)}"
 
 
 def add(notebook: dict, at: int, text: str) -> None:
@@ -123,9 +152,17 @@ def staged(home: Path, plan: dict) -> dict[str, bytes]:
         if source.is_file() and source.suffix in SHIPPED:
             contents[source.relative_to(home).as_posix()] = source.read_bytes()
     main, others = pages(home, plan)
+    notebooks = {page.chapter: page.notebook(f"tables/{page.home}") for page in main}
+    if LISTS in notebooks:
+        add(notebooks[LISTS], len(notebooks[LISTS]["cells"]), list_of_exhibits([*notebooks.values()]))
     for page in main:
-        contents[f"book/{page.chapter}.ipynb"] = as_bytes(page.notebook(f"tables/{page.home}"))
+        contents[f"book/{page.chapter}.ipynb"] = as_bytes(notebooks[page.chapter])
         contents |= {f"tables/{page.home}/{table.name}": table.read_bytes() for table in page.tables()}
+    first = contents.get(OPENING, b"").decode()
+    for marker, made in (("<!-- figure 1 -->", lambda: opening.figure_1(main[0].root / main[0].home / "tables")),
+                         ("<!-- ladder -->", lambda: opening.ladder(scorecard.models()))):  # fmt: skip
+        if marker in first and main:
+            contents[OPENING] = (first := first.replace(marker, made())).encode()
     known = {Path(name).stem for name in contents if name.startswith("book/")}
     for model, found in others.items():
         at = f"tables/runs/{model}"

@@ -1,7 +1,7 @@
 """A Sphinx extension: every script a page needs comes from the book's own folder, and nothing else is run.
 
-Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, MathJax from sphinx-mathjax-offline;
-both are copied while building. What lies in `book/_page` draws the charts in the page's colours and width.
+Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python, copied while building. What lies in `book/_page`
+draws the charts in the page's colours and width. Formulas are MathML, made while building.
 
 A content security policy in every page is the second wall behind escaping: whatever text got in as markup, a browser
 runs only files of the book, and those inline scripts that the theme's templates and extensions wrote themselves. They
@@ -10,7 +10,6 @@ are told from others by a random mark while building, which no text can hold; th
 
 import base64
 import hashlib
-import importlib.util
 import re
 import secrets
 import shutil
@@ -20,12 +19,10 @@ import tinker
 import vl_convert
 
 PAGE = Path(__file__).parent.parent / "_page"
-# MathJax is 24 MB; the pages need its TeX reader, the fonts, and the extensions it loads when a formula asks.
-MATHJAX_PARTS = ("tex-chtml.js", "output/chtml/fonts/**/*", "input/tex/extensions/*.js")
 MARK = secrets.token_hex(16)
 PRINTS = "window.print()"  # the one handler that the theme writes into an attribute
 # From file:// a browser may not take the book's folder for 'self', so that scheme is named; a server's page cannot use
-# it. Styles are written by MathJax and Vega. Only the search page asks for pages, to show where a word stands.
+# it. Styles are written by Vega. Only the search page asks for pages, to show where a word stands.
 POLICY = {
     "default-src": "'none'", "script-src": "'self' file: 'unsafe-hashes'", "style-src": "'self' file: 'unsafe-inline'",
     "font-src": "'self' file: data:", "img-src": "'self' file: data: blob:", "connect-src": "'none'",
@@ -50,13 +47,6 @@ def write_files(app) -> None:
     vega = target / "vega.js"
     if not vega.exists():
         vega.write_text(vega_script(), "utf8")
-    mathjax = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
-    for pattern in MATHJAX_PARTS:
-        for source in mathjax.glob(pattern):
-            copy = target / "mathjax" / source.relative_to(mathjax)
-            if source.is_file() and not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, copy)
 
 
 def add_chart_scripts(app, pagename, templatename, context, doctree) -> None:
@@ -115,7 +105,6 @@ def write_policies(app, exception) -> None:
 
 
 def setup(app) -> dict:
-    app.config.mathjax_path = "book/mathjax/tex-chtml.js"
     app.add_css_file("book/book.css")
     app.connect("builder-inited", write_files)
     app.connect("builder-inited", mark_templates)

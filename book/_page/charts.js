@@ -67,6 +67,7 @@
       actions: !phone && { export: true, source: false, compiled: false, editor: false },
     }).then((chart) => {
       boxes.observe(box);
+      element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
       if (spec.width === "container") element.dataset.fills = "";
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
       return chart;

@@ -103,3 +103,19 @@ def block_changes(
         found.append([logit_change(at, v, rows, e, norm, scale) for at, v in added])
     attention, ffn, heads = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
     return attention, ffn, heads
+
+
+def position_changes(
+    capture: Capture, model: Model, rows: Float[Tensor, "batch d_model"], heads: Sequence[tuple[int, int]]
+) -> Float[Tensor, "batch head position"]:
+    """What some heads add to a logit (nats) from each position, `alpha * vo` with the scale frozen: over the positions
+    of a head these add up to what the head adds. Needs want={"weights", "values"}."""
+    capture.require("weights", "values")
+    e, found = model.unembedding, []
+    scale = norm_scale(capture.resid_final, e)
+    for layer, head in heads:
+        values = capture.values[layer][:, head // (model.n_heads // model.n_key_value_heads)]
+        weighted = (capture.weights[layer][:, head, :, None].to(values.dtype) * values).to(rows)
+        written = weighted @ model.output_weight(layer)[head].to(rows)
+        found.append(logits(written, rows, e, "frozen", scale))
+    return torch.stack(found, 1)

@@ -1,7 +1,7 @@
 """What a notebook does: open a chapter under its parameters, and publish its exhibits.
 
     chapter = open_chapter("03-mrr", globals())            # in the set-up cell, after the parameters
-    chapter.publish(mrr.by_head, shown.by_head_chart, shown.by_head)
+    chapter.publish(mrr.by_head, shown.by_head_chart, shown.by_head, beside="v1 fig 5")    # Fig 3.1 and a claim
     chapter.paper("v1, fig 5", "label words rank higher in in-context heads ...")
 
 A study's table comes from `out`, from the recorded results, or is computed; either way it is saved before it is shown.
@@ -9,7 +9,9 @@ A study's table comes from `out`, from the recorded results, or is computed; eit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
@@ -18,15 +20,51 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 
 from twotowers.chapters.check import check_fit, check_least
-from twotowers.chapters.notebooks import assigned, declared
+from twotowers.chapters.notebooks import assigned, declared, exhibits
 from twotowers.errors import TwoTowersError
-from twotowers.exhibits.claim import Claim, code, inert, plural
+from twotowers.exhibits.claim import Claim, code, inert, plain, plural
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
 from twotowers.paths import shipped_models
 from twotowers.stats import tables
 from twotowers.studies.context import CHAPTERS, Study
 from twotowers.studies.run import Run
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What stands under a chart or over a table. `number` is "Fig 3.2", or empty where the notebook gives none."""
+
+    number: str
+    title: str
+    about: str
+    beside: str
+    table: str
+
+    @property
+    def anchor(self) -> str:
+        """ "Fig 3.2" -> "fig-3-2": where a link leads."""
+        return self.number.lower().replace(" ", "-").replace(".", "-")
+
+    @property
+    def markdown(self) -> str:
+        """One paragraph; assembling the page gives it its name, and makes a link of the table's name at its end."""
+        version, _, place = self.beside.partition(" ")
+        beside = f", beside the paper's {place} ({version.replace('EMNLP', 'EMNLP 2024')})" if place else ""
+        number = f"**{self.number}**{beside}. " if self.number else ""
+        return f"{number}{plain(self.about)} {code(self.table)}"
+
+
+def heading(chart: Any) -> tuple[str, str]:
+    """A chart's title and its description without the title."""
+    title = getattr(chart.title, "text", chart.title)
+    return title, chart.description.removeprefix(f"{title}. ")
+
+
+def first_words(study: Study) -> str:
+    """The first sentence of a study's docstring, without the list of its columns."""
+    text = " ".join((study.function.__doc__ or study.name).split())
+    return re.split(r"(?<=\w|\))[:.;](?= |$)", text)[0] + "."
 
 
 class Chapter(Run):
@@ -40,23 +78,44 @@ class Chapter(Run):
         chart: Callable[[pd.DataFrame], alt.TopLevelMixin] | None = None,
         claim: Callable[[pd.DataFrame], Claim] | None = None,
         rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
+        *,
+        beside: str = "",
+        caption: str = "",
     ) -> None:
         """Show a study's table: its chart, `rows` of it as a table, and its claim; `table(study)` gives the whole.
 
+        Chart and rows get numbers (see `exhibits`) and captions: a chart its own description, rows `caption`, or what
+        the study says first of itself. `beside`: the paper's figure or table, as the scorecard names it ("v1 fig 5").
         An exhibit that cannot be made says why in its place; the rest of the chapter stands.
         """
         try:
             table = self.table(study)
-            shown = [made(table) for made in (chart, rows, claim) if made is not None]
+            shown: list[Any] = []
+            if chart is not None:
+                drawn = chart(table)
+                title, about = heading(drawn)
+                shown += [drawn, self._caption(study, chart, title, about, beside)]
+            if rows is not None:
+                about = caption or first_words(study)
+                shown += [self._caption(study, rows, about, about, "" if chart else beside), rows(table)]
+            if claim is not None:
+                shown.append(claim(table))
         except TwoTowersError as error:
             display(Markdown(f"*This exhibit ({code(study.name)}) cannot be made here:* {code(error)}"))
             return
         for one in shown:
-            display(Markdown(one.markdown) if isinstance(one, Claim) else one)
+            if isinstance(one, Caption):
+                display(Markdown(one.markdown), metadata={"exhibit": asdict(one) | {"anchor": one.anchor}})
+            else:
+                display(Markdown(one.markdown) if isinstance(one, Claim) else one)
         for note in table.attrs["provenance"]["notes"]:
             if note not in self._kept.setdefault("said", []):
                 self._kept["said"].append(note)
                 display(Markdown(f"*Note.* {code(note)}"))
+
+    def _caption(self, study: Study, drawn: Callable, title: str, about: str, beside: str) -> Caption:
+        key = (study.function.__name__, drawn.__name__)
+        return Caption(exhibits(self.name).get(key, ""), title, about, beside, f"{self.file_of(study)}.csv")
 
     def show_text(self, text: Callable[[Run], str]) -> None:
         """Show a text that stands in no table, where it is at hand: not on a page that is made of recorded tables."""

@@ -88,3 +88,40 @@ def assigned(source: str) -> dict[str, ast.expr]:
     except SyntaxError:  # a cell with %magic
         return {}
     return {target.id: node.value for node in nodes for target in node.targets if isinstance(target, ast.Name)}
+
+
+def exhibits(chapter: str) -> dict[tuple[str, str], str]:
+    """(study, what draws it) -> its number, "Fig 3.2" or "Table 3.1", as the notebook's cells publish them in order.
+
+    Read off the notebook itself, so that cells run in any order, or twice, give the same numbers. Empty for a chapter
+    whose name begins with no number, or that has no notebook.
+    """
+    begins = re.match(r"\d+", chapter)
+    if not begins or not (path := book_folder() / f"{chapter}.ipynb").is_file():
+        return {}
+    cells = [cell for cell in json.loads(path.read_text("utf8"))["cells"] if cell["cell_type"] == "code"]
+    numbers: dict[tuple[str, str], str] = {}
+    for call in (call for cell in cells for call in published("".join(cell["source"]))):
+        study, *given = map(_last_name, call.args)
+        named = {one.arg: _last_name(one.value) for one in call.keywords}
+        by_place = dict(zip(("chart", "claim", "rows"), given, strict=False)) | named
+        for kind, key in (("Fig", "chart"), ("Table", "rows")):
+            if drawn := by_place.get(key):
+                n = 1 + sum(number.startswith(kind) for number in numbers.values())
+                numbers.setdefault((study, drawn), f"{kind} {int(begins[0])}.{n}")
+    return numbers
+
+
+def published(source: str) -> list[ast.Call]:
+    """The calls of `publish` in a cell, from its top down; none where the cell is no plain Python."""
+    try:
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    except SyntaxError:
+        return []
+    found = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "publish"]
+    return sorted(found, key=lambda call: call.lineno)
+
+
+def _last_name(node: ast.expr) -> str:
+    """`shown.by_head_chart` -> "by_head_chart"."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -128,6 +128,12 @@ def _escaped(text: str) -> str:
     return re.sub(r"\A(\d+)([.)])", r"\1\\\2", text)
 
 
+def plain(text: object) -> str:
+    """Words of data inside a sentence: nothing in them is Markdown or HTML, and they stay on one line."""
+    shown = re.sub(r"\s+", " ", str(text)).strip()
+    return re.sub(r"([\\`*_{}\[\]<>#$~&|^@])", r"\\\1", shown)
+
+
 def listed(items: Iterable[object], most: int = 8) -> str:
     """Names as inline code, with commas; how many more where there are many."""
     items = [code(item) for item in items]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import altair as alt
 import numpy as np
 import pandas as pd
 
-from twotowers.exhibits.claim import code
+from twotowers.exhibits.claim import code, listed
+from twotowers.exhibits.scorecard import Model
 from twotowers.stats import charts
 
 ALL, VARIED = "all heads and blocks", {"prompts": "prompts", "tokens": "tokens a prompt", "vocabulary": "words"}
@@ -89,3 +93,47 @@ def sweep_said(t: pd.DataFrame, varied: str) -> str:
         f"{first['ratio']:.2f} to {last['ratio']:.2f}. The time a prompt grows as the power {growth:.2f}; the measured time is "
         f"{off.min():.2f} to {off.max():.2f} times the predicted."
     )
+
+
+def execution(found: Iterable[Model]) -> pd.DataFrame:
+    """What the saved tables say of how they were made: one row per chapter and model.
+
+    chapter, model, tables, seconds (of all its tables together), date (of the latest), machine, prompts (a set; missing
+    where a chapter draws none), failed (tables that could not be made).
+    """
+    rows = []
+    for model in found:
+        for name, table in model.tables.items():
+            told = table.attrs["provenance"]
+            if (begins := re.match(r"\d+-[a-z-]+?(?=-)", name)) and "seconds" in told:
+                asked = told["identity"]["parameters"].get("n_prompts")
+                rows.append((told["identity"]["study"], model.name, told["seconds"], told["date"], told["machine"],
+                             asked, bool(told["unavailable"]), begins[0]))  # fmt: skip
+    columns = ["study", "model", "seconds", "date", "machine", "prompts", "failed", "number"]
+    t = pd.DataFrame(rows, columns=columns)
+    t["chapter"] = t["number"].str.extract(r"^(\d+)", expand=False).astype(int)
+    return t.groupby(["model", "chapter"], sort=True, as_index=False).agg(
+        tables=("study", "size"), seconds=("seconds", "sum"), date=("date", "max"), machine=("machine", "first"),
+        prompts=("prompts", "max"), failed=("failed", "sum"),
+    )  # fmt: skip
+
+
+def execution_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of each chapter, a column a model; an empty place where nothing is saved."""
+    wide = t.pivot(index="chapter", columns="model", values="seconds")
+    return wide.rename_axis(columns=None).map(lambda s: "" if pd.isna(s) else f"{s:,.0f} s")
+
+
+def execution_said(t: pd.DataFrame) -> str:
+    """For each model: when, where, on how many prompts, and what could not be made."""
+    said = []
+    for model, own in t.groupby("model", sort=False):
+        prompts = f", {own['prompts'].max():,.0f} prompts a set" if own["prompts"].notna().any() else ""
+        lost = (
+            f"; {own['failed'].sum()} of {own['tables'].sum()} tables could not be made" if own["failed"].any() else ""
+        )
+        said.append(
+            f"{code(model)}: {own['seconds'].sum():,.0f} s in all, last on {own['date'].max()} "
+            f"({listed(own['machine'].unique())}){prompts}{lost}."
+        )
+    return "\n\n".join(said)

@@ -74,6 +74,12 @@ def colour(field: str, table: pd.DataFrame, title: str | None = None) -> alt.Col
     return alt.Color(f"{field}:N", scale=scale, title=title, legend=alt.Legend(columns=columns))
 
 
+def axis(table: pd.DataFrame, column: str, **given) -> alt.Axis:
+    """An axis whose ticks are whole numbers where the column counts something."""
+    counts = {"tickMinStep": 1, "format": ",d"} if table[column].dtype.kind in "iu" else {}
+    return alt.Axis(**counts | given)
+
+
 def by_layer(
     table: pd.DataFrame, *, title: str, description: str, y: str = "increase", y_title: str
 ) -> alt.TopLevelMixin:
@@ -140,7 +146,9 @@ def bars(
             x=alt.X(f"{x}:N", title=x_title, sort=sort, axis=alt.Axis(labelAngle=-30, labelLimit=240)), **offset
         )
         chart = base.mark_bar().encode(
-            y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero)), color=tint, tooltip=_tooltip(part, shown)
+            y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=zero), axis=axis(part, y)),
+            color=tint,
+            tooltip=_tooltip(part, shown),
         )
         if {"low", "high"} <= set(part.columns):
             chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(y="low:Q", y2="high:Q")
@@ -186,13 +194,15 @@ def lines(
     """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog)."""
     smallest = float(table.loc[table[x] > 0, x].min()) if log else 1.0
     scale = alt.Scale(type="symlog", constant=smallest) if log else alt.Scale(zero=False)
-    axis = alt.Axis(values=sorted(table[x].unique()), format=".2~r", labelOverlap=True) if log else alt.Axis()
+    values = {"values": sorted(table[x].unique()), "format": ".2~r", "labelOverlap": True} if log else {}
+    ticks = axis(table, x, **values)
     shades = colour(group, table, group.replace("_", " "))
     shades.legend = alt.Legend(symbolOpacity=1, labelLimit=300, columns=2)
-    base = alt.Chart(table).encode(x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=axis), color=shades)
+    base = alt.Chart(table).encode(x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=ticks), color=shades)
     tooltip = [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in table.columns]
     y_scale = alt.Scale(zero=zero)
-    chart = base.mark_line(point=True).encode(y=alt.Y(f"{y}:Q", title=y_title, scale=y_scale), tooltip=tooltip)
+    y_axis = alt.Y(f"{y}:Q", title=y_title, scale=y_scale, axis=axis(table, y))
+    chart = base.mark_line(point=True).encode(y=y_axis, tooltip=tooltip)
     if {"low", "high"} <= set(table.columns):
         chart = (
             base.mark_area(opacity=0.15, line=False, point=False).encode(
@@ -222,8 +232,8 @@ def scatter(
     def panel(part: pd.DataFrame) -> alt.TopLevelMixin:
         chart = alt.Chart(part).mark_point(opacity=opacity)
         return chart.encode(
-            x=alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(zero=False)),
-            y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=False)),
+            x=alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(zero=False), axis=axis(part, x)),
+            y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=False), axis=axis(part, y)),
             tooltip=_tooltip(part, part.columns), **encodings,
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from twotowers.prompts.datasets import paper_example
 from twotowers.stats.intervals import bootstrap, grouped, overlap_within_layers, rate, spearman
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import sets_of
+from twotowers.studies.example import apart
 from twotowers.studies.forms import baselines, forms
 from twotowers.studies.located import COLUMN, heads, top
 from twotowers.studies.run import Run
@@ -17,6 +18,7 @@ from twotowers.studies.run import Run
 study = chapter_studies("01-locate")
 __all__ = [
     "accuracy",
+    "apart",
     "blocks",
     "case",
     "forms",

@@ -1,0 +1,20 @@
+// What scrolls inside the page must be reachable from the keyboard.
+(() => {
+  const boxes = ".bd-article pre, .bd-article table, .bd-article div.math, .bd-article .output";
+
+  function reach() {
+    for (const box of document.querySelectorAll(boxes)) {
+      const scrolls = box.scrollWidth > box.clientWidth && /auto|scroll/.test(getComputedStyle(box).overflowX);
+      if (scrolls) box.tabIndex = 0;
+      else if (box.tabIndex === 0) box.removeAttribute("tabindex");
+    }
+  }
+  addEventListener("load", reach);
+  addEventListener("resize", reach);
+  // The theme gives these buttons another name than the words that stand on them.
+  addEventListener("load", () => {
+    for (const button of document.querySelectorAll("button[aria-label]")) {
+      if (button.innerText.trim()) button.removeAttribute("aria-label");
+    }
+  });
+})();

@@ -1,0 +1,84 @@
+"""The opening page, the formulas, the time that chapters took, and the order in which the book is printed."""
+
+import sys
+
+import pandas as pd
+import pytest
+from conftest import ROOT
+from test_drawings import table
+from twotowers.exhibits import cost, scorecard
+from twotowers.stats import tables
+
+sys.path.insert(0, str(ROOT / "book/_ext"))
+import markup
+import opening
+import pdf
+
+
+def test_figure_1_is_drawn_from_the_table_and_its_labels_end_no_block(tmp_path):
+    tables.save(table(true="```\n<b>", other="bar"), tmp_path, opening.TABLE, {"about": {"name": "a `model`"}})
+    said = opening.figure_1(tmp_path)
+    assert said.startswith("```{raw} html\n<svg") and said.count("```") == 2
+    assert "**Figure 1.** One in-context head of `` a `model` ``" in said
+
+
+@pytest.mark.parametrize("broken", [None, pd.DataFrame({"of": ["x"]})])
+def test_without_its_table_figure_1_is_a_sentence(tmp_path, broken):
+    if broken is not None:
+        tables.save(broken, tmp_path, opening.TABLE, {})
+    assert opening.figure_1(tmp_path).startswith("*Figure 1 is drawn here")
+
+
+def saved(study, seconds, unavailable="", **parameters):
+    found = pd.DataFrame({"a": [1]})
+    identity = {"study": study, "parameters": parameters}
+    found.attrs["provenance"] = {"identity": identity, "seconds": seconds, "date": "2026-11-21", "machine": "a machine",
+                                 "unavailable": unavailable}  # fmt: skip
+    return found
+
+
+def models():
+    two = {"01-locate-case": saved("01-locate-case", 1.5, n_prompts=20), "01-locate-toy": saved("01-locate-toy", 2.0)}
+    two["11-towers-apart-keys"] = saved("11-towers-apart-keys", 4000.0, "too long", n_prompts=20)
+    other = {"01-locate-toy": saved("01-locate-toy", 7.0), "authors-numbers": pd.DataFrame()}
+    other["authors-numbers"].attrs["provenance"] = {"unavailable": "damaged"}
+    return [scorecard.Model("one", "1", two), scorecard.Model("b|`x`", "2", other)]
+
+
+def test_the_ladder_says_what_its_signs_mean():
+    said = opening.ladder(models())
+    assert said.splitlines()[0] == "| | `one` | `` b\\|`x` `` |"
+    assert said.count("| · | · |") == 5 and "· not run. [How" in said
+    assert opening.ladder([]) == "*No model has saved tables yet.*"
+
+
+def test_the_time_of_chapters_is_the_sum_of_their_tables():
+    t = cost.execution(models()).set_index(["model", "chapter"])
+    assert t.loc[("one", 1)].to_dict() | {"machine": ""} == {
+        "tables": 2, "seconds": 3.5, "date": "2026-11-21", "machine": "", "prompts": 20, "failed": 0,
+    }  # fmt: skip
+    rows = cost.execution_rows(t.reset_index())
+    assert rows.loc[11].to_dict() == {"b|`x`": "", "one": "4,000 s"}
+    said = cost.execution_said(t.reset_index())
+    assert "1 of 3 tables could not be made" in said and "`` b|`x` ``: 7 s in all" in said and "nan" not in said
+
+
+def test_formulas_become_mathml_and_what_is_not_known_is_told(caplog):
+    assert "<mfrac>" in markup.mathml(r"\frac{1}{n}", block=True) and not caplog.records
+    markup.mathml(r"\nosuchthing{x}", block=False)
+    assert "nosuchthing" in caplog.text
+
+
+def test_pages_are_printed_in_the_order_of_the_book(tmp_path):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "index.html").write_text('<meta http-equiv="Refresh" content="0; url=book/a.html" />')
+    link = '<a class="right-next"\n href="{}.html">'
+    (tmp_path / "book/a.html").write_text(link.format("c"))
+    (tmp_path / "book/c.html").write_text(link.format("b"))
+    (tmp_path / "book/b.html").write_text("the end")
+    assert [page.stem for page in pdf.order(tmp_path)] == ["a", "c", "b"]
+
+
+def test_the_style_sheet_keeps_the_icons_in_use_and_all_else():
+    css = '.a{b:c}.fa-x:before{content:"\\f1"}.fa-y:before,.fa-z:before{content:"\\f2"}.fa-spin{d:e}.fa-w::before{content:"f"}'
+    assert markup.fewer_icons(css, {"fa-z"}) == '.a{b:c}.fa-y:before,.fa-z:before{content:"\\f2"}.fa-spin{d:e}'
