@@ -85,6 +85,14 @@ def texts(notebook):
     return ["".join(cell["source"]) for cell in notebook["cells"]]
 
 
+def test_a_chart_brings_only_the_columns_that_it_names():
+    spec = {"encoding": {"x": {"field": "score"}, "y": {"field": "a\\.b"}}, "transform": [{"filter": "datum.kept > 0"}],
+            "datasets": {"d": [{"score": 0.123456789, "kept": 3, "a.b": "x", "left": 1}, {"score": None}]}}  # fmt: skip
+    rows = assemble.lean(spec)["datasets"]["d"]
+    assert rows == [{"score": 0.123457, "kept": 3, "a.b": "x"}, {"score": None}]
+    assert assemble.lean({"mark": "bar"}) == {"mark": "bar", "datasets": {}}
+
+
 def test_a_page_says_where_its_tables_lie(tmp_path):
     one = page(tmp_path, {"status": "done", "tables": {"01-a-x": "0", "01-a-y": "0"}})
     one.executed.write_text(one.source.read_text())

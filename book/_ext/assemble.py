@@ -133,8 +133,22 @@ def chart_block(html: str) -> str:
     if not name or call < 0:
         raise ValueError("Altair writes charts in another way: look at chart_block in book/_ext/assemble.py")
     spec, _ = json.JSONDecoder().raw_decode(html, call + len("\n  })("))
-    written = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
+    written = json.dumps(lean(spec), separators=(",", ":")).replace("<", "\\u003c")
     return f'<div id="{name[1]}"></div>\n<script type="application/json" class="chart">{written}</script>\n'
+
+
+def lean(spec: dict) -> dict:
+    """The chart without columns of data that nothing in it names, numbers with six digits: the CSV holds them all."""
+    said = json.dumps({key: part for key, part in spec.items() if key != "datasets"})
+
+    def named(column: str) -> bool:
+        return json.dumps(column)[1:-1] in said or not re.fullmatch(r"[\w ]+", column)
+
+    def row(one: dict) -> dict:
+        return {name: float(f"{value:.6g}") if isinstance(value, float) else value
+                for name, value in one.items() if named(name)}  # fmt: skip
+
+    return spec | {"datasets": {name: list(map(row, rows)) for name, rows in spec.get("datasets", {}).items()}}
 
 
 def as_bytes(notebook: dict) -> bytes:
