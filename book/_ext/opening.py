@@ -37,11 +37,12 @@ def figure_1(folder: Path) -> str:
 
 
 def ladder(found: Iterable[scorecard.Model]) -> str:
-    """Claim x model as signs, each with its word; the signs that occur explained below."""
+    """Claim x model as signs, the signs that occur explained below; models on which some claim was judged."""
     table = scorecard.ladder(found)
     if table.empty:
         return "*No model has saved tables yet.*"
-    names = list(dict.fromkeys(table["model"]))
+    judged = table[table["verdict"] != scorecard.NOT_RUN]
+    names = list(dict.fromkeys(judged["model"])) or list(dict.fromkeys(table["model"]))
     lines = [
         "| | " + " | ".join(code(name).replace("|", "\\|") for name in names) + " |",
         "|---|" + ":-:|" * len(names),
@@ -49,6 +50,6 @@ def ladder(found: Iterable[scorecard.Model]) -> str:
     for (_, own), claim in zip(table.groupby("claim", sort=False), SHORT, strict=True):
         verdict = own.set_index("model")["verdict"]
         lines.append(f"| {claim} | " + " | ".join(SIGNS[verdict[name]] for name in names) + " |")
-    seen = set(table["verdict"])
+    seen = set(table.loc[table["model"].isin(names), "verdict"])
     meaning = ", ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items() if verdict in seen)
     return "\n".join(lines) + f"\n\n{{.exhibit}}\n{meaning}. [How each was judged](scorecard.ipynb)."
