@@ -315,12 +315,14 @@ def test_a_job_of_other_input_is_not_whole(finished):
 def test_small_tables_are_kept_in_place_of_the_chapter_s_old_ones(finished, tmp_path):
     root, _, _, table = finished
     target = tmp_path / "kept"
-    for name in ("01-a-old", "03-c-other"):
+    for name in ("01-a-old", "01-a-shared-0a1b2c", "03-c-other"):
         tables.save(pd.DataFrame(), target, name, {})
     add_table(root, "01-a-big", pd.DataFrame({"x": ["y" * runs.LARGEST_TABLE]}))
     add_table(root, "02-b-other", pd.DataFrame({"x": [3]}))  # a chapter may use a table of another one
     assert runs.keep(root / "m", ["01-a"], target) == ["01-a-big"]
-    assert files(target) == ["01-a-one.csv", "01-a-two.csv", "02-b-other.csv", "03-c-other.csv"]
+    assert files(target) == [
+        "01-a-one.csv", "01-a-shared-0a1b2c.csv", "01-a-two.csv", "02-b-other.csv", "03-c-other.csv"
+    ]  # fmt: skip
     assert (target / table.name).read_bytes() == table.read_bytes()
 
 

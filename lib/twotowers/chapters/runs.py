@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,8 +32,9 @@ from twotowers.paths import data_folder
 from twotowers.stats import tables
 from twotowers.studies.context import SINCE
 
-LARGEST_TABLE = 128 << 10  # bytes; what is kept in data/results: a row for each head of a 7B model fits
-LARGEST_MODEL = 1 << 20  # bytes of all tables of one model there
+LARGEST_TABLE = 512 << 10  # bytes; what is kept in data/results: eight rows for each head of SmolLM2 fit
+LARGEST_MODEL = 2 << 20  # bytes of all tables of one model there
+SHARED = re.compile(r"-[0-9a-f]{6}$")  # a table on other sets than its chapter's, see `Context.file_of`
 HTML = "_build/html"
 SKIPPED = "nothing changed"
 OWN = "@engine"  # below a root: locks, plans and logs; no model's folder can have this name
@@ -201,12 +203,13 @@ def stop(process: subprocess.Popen) -> None:
 def keep(home: Path, chapters: Sequence[str], target: Path) -> list[str]:
     """Copy the small tables of finished chapters to `target`, in place of their old ones; the names of those too large.
 
+    A table that chapters share stays: one that was kept before may need it.
     Raises TwoTowersError, and copies nothing, when one of them is lost or damaged.
     """
     found = {name for chapter in chapters for name in stamps.read(home / f".done/{chapter}.json")["tables"]}
     stamps.table_digests(home, found)
     tables.writable(target)
-    old = {path for chapter in chapters for path in target.glob(f"{chapter}-*.csv")}
+    old = {path for chapter in chapters for path in target.glob(f"{chapter}-*.csv") if not SHARED.search(path.stem)}
     total = sum(path.stat().st_size for path in target.glob("*.csv") if path not in old and path.stem not in found)
     large, kept = [], set()
     for name in sorted(found):
