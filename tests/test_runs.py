@@ -211,6 +211,24 @@ def test_a_chapter_gets_the_parameters_that_it_declares_and_waits_for_the_first(
     assert made.after["mini-gpt2/cards"] == ["mini-gpt2/01-locate", "mini-gpt2/02-second", "m/03-plain"]
 
 
+def test_recorded_tables_are_shown_where_neither_their_data_nor_their_model_are(home, monkeypatch):
+    folder = home / "data/results/smollm2-135m"
+    folder.mkdir(parents=True)
+    (folder / "run.yml").write_text(
+        "model: smollm2-135m\nparameters: {n_prompts: 7}\nchapters: {01-locate: {datasets: [sst2]}}"
+    )
+    (folder / "01-locate-trial.csv").write_text("")
+    for name in ("TWOTOWERS_DATA", "TWOTOWERS_CACHE"):
+        monkeypatch.setenv(name, str(home / "nothing"))
+    monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("something is fetched"))
+    job = plan.for_book(None, {}).jobs["smollm2-135m/01-locate"]
+    assert job["parameters"] == {
+        "n_prompts": 7, "datasets": ["sst2"], "recorded": "only", "model": "smollm2-135m"
+    }  # fmt: skip
+    with pytest.raises((TwoTowersError, pytest.fail.Exception)):
+        plan.for_record("smollm2-135m", "runs")
+
+
 def test_a_chapter_about_its_own_model_keeps_it_only_beside_a_miniature(home):
     add_chapter(home, "03-own", "model = 'mini-sentences'\nn_prompts = 5\nout = 'x'")
     for name in ("mini-gpt2", "mini-llama", "mini-sentences"):

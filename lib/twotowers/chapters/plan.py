@@ -80,8 +80,10 @@ def draws(chapter: str) -> bool:
     return "n_prompts" in declared(chapter)
 
 
-def checked(given: dict[str, Any], names: Sequence[str], models: Iterable[str]) -> dict[str, Any]:
-    """The given parameters as plain values, as a notebook takes them.
+def checked(
+    given: dict[str, Any], names: Sequence[str], models: Iterable[str], computed: bool = True
+) -> dict[str, Any]:
+    """The given parameters as plain values, as a notebook takes them. What is not `computed` needs no data and no model.
 
     Raises TwoTowersError, in one line, on an unknown name, a value out of range, a parameter that no chosen chapter
     declares, data that cannot be drawn, a model, dtype or device that is not here, and what does not fit the model.
@@ -97,6 +99,8 @@ def checked(given: dict[str, Any], names: Sequence[str], models: Iterable[str]) 
     for name, own in zip(names, known, strict=True):
         if "n_prompts" in own and "n_prompts" in given:
             check.check_least(p.n_prompts, name, least_prompts(name))
+    if not computed:
+        return {name: plain[name] for name in given}
     if DRAWN & given.keys():
         own = [name for one in known for name in one.get("datasets", []) if datasets.is_word_set(name)]
         locate = p.n_locate if any("n_locate" in one for one in known) else 0
@@ -172,7 +176,7 @@ def for_book(model: str | None, given: dict[str, Any]) -> Plan:
         plan.main[chapter] = f"{slug(own if keeps else model)}/{chapter}"
         plan.add(plan.main[chapter].split("/")[0], own if keeps else model, [chapter], given)
     for path in sorted((data_folder() / "results").glob(f"*/{RECORD}")):
-        recorded, settings = record(path)
+        recorded, settings = record(path, computed=False)
         for chapter, values in settings.items():
             home = slug(recorded)
             if f"{home}/{chapter}" not in plan.jobs and list(path.parent.glob(f"{chapter}-*.csv")):
@@ -194,21 +198,24 @@ def for_record(model: str, out: str) -> Plan:
     return plan
 
 
-def record(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The model of a run.yml, and chapter -> checked parameters; those that draw prompts when it names none."""
+def record(path: Path, computed: bool = True) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The model of a run.yml, and chapter -> checked parameters; those that draw prompts when it names none.
+
+    Recorded tables that are only shown (not `computed`) are not checked against data and models, which may be elsewhere.
+    """
     asked = mapping(path, ("model", "parameters", "chapters"))
     model = str(asked.get("model") or "")
     if slug(model) != path.parent.name:
         raise TwoTowersError(f"'{path}' is about model='{model}': its folder must be {slug(model) or 'named after it'}")
     named_chapters = asked.get("chapters") or dict.fromkeys(filter(draws, chapters()))
     shared = asked.get("parameters") or {}
-    checked(shared, [known_chapter(name) for name in named_chapters], [model])
+    checked(shared, [known_chapter(name) for name in named_chapters], [model], computed)
     settings = {}
     for chapter, own in named_chapters.items():
-        checked(own or {}, [chapter], [])  # what only some chapters have may stand in the shared ones
+        checked(own or {}, [chapter], [], computed)  # what only some chapters have may stand in the shared ones
         known = declared(chapter)
         given = {name: value for name, value in shared.items() if name in known} | (own or {})
-        settings[chapter] = checked(given, [chapter], [])
+        settings[chapter] = checked(given, [chapter], [], computed)
     return model, settings
 
 
