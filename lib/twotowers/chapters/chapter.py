@@ -173,12 +173,14 @@ class Chapter(Run):
         """When and where this chapter's tables were made, for those that are not made afresh."""
         found = [self.saved(study) for study in CHAPTERS.get(self.name, [])]
         told = [table.attrs["provenance"] for table in found if table is not None]
+        rest = "not recorded" if self.parameters.recorded == "only" else "computed in this run"
         if not told:
-            return "All tables are computed in this run."
+            return f"All tables are {rest}."
         days = [code(day) for day in sorted({str(one["date"]) for one in told})]
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         where = code(told[0]["machine"])
-        rest = "" if len(told) == len(found) else f"; the other {len(found) - len(told)} are computed in this run"
+        others = len(found) - len(told)
+        rest = f"; {plural(others, 'other table')} {'is' if others == 1 else 'are'} {rest}" if others else ""
         seconds = sum(float(one["seconds"]) for one in told)
         return f"{plural(len(told), 'table')} recorded on {when} ({where}, computed in {seconds:,.0f} s){rest}."
 
