@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import online
 import opening
 import yaml
 from run_pages import index, run_pages, with_runs
@@ -157,7 +158,8 @@ def as_bytes(notebook: dict) -> bytes:
 
 def staged(home: Path, plan: dict) -> dict[str, bytes]:
     """Every file of the stage: its path there and its content."""
-    contents = {name: (home / name).read_bytes() for name in ("_config.yml", "_toc.yml")}
+    contents = {"_config.yml": online.with_buttons((home / "_config.yml").read_bytes())}
+    contents["_toc.yml"] = (home / "_toc.yml").read_bytes()
     for source in (home / "book").rglob("*"):
         hidden = {"__pycache__", ".ipynb_checkpoints"} & set(source.parts)
         if source.is_file() and source.suffix != ".ipynb" and not hidden:

@@ -21,6 +21,7 @@ from twotowers.chapters.execute import end_with_parent, tell
 from twotowers.chapters.plan import Plan
 from twotowers.chapters.runs import HTML, pages_state
 from twotowers.chapters.stamps import PAGES
+from twotowers.errors import TwoTowersError
 from twotowers.stats import tables
 
 HOME = Path(__file__).parents[2]
@@ -82,6 +83,8 @@ def main(plan_file: str, stamp_file: str) -> None:
             put_in_place(BUILD / "sphinx/_build/html", HOME / HTML)
     except OSError as error:
         why = f"{error.strerror}: {error.filename}"
+    except TwoTowersError as error:
+        why = str(error)
     told = {"status": stamps.FAILED if why else stamps.DONE, "why": why, "seconds": round(time.monotonic() - start)}
     tables.write(stamp, json.dumps({"state": state, **told}).encode())
     tell(key=PAGES, **told)

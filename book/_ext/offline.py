@@ -15,6 +15,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+import online
 import tinker
 import vl_convert
 
@@ -110,6 +111,8 @@ def setup(app) -> dict:
     app.connect("builder-inited", mark_templates)
     app.connect("html-page-context", add_chart_scripts)
     app.connect("html-page-context", tinker.add_scripts)
+    app.connect("html-page-context", online.add_citation)
     app.connect("html-page-context", mark_page, priority=900)
     app.connect("build-finished", write_policies)
-    return {"env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    app.connect("build-finished", online.write_site)
+    return {"env_version": 4, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew

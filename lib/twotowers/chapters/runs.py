@@ -132,7 +132,8 @@ def pages_state(plan: Plan, root: Path) -> str:
     files += [f for f in home.glob("book/**/*") if f.is_file() and f.suffix not in (".ipynb", ".pyc")]
     files += [*data_folder().glob("**/*.md"), *data_folder().glob("**/*.json"), *data_folder().glob("**/*.png")]
     files += [*home.glob("runs/*/*.ipynb"), *home.glob("runs/*/.done/*.json")]
-    return stamps.digest(files) + ",".join(sorted(plan.jobs))
+    addresses = [os.environ.get(name, "") for name in ("TWOTOWERS_REPOSITORY", "TWOTOWERS_SITE")]
+    return stamps.digest(files) + ",".join([*addresses, *sorted(plan.jobs)])
 
 
 def _snakemake(
