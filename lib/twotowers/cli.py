@@ -5,6 +5,7 @@ twotowers run --model a --model b --chapters 01-locate,03-mrr --labels foo,bar
 twotowers run --sweep sweep.yml
 twotowers book --model gpt2-large --set "n_prompts=200 seed=1"      # what `make book` calls
 twotowers record smollm2-135m
+twotowers status                      # what is done, running, failed, waiting; what is left
 twotowers verify --model gpt2-large
 twotowers models                      # those with a name: sizes, licences, what is in the cache
 twotowers models smollm2-135m         # fetched now, not when first used
@@ -45,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
     book("--set", default="", help="parameters for every chapter that has them, such as 'n_prompts=20 seed=1'")
     record = command("record", "compute what data/results/MODEL/run.yml names, and keep the small tables there")
     record("model", help="the model of that file")
+    command("status", "say how far the runs in a folder are")(
+        "--out", default="runs", help="the folder of a run (default: runs); _build/chapters is the book's"
+    )
     verify = command("verify", "measure the numbers that the authors print, and save them for the scorecard")
     verify("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
     for name in ("device", "dtype"):
@@ -135,6 +139,12 @@ def _record(given: argparse.Namespace) -> None:
     _refuse_failed(ended)
 
 
+def _status(given: argparse.Namespace) -> None:
+    from twotowers.chapters import status
+
+    print(status.said(status.status(Path(given.out))))
+
+
 def _verify(given: argparse.Namespace) -> None:
     from twotowers.model import loading
     from twotowers.paper import verify
@@ -181,7 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from twotowers.chapters.check import check_profile
 
             check_profile(given.profile)
-        commands = {"run": _run, "book": _book, "record": _record, "verify": _verify, "models": _models}
+        commands = {
+            "run": _run,
+            "book": _book,
+            "record": _record,
+            "status": _status,
+            "verify": _verify,
+            "models": _models,
+        }
         commands[given.command](given)
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -43,7 +44,13 @@ def run(root: Path, key: str, job: dict[str, Any]) -> dict[str, Any]:
             tables.writable(failed.parent)
             os.replace(part, failed)
             stamp["why"] += f" (as far as it came: {failed})"
-    return stamp | {"seconds": round(time.monotonic() - start)}
+    return stamp | {"seconds": round(time.monotonic() - start), "peak_mb": peak_mb()}
+
+
+def peak_mb() -> int:
+    """The most memory that a child of this process, the kernel, held at once."""
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return most >> (20 if sys.platform == "darwin" else 10)
 
 
 def execute(job: dict[str, Any], part: Path, made: Path) -> set[str]:
