@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from twotowers.chapters import stamps, status
@@ -18,11 +19,14 @@ def root(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     stamp(tmp_path, "01-x", seconds=60, peak_mb=900)
     stamp(tmp_path, "02-x", status=stamps.FAILED, why="cell 3 says no", seconds=5)
+    started = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()
     cells = [
         {"cell_type": "code", "metadata": {"papermill": {"status": word}}}
         for word in ("completed", "running", "pending")
     ]
-    (tmp_path / "m/.part/03-x.ipynb").write_text(json.dumps({"cells": cells}))
+    (tmp_path / "m/.part/03-x.ipynb").write_text(
+        json.dumps({"metadata": {"papermill": {"start_time": started}}, "cells": cells})
+    )
     return tmp_path
 
 
@@ -38,7 +42,7 @@ def test_jobs_are_done_failed_running_or_waiting(root):
     assert table["status"].tolist() == ["done", "failed", "running", "waiting"]
     assert table["why"].tolist() == ["", "cell 3 says no", "cell 2 of 3", ""]
     assert table["peak_mb"].tolist() == [900, 0, 0, 0]
-    assert status.left(table) == pytest.approx(120, abs=2)
+    assert status.left(table) == pytest.approx(90, abs=2)
     text = status.said(table)
     assert "01-x  m  done" in text and "60 s  900 MB" in text
     assert text.endswith("1 done, 1 failed, 1 running, 1 waiting; about 2 min of work left")

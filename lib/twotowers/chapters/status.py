@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def _rows(root: Path, plan: Path) -> Iterator[dict[str, Any]]:
         if stamp.get("job") == job:
             row |= {name: stamp[name] for name in ("status", "seconds", "peak_mb", "why") if name in stamp}
         elif part.is_file() and _held(root / OWN / f"{home}.lock"):
-            row |= {"status": RUNNING, "seconds": round(time.time() - part.stat().st_ctime), "why": _progress(part)}
+            row |= {"status": RUNNING, **_progress(part)}
         else:
             row["status"] = WAITING
         yield row
@@ -58,24 +58,27 @@ def _held(lock: Path) -> bool:
     return False
 
 
-def _progress(part: Path) -> str:
-    """ "cell 3 of 12": papermill writes the notebook after every cell."""
+def _progress(part: Path) -> dict[str, Any]:
+    """Seconds since the start, and "cell 3 of 12": papermill writes both into the notebook after every cell."""
     try:
-        cells = [c for c in json.loads(part.read_text("utf8"))["cells"] if c["cell_type"] == "code"]
+        notebook = json.loads(part.read_text("utf8"))
+        start = datetime.fromisoformat(notebook["metadata"]["papermill"]["start_time"])
     except (OSError, ValueError, KeyError):
-        return ""
+        return {}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     done = sum(c["metadata"].get("papermill", {}).get("status") == "completed" for c in cells)
-    return f"cell {min(done + 1, len(cells))} of {len(cells)}"
+    seconds = round((datetime.now(UTC) - start.replace(tzinfo=start.tzinfo or UTC)).total_seconds())
+    return {"seconds": seconds, "why": f"cell {min(done + 1, len(cells))} of {len(cells)}"}
 
 
 def left(table: pd.DataFrame) -> float | None:
-    """Seconds of work that are left, from the mean of what is done; None where nothing is done or nothing is left."""
+    """Seconds of work that are left, from the mean of what is done; None where that says nothing."""
     done = table.loc[table["status"] == stamps.DONE, "seconds"]
     open_ = table["status"].isin([RUNNING, WAITING])
     if done.empty or not open_.any():
         return None
     spent = table.loc[table["status"] == RUNNING, "seconds"].clip(upper=done.mean()).sum()
-    return float(open_.sum() * done.mean() - spent)
+    return float(open_.sum() * done.mean() - spent) or None
 
 
 def said(table: pd.DataFrame) -> str:
