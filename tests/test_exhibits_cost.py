@@ -29,7 +29,7 @@ def test_the_other_ways_are_told_from_the_least_to_the_most_and_what_did_not_run
     assert "**1.50 times**" in said and "4.00 (another) to 6.00 (plain hooks)" in said and "1.0e-06" in said
     assert "broken" not in said and "nan" not in said
     assert "this book 10 MB" in shown.memory(t) and "20 MB" in shown.memory(t)
-    assert shown.machine(t).startswith("**Recorded** on 2026-01-01: m, 2 cores")
+    assert shown.machine(t).startswith("**Recorded** on `2026-01-01`: `m`, 2 cores")
     assert shown.ways_chart(t).to_dict()
 
 
