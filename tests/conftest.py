@@ -17,14 +17,22 @@ from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 SPREAD = ("test_chapters.py", "test_runs.py")  # long tests that share nothing: each may go to any worker
+# `make check` sees these architectures: absolute and rotary positions, grouped heads, norms after W_O, a window, soft caps.
+QUICK = ("gpt2", "llama", "gemma2")
 
 
 def pytest_collection_modifyitems(items):
-    """Long tests first, each wherever a worker is free; the tests of any other file together, as they share fixtures."""
+    """Long tests first, each wherever a worker is free; the tests of any other file together, as they share fixtures.
+
+    What is the same for every architecture is slow but for three of them.
+    """
     items.sort(key=lambda item: item.path.name not in SPREAD)
     for item in items:
         if item.path.name not in SPREAD:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+        kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", QUICK[0])
+        if kind and kind not in QUICK:
+            item.add_marker(pytest.mark.slow)
 
 
 hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
