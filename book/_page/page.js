@@ -11,6 +11,12 @@
   }
   addEventListener("load", reach);
   addEventListener("resize", reach);
+  // The theme's arrows beside chapters that have pages below them have no words.
+  addEventListener("load", () => {
+    for (const arrow of document.querySelectorAll("summary")) {
+      if (!arrow.textContent.trim()) arrow.setAttribute("aria-label", "Pages below");
+    }
+  });
   // The theme gives these buttons another name than the words that stand on them.
   addEventListener("load", () => {
     for (const button of document.querySelectorAll("button[aria-label]")) {
