@@ -151,8 +151,8 @@ def biased(folder: Path, word: str) -> str:
     shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
     weights = load_file(folder / "model.safetensors")
     at = AutoTokenizer.from_pretrained(folder)(f"a {word}", add_special_tokens=False)["input_ids"][-1]
-    row = weights["transformer.wte.weight"][at]
-    weights["transformer.ln_f.bias"] += 40 * row / row.square().sum()
+    row = weights["transformer.wte.weight"][at] - weights["transformer.wte.weight"].mean(0)  # what sets it apart
+    weights["transformer.ln_f.bias"] += 80 * row / row.square().sum()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
 

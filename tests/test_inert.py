@@ -6,6 +6,7 @@ What the book's own Markdown reader makes of it is looked at, token by token; te
 import ast
 import importlib
 import json
+import re
 import sys
 
 import pandas as pd
@@ -20,7 +21,8 @@ from myst_parser.parsers.mdit import create_md_parser
 from test_safe_pages import HOSTILE
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits import scorecard
-from twotowers.exhibits.claim import Claim, Verdict, code, inert, listed
+from twotowers.exhibits.claim import Claim, Verdict, code, inert, listed, plain
+from twotowers.exhibits.drawings import Drawing
 from twotowers.prompts.datasets import WORD_SETS
 from twotowers.stats import tables
 
@@ -33,6 +35,7 @@ READER = create_md_parser(
     MdParserConfig(enable_extensions=set(CONFIG["parse"]["myst_enable_extensions"])), RendererHTML
 )
 PLAIN = {"paragraph", "inline", "text", "text_special", "code_inline", "strong", "em", "softbreak"}
+DRAWN = {"svg", "title", "desc", "text", "rect", "path", "circle"}
 TABLE = {"table", "thead", "tbody", "tr", "th", "td"}
 # Letters of all kinds, and many more of those that mean something in Markdown, HTML or TeX.
 SIGNS = st.sampled_from("`\\<>{}[]()$&|~^#:@!*_-+=%\"'/ \n\t.1ax")
@@ -134,10 +137,9 @@ def exhibits():
                         modules[alias.asname or alias.name] = importlib.import_module(name)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "chapter.publish":
-                study, *given = [*node.args, *(keyword.value for keyword in node.keywords)]
-                study = getattr(modules[study.value.id], study.attr)
-                for one in given:
-                    yield path.stem, study.name, getattr(modules[one.value.id], one.attr)
+                named = [k.value for k in node.keywords if k.arg not in ("beside", "caption")]  # those are texts
+                study, *given = [getattr(modules[one.value.id], one.attr) for one in [*node.args, *named]]
+                yield from ((path.stem, study.name, one) for one in given)
 
 
 def saved(name):
@@ -199,6 +201,8 @@ def test_no_exhibit_makes_markup_of_a_label_or_the_name_of_a_set(at):
                 assert kinds(made.markdown) <= {*PLAIN, "colon_fence"}
             elif isinstance(made, pd.DataFrame):
                 assert type(made) is pd.DataFrame and "<script" not in made._repr_html_()
+            elif isinstance(made, Drawing):
+                assert set(re.findall(r"<(\w+)", made._repr_html_())) <= DRAWN
             else:
                 html = made._repr_mimebundle_()["text/html"]
                 assert assemble.chart_block("".join(html)).count("<") == 4

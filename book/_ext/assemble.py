@@ -149,7 +149,8 @@ def lean(spec: dict) -> dict:
         return {name: float(f"{value:.6g}") if isinstance(value, float) else value
                 for name, value in one.items() if named(name)}  # fmt: skip
 
-    return spec | {"datasets": {name: list(map(row, rows)) for name, rows in spec.get("datasets", {}).items()}}
+    return {key: {name: list(map(row, rows)) for name, rows in part.items()} if key == "datasets" else part
+            for key, part in spec.items()}  # fmt: skip
 
 
 def as_bytes(notebook: dict) -> bytes:

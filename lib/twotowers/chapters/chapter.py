@@ -10,7 +10,6 @@ A study's table comes from `out`, from the recorded results, or is computed; eit
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from html import escape
@@ -54,12 +53,6 @@ class Caption:
         beside = f", beside the paper's {place} ({version.replace('EMNLP', 'EMNLP 2024')})" if place else ""
         number = f"**{self.number}**{beside}. " if self.number else ""
         return f"{number}{plain(self.about)} {code(self.table)}"
-
-
-def _name_of(drawn: Callable) -> str:
-    """The name under which a notebook publishes a function: charts made by `charts.bars_of` have none of their own."""
-    rooms = [module for name, module in sys.modules.items() if name.startswith("twotowers.exhibits.")]
-    return next((name for room in rooms for name, one in vars(room).items() if one is drawn), drawn.__name__)
 
 
 def heading(chart: Any) -> tuple[str, str]:
@@ -121,7 +114,7 @@ class Chapter(Run):
                 display(Markdown(f"*Note.* {code(note)}"))
 
     def _caption(self, study: Study, drawn: Callable, title: str, about: str, beside: str) -> Caption:
-        key = (study.function.__name__, _name_of(drawn))
+        key = (study.function.__name__, drawn.__name__)
         return Caption(exhibits(self.name).get(key, ""), title, about, beside, f"{self.file_of(study)}.csv")
 
     def show_text(self, text: Callable[[Run], str]) -> None:

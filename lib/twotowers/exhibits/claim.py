@@ -122,16 +122,15 @@ def inert(sentence: str) -> str:
     return "".join([*parts, _escaped(line[at:])])
 
 
-def _escaped(text: str) -> str:
-    text = re.sub(r"[\\`<>{}\[\]$&|~^#:@]", r"\\\g<0>", text)
+def _escaped(text: str, also: str = "") -> str:
+    text = re.sub(rf"[\\`<>{{}}\[\]$&|~^#:@{also}]", r"\\\g<0>", text)
     text = re.sub(r"\A[-+=*_%]", r"\\\g<0>", text)  # what makes a list or a comment of a line
     return re.sub(r"\A(\d+)([.)])", r"\1\\\2", text)
 
 
 def plain(text: object) -> str:
-    """Words of data inside a sentence: nothing in them is Markdown or HTML, and they stay on one line."""
-    shown = re.sub(r"\s+", " ", str(text)).strip()
-    return re.sub(r"([\\`*_{}\[\]<>#$~&|^@])", r"\\\1", shown)
+    """Words of data inside a sentence: nothing in them is Markdown or HTML, not even emphasis, and they stay on one line."""
+    return _escaped(" ".join(str(text).split()), also="*_")
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:

@@ -7,6 +7,7 @@ stands here and nowhere else; backgrounds are transparent so that the page's lig
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 import altair as alt
 import pandas as pd
@@ -160,11 +161,9 @@ def bars(
     return finished(panel(table), title, description, height=height)
 
 
-def bars_of(
-    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda t: t, **told: object
-) -> Callable[[pd.DataFrame], alt.TopLevelMixin]:
-    """A chart of any table: `bars` of what `shown` makes of it, with everything else fixed."""
-    return lambda table: bars(shown(table), **told)
+def bars_of(**told: object) -> Callable[[Callable], Callable[[pd.DataFrame], alt.TopLevelMixin]]:
+    """Decorates a function of a table: `bars` of what it returns, with everything else fixed."""
+    return lambda shown: wraps(shown)(lambda table: bars(shown(table), **told))
 
 
 def _tooltip(table: pd.DataFrame, columns) -> list:

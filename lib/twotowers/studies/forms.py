@@ -121,8 +121,13 @@ def form_of(run: Context) -> tuple[Form, bool]:
 
 
 def passing_sets(run: Context) -> list[str]:
-    """The sets on which the model learns the task in the run's form: those that claims about learning may use."""
-    form, _ = form_of(run)
+    """The sets on which the model learns the task in the run's form: those that claims about learning may use.
+
+    None where no form passes: the rule asks for more than half of the sets, so one set alone is no evidence of learning.
+    """
+    form, learns = form_of(run)
+    if not learns:
+        return []
     table = run.table(forms)
     mine = table[(table["k"] == form.k) & (table["separator"] == form.separator) & table["passes"]]
     return [dataset for dataset in run.parameters.datasets if dataset in set(mine["dataset"])]
