@@ -89,6 +89,14 @@ def test_what_has_no_backtick_is_shown_whole(raw):
     assert "".join(texts) == " ".join(f"a {raw} b".split())
 
 
+@given(WILD)
+def test_a_caption_is_shown_whole_without_any_markup(raw):
+    shown = [token.content for token in tokens(plain(raw)) if token.type in ("text", "text_special")]
+    if raw.isprintable():
+        assert "".join(shown) == " ".join(raw.split())
+    assert kinds(plain(raw)) <= {"paragraph", "inline", "text", "text_special"}
+
+
 @given(st.lists(WILD, min_size=1, max_size=4))
 def test_tables_of_the_scorecard_keep_their_cells(words):
     rows = [{"where": "v1", "says": "it", "model": words[0], "verdict": "holds", "sentence": f"{w} {code(w)}",
