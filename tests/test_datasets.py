@@ -3,6 +3,7 @@
 from collections import Counter
 from math import comb
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.prompts import datasets
 from twotowers.prompts.datasets import counterbalanced, draw, imbalanced, orders, reordered, swapped_labels
 from twotowers.prompts.prompt import Demonstration, Prompt
+from twotowers.prompts.uninformative import silent_texts, uninformative
 
 TABLE = pd.DataFrame(
     [
@@ -242,7 +244,7 @@ def test_few_counterbalanced_prompts_are_balanced_too(k, n):
 
 def test_uninformative_labels_stand_equally_often_beside_either_class():
     drawn = draw("animal/country", 40)
-    shown = datasets.uninformative(drawn, seed=3)
+    shown = uninformative(drawn, seed=3)
     for before, after in zip(drawn, shown, strict=True):
         pairs = Counter((d.cls, d.label) for d in after.demonstrations)
         assert set(pairs.values()) == {1} and len(pairs) == 4
@@ -250,9 +252,26 @@ def test_uninformative_labels_stand_equally_often_beside_either_class():
         assert (before.query, before.true_label, before.cls) == (after.query, after.true_label, after.cls)
     orders_of_labels = Counter(tuple(d.label for d in p.demonstrations) for p in shown)
     assert len(orders_of_labels) == 4 and min(orders_of_labels.values()) > 3
-    assert shown == datasets.uninformative(drawn, seed=3) != datasets.uninformative(drawn, seed=4)
+    assert shown == uninformative(drawn, seed=3) != uninformative(drawn, seed=4)
     with pytest.raises(TwoTowersError, match="an even k"):
-        datasets.uninformative(draw("animal/country", 1, k=3))
+        uninformative(draw("animal/country", 1, k=3))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_silent_texts_stand_equally_often_beside_either_label(k):
+    drawn = draw("animal/country", 60, k=k)
+    shown = silent_texts(drawn, seed=3)
+    own = []
+    for before, after in zip(drawn, shown, strict=True):
+        assert [d.label for d in before.demonstrations] == [d.label for d in after.demonstrations]
+        assert {(d.text, d.cls) for d in before.demonstrations} == {(d.text, d.cls) for d in after.demonstrations}
+        assert (before.query, before.true_label, before.cls) == (after.query, after.true_label, after.cls)
+        own.append(sum(d.label == before.true_label for d in after.demonstrations if d.cls == before.cls))
+    assert set(own) == {k // 2, (k + 1) // 2}, "as many beside their own label as beside the other, or one off"
+    assert k % 2 == 0 or 0.25 < np.mean(np.array(own) > k / 2) < 0.75
+    nearest = np.mean([p.demonstrations[-1].cls == p.cls for p in shown])
+    assert 0.25 < nearest < 0.75, "the place nearest to the query holds either class"
+    assert shown == silent_texts(drawn, seed=3)
 
 
 def test_a_false_demonstration_can_be_taken_away_too():

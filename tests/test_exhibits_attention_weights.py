@@ -137,7 +137,7 @@ def test_the_plane_says_what_it_shows(rotary):
     ("yes", "unknown", "no", "is not known"),
 ])  # fmt: skip
 def test_reading_and_leaning_are_not_separating(reads, leans, separates, said):
-    t = pd.DataFrame({"head": ["1-0"], "mrr": 0.8, "control": 0.1, "reads": reads, "leans": leans, "auc": 0.5,
+    t = pd.DataFrame({"head": ["1-0"], "mrr": 0.8, "control": 0.1, "advantage": 0.7, "reads": reads, "leans": leans, "auc": 0.5,
                       "separates": separates})  # fmt: skip
     assert said in sayable(shown.dissociation(t)).sentence
     assert shown.dissociation_rows(t).loc["1-0", "reads the label"] == reads

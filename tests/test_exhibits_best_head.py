@@ -10,11 +10,11 @@ from twotowers.exhibits.claim import Verdict
 from twotowers.exhibits.sentence_case import ANOTHER, OWN
 
 
-def gaps(effect=UP, gap=UP, passing=True, n=20):
+def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20):
     rows = [
         {"of": of, "dataset": dataset, **interval("gap", gap, n),
-         **dict(zip(("effect", "effect_low", "effect_high"), effect, strict=True))}
-        for of in ("MRR", PAPER, BALANCED) for dataset in ([EVERY] if passing else []) + ["SST-2", "TREC"]
+         **dict(zip(("effect", "effect_low", "effect_high"), own if of == shown.OWN else effect, strict=True))}
+        for of in ("MRR", shown.OWN, PAPER, BALANCED) for dataset in ([EVERY] if passing else []) + ["SST-2", "TREC"]
     ]  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -35,6 +35,11 @@ def gaps(effect=UP, gap=UP, passing=True, n=20):
 def test_the_best_head_is_judged_on_sets_that_are_learned(claim, given, verdict, words):
     found = sayable(claim(gaps(**given)))
     assert found.verdict is verdict and words in found.sentence
+
+
+@pytest.mark.parametrize("own, verdict", [(UP, Verdict.HOLDS), (WIDE, Verdict.UNDECIDED), (DOWN, Verdict.FAILS)])
+def test_a_best_head_that_writes_some_label_reads_none(own, verdict):
+    assert shown.reads(gaps(own=own)).verdict is verdict
 
 
 @pytest.mark.parametrize(

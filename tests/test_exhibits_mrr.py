@@ -11,13 +11,14 @@ from twotowers.exhibits.mrr import ALL, IN, RANDOM
 HIGH, CHANCE, UNSURE = (0.5, 0.4, 0.6), (0.004, 0.001, 0.004), (0.005, 0.001, 0.01)
 
 
-def overall(ours=HIGH, gain=UP, learned=True, n=20):
+def overall(ours=HIGH, gain=UP, own=UP, learned=True, n=20):
     rows = [
         {"source": s, **interval("mrr", v, n)}
         for s, v in ((IN, ours), (RANDOM, (0.0005, 0.0004, 0.0006)), (ALL, (0.1, 0.05, 0.2)))
     ]
     more = dict(zip(("difference", "difference_low", "difference_high"), gain, strict=True))
-    table = pd.DataFrame(rows).assign(chance=0.004, heads="1-0, 1-2", learned=learned, **more)
+    more |= dict(zip(("advantage", "advantage_low", "advantage_high"), own, strict=True))
+    table = pd.DataFrame(rows).assign(chance=0.004, heads="1-0, 1-2", other_mrr=0.1, learned=learned, **more)
     return table.assign(median_rank=3.0, at_rank_1=0.2, values=80)
 
 
@@ -27,6 +28,8 @@ def overall(ours=HIGH, gain=UP, learned=True, n=20):
         ({}, Verdict.HOLDS, "more than random heads of their layers do"),
         ({"gain": WIDE}, Verdict.CONTROL, "no more than random heads"),
         ({"gain": DOWN}, Verdict.CONTROL, "no more than random heads"),
+        ({"own": WIDE}, Verdict.CONTROL, "no more than the other label's: it is some label"),
+        ({"own": DOWN}, Verdict.CONTROL, "no more than the other label's: it is some label"),
         ({"ours": CHANCE}, Verdict.FAILS, "do not read"),
         ({"ours": UNSURE}, Verdict.UNDECIDED, "cannot be told"),
         ({"n": 1}, Verdict.UNDECIDED, "cannot be told"),

@@ -90,11 +90,12 @@ def test_the_lower_third_must_cost_more_than_its_control_and_than_deeper_ones(gi
     assert shown.blocked_chart(t).to_dict() and shown.keys_chart(t).to_dict()
 
 
-def orders(effect=MOVES, shrinks=MOVES, more=MOVES, learned=True):
+def orders(effect=MOVES, shrinks=MOVES, more=MOVES, texts=MOVES, learned=True):
     rows = [
         (kind, edges, third, *value)
         for edges in ("last to demonstrations", shown.NEIGHBOURS) for third in shown.THIRDS
-        for kind, value in (("order effect", effect), ("shrinks", shrinks), ("shrinks, less margin lost", more))
+        for kind, value in (("order effect", effect), ("order effect, silent texts", effect), ("shrinks", shrinks),
+                            ("shrinks, less margin lost", more), ("shrinks, less silent texts", texts))
     ]  # fmt: skip
     t = pd.DataFrame(rows, columns=["kind", "edges", "layers", "nats", "low", "high"])
     t.loc[t["edges"] == shown.NEIGHBOURS, ["nats", "low", "high"]] += 9  # never judged: it hides labels too
@@ -105,8 +106,10 @@ def orders(effect=MOVES, shrinks=MOVES, more=MOVES, learned=True):
 @pytest.mark.parametrize(
     "given, verdict, words",
     [
-        ({}, Verdict.HOLDS, "more than the margin itself"),
+        ({}, Verdict.HOLDS, "more than the margin loses and than labels alone lose"),
         ({"more": UNSURE}, Verdict.CONTROL, "the margin itself falls as much"),
+        ({"texts": UNSURE}, Verdict.CONTROL, "the effect of the order of labels alone does as much"),
+        ({"texts": STAYS}, Verdict.CONTROL, "the effect of the order of labels alone does as much"),
         ({"shrinks": STAYS}, Verdict.FAILS, "does not make it smaller"),
         ({"shrinks": (0.3, 0.05, 0.5)}, Verdict.UNDECIDED, "cannot be told"),  # clear alone, not as the best of nine
         ({"effect": STAYS}, Verdict.FAILS, "no clear effect of order"),

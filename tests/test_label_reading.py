@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import random_prompts, tiny
 from reference import Reference
-from twotowers.analysis import label_reading, project
+from twotowers.analysis import label_reading, project, word_ranks
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.capture import captures
@@ -73,7 +73,7 @@ def test_the_table_keeps_prompts_heads_and_places_together():
     assert table["prompt"].tolist() == [0, 0, 1, 1] * 2 and table["demonstration"].tolist() == [0, 1] * 4
     assert table["label"].tolist() == ["foo", "bar", "bar", "foo"] * 2
     assert table["true"].tolist() == [True, False, False, True] * 2
-    ranks = project.label_ranks(tiny("gpt2"), random_prompts(2, lengths=(11,)), [(0, 1)])
+    ranks = word_ranks.label_ranks(tiny("gpt2"), random_prompts(2, lengths=(11,)), [(0, 1)])
     assert {"prompt", "head", "demonstration"} < set(ranks) & set(table)  # what the two are joined on
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, random_prompts
 from reference import Reference
-from twotowers.analysis import project
+from twotowers.analysis import project, word_ranks
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
 from twotowers.model.capture import capture
@@ -218,7 +218,7 @@ def test_random_directions_keep_the_norm_and_nothing_else():
 def test_label_ranks_are_those_of_one_value_at_a_time(any_model):
     encoded = random_prompts(3, lengths=(14, 11))
     heads = [(1, 1), (0, 0)]
-    found = project.label_ranks(any_model, encoded, heads)
+    found = word_ranks.label_ranks(any_model, encoded, heads)
     assert len(found) == 2 * (4 + 3 + 4)
     slow = Reference(any_model, encoded[1].ids)
     for layer, head in heads:
@@ -226,6 +226,8 @@ def test_label_ranks_are_those_of_one_value_at_a_time(any_model):
         for i, position in enumerate(encoded[1].label_positions):
             bs = unembed.bs_values(slow.value_output(layer, head, position), any_model.unembedding, "recomputed")
             assert rows.loc[i, "rank"] == 1 + int((bs > bs[encoded[1].ids[position]]).sum())
+            other = next(word for label, word in encoded[1].label_ids.items() if label != rows.loc[i, "label"])
+            assert rows.loc[i, "other_rank"] == 1 + int((bs > bs[other]).sum())
             assert rows.loc[i, "label"] == encoded[1].prompt.demonstrations[i].label
             assert rows.loc[i, "true"] == encoded[1].prompt.is_true[i]
 
@@ -240,33 +242,35 @@ RANKS = pd.DataFrame(
 
 
 def test_mrr_by_hand():
-    found = project.mrr(RANKS, ["head", "label"]).set_index("label")
+    found = word_ranks.mrr(RANKS, ["head", "label"]).set_index("label")
     assert found.loc["foo", "mrr"] == pytest.approx((0.75 + 1) / 2) and found.loc["foo", "n"] == 2
     assert found.loc["bar", "mrr"] == pytest.approx((1 / 4 + 1 / 5) / 2)
     assert found.loc["foo", "median_rank"] == 1 and found.loc["foo", "at_rank_1"] == 0.75
-    over_all = project.mrr(RANKS, ["head"])
+    over = word_ranks.advantages(RANKS.assign(other_rank=[2, 2, 4, 1, 2, 1]), ["head"])
+    assert over["advantage"].tolist() == pytest.approx([(1 / 2 + 0 + 0) / 3, (0 + 1 / 2 - 4 / 5) / 3])
+    over_all = word_ranks.mrr(RANKS, ["head"])
     assert over_all.mrr[0] == pytest.approx(((1 + 1 / 2 + 1 / 4) / 3 + (1 + 1 + 1 / 5) / 3) / 2)
 
 
 def test_the_same_prompt_number_in_two_sets_counts_twice():
     two = pd.concat([RANKS.assign(dataset="a"), RANKS.assign(dataset="b")])
-    assert project.mrr(two, ["head", "label"])["n"].tolist() == [4, 4]
+    assert word_ranks.mrr(two, ["head", "label"])["n"].tolist() == [4, 4]
 
 
 def test_rank_shares_count_at_or_below():
-    found = project.rank_shares(RANKS, ["label"], 10).set_index(["label", "rank"])["share"]
+    found = word_ranks.rank_shares(RANKS, ["label"], 10).set_index(["label", "rank"])["share"]
     assert found["foo"].to_dict() == {1: 0.75, **dict.fromkeys(range(2, 11), 1.0)}
     assert found["bar", 3] == 0 and found["bar", 4] == 0.5 and found["bar", 10] == 1
 
 
 def test_preferences_are_paired_and_named_only_when_sure():
-    found = project.preferences(RANKS, ("foo", "bar")).iloc[0]
+    found = word_ranks.preferences(RANKS, ("foo", "bar")).iloc[0]
     assert found["difference"] == pytest.approx(((0.75 - 0.25) + (1 - 0.2)) / 2)
     assert found["foo"] == pytest.approx(0.875) and found["reads"] == "foo"
-    assert project.preferences(RANKS, ("bar", "foo")).iloc[0]["reads"] == "foo"
+    assert word_ranks.preferences(RANKS, ("bar", "foo")).iloc[0]["reads"] == "foo"
     rows = [(i, "1-0", label, 1 + (i + (label == "foo")) % 2) for i in range(8) for label in ("foo", "bar")]
     even = pd.DataFrame(rows, columns=RANKS.columns)
-    assert project.preferences(even, ("foo", "bar")).iloc[0]["reads"] == "neither"
+    assert word_ranks.preferences(even, ("foo", "bar")).iloc[0]["reads"] == "neither"
 
 
 def test_relation_rates_by_hand():

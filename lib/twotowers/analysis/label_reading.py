@@ -2,7 +2,7 @@
 
     readings = label_readings(model, encoded)          # own label less the other, nats: > 0 writes, < 0 suppresses
     centred_readings(readings, encoded)                # less what the head always has for one of the two words
-    signed_rank(ranks["rank"], vocabulary)             # of `project.label_ranks`: 1 top word, -1 bottom word
+    signed_rank(ranks["rank"], vocabulary)             # of `word_ranks.label_ranks`: 1 top word, -1 bottom word
 
 The paper's measure (MRR, v1 section 4.3) sees only the top of the vocabulary: a head that puts a label last looks like
 a head that does not know it. These measures are ours.
@@ -87,7 +87,7 @@ def centred_readings(
 def reading_table(
     readings: Float[np.ndarray, "prompt layer head label"], encoded: Sequence[Encoded], heads: Sequence[tuple[int, int]]
 ) -> pd.DataFrame:
-    """Readings of some heads, one row per (prompt, head, demonstration), in the order of `project.label_ranks`.
+    """Readings of some heads, one row per (prompt, head, demonstration), in the order of `word_ranks.label_ranks`.
 
     Columns: prompt, head ("22-0"), demonstration, label, true, reading and centred (nats).
     """

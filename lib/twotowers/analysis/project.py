@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
@@ -263,84 +262,3 @@ def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -
     """
     unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table and c not in by]
     return table.groupby([*by, *unit], sort=False, as_index=False)[list(columns)].mean()
-
-
-def label_ranks(
-    model: Model,
-    encoded: Sequence[Encoded],
-    heads: Heads,
-    norm: str = "frozen",
-    progress: str | None = None,
-) -> pd.DataFrame:
-    """Rank of each label position's own word in its own value (v1 section 4.3), 1 = top word of the vocabulary.
-
-    One row per (prompt, head, demonstration): prompt, head ("22-0"), demonstration, label, true (does it carry the
-    query's label?), rank.
-    """
-    parts = []
-    for seen in captures(model, encoded, {"values"}, progress=progress):
-        places = seen.label_positions
-        words = torch.tensor([e.ids for e in seen.prompts], device=places.device).gather(1, places)
-        batch, k = places.shape
-        common = {
-            "prompt": np.repeat(seen.index, k),
-            "demonstration": np.tile(np.arange(k), batch),
-            "label": [d.label for e in seen.prompts for d in e.prompt.demonstrations],
-            "true": [true for e in seen.prompts for true in e.prompt.is_true],
-        }
-        scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
-        for layer, head in heads:
-            values = value_outputs(seen, model, layer, [head], places)[:, 0]
-            rank = unembed.rank(values, words, model.unembedding, norm, scale)
-            parts.append(pd.DataFrame(common | {"head": f"{layer}-{head}", "rank": rank.flatten().cpu().numpy()}))
-    return pd.concat(parts, ignore_index=True)[["prompt", "head", "demonstration", "label", "true", "rank"]]
-
-
-def reciprocal_ranks(ranks: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Mean reciprocal rank of a prompt: 1/rank averaged over its rows, one row per prompt and value of `by`."""
-    return per_prompt(ranks.assign(reciprocal=1 / ranks["rank"]), by, ["reciprocal"])
-
-
-def mrr(ranks: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """MRR with its interval per value of `by`: mrr, low, high, n (prompts, or `query` words), median_rank, at_rank_1."""
-    rows = []
-    for key, table in ranks.groupby(list(by), sort=False):
-        prompts = reciprocal_ranks(table, by)
-        rows.append(
-            dict(zip(by, key, strict=True))
-            | intervals.bootstrap(prompts["reciprocal"], clusters=prompts.get("query"), seed=seed).as_row("mrr")
-            | {"median_rank": float(table["rank"].median()), "at_rank_1": float((table["rank"] == 1).mean())}
-        )
-    return pd.DataFrame(rows)
-
-
-def preferences(ranks: pd.DataFrame, labels: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """Which of two labels each head reads better: MRR of the first less MRR of the second, paired by prompt.
-
-    One row per head: head, one column per label, difference, low, high, n, reads (a label when the 95% interval leaves
-    out 0, otherwise "neither").
-    """
-    first, second = labels
-    rows = []
-    for head, table in reciprocal_ranks(ranks, ["head", "label"]).groupby("head", sort=False):
-        unit = [c for c in ("dataset", "true_label", "prompt", "query") if c in table]
-        both = table.pivot_table(index=unit, columns="label", values="reciprocal").dropna()
-        queries = both.index.get_level_values("query") if "query" in unit else None
-        found = intervals.bootstrap_difference(both[first], both[second], clusters=queries, seed=seed)
-        reads = first if found.low > 0 else second if found.high < 0 else "neither"
-        means = {label: both[label].mean() for label in labels}
-        rows.append({"head": head, **means, **found.as_row("difference"), "reads": reads})
-    return pd.DataFrame(rows)
-
-
-def rank_shares(ranks: pd.DataFrame, by: Sequence[str], vocabulary_size: int) -> pd.DataFrame:
-    """Share of rows with at most each rank, at about 60 ranks from 1 to the size of the vocabulary, per value of `by`.
-
-    Columns: `by`, rank, share.
-    """
-    grid = np.unique(np.geomspace(1, vocabulary_size, 60).round().astype(int))
-    rows = []
-    for key, table in ranks.groupby(list(by), sort=False):
-        share = np.searchsorted(np.sort(table["rank"].to_numpy()), grid, side="right") / len(table)
-        rows.append(pd.DataFrame(dict(zip(by, key, strict=True)) | {"rank": grid, "share": share}))
-    return pd.concat(rows, ignore_index=True)

@@ -176,7 +176,7 @@ def function_vector_scores(
     Causal indirect effect (Todd et al. 2024), a change of probability: the head's output at the last position is
     replaced by its mean over the `clean` prompts of the same task. A task is which class has which label, so means are
     over prompts that agree in it and ask either class: over both assignments they would hold no task, over one answer
-    only that answer. In the `uninformative` prompts (`datasets.uninformative`) labels do not tell the classes; the
+    only that answer. In the `uninformative` prompts (`prompts.uninformative`) labels do not tell the classes; the
     result is for these, and their true label is that of the task. Raises TwoTowersError for prompts without two named
     classes, and a task whose clean prompts do not make both labels true.
     """

@@ -305,7 +305,7 @@ def dissociation(t: pd.DataFrame) -> Claim:
     reads, separates = t["reads"] == "yes", t["separates"] == "yes"
     text = (
         f"Of {plural(len(t), 'in-context head')}, {int(reads.sum())} read the label's word better than the random head of their "
-        f"layer, and {int(separates.sum())} separate the classes. "
+        f"layer and than the other label's, and {int(separates.sum())} separate the classes. "
     )
     if (t["leans"] == "unknown").any():
         return Claim(None, text + "Right and wrong answers cannot be compared here, so whether they lean is not known.")
@@ -320,6 +320,7 @@ def dissociation(t: pd.DataFrame) -> Claim:
 
 
 def dissociation_rows(t: pd.DataFrame) -> pd.DataFrame:
-    names = {"mrr": "MRR of the label", "control": "MRR, random head", "reads": "reads the label",
+    names = {"mrr": "MRR of the label", "control": "MRR, random head", "advantage": "less the other label's",
+             "reads": "reads the label",
              "leans": "leans when right", "auc": "AUC", "separates": "separates classes"}  # fmt: skip
     return t.set_index("head")[list(names)].rename(columns=names).round(3)

@@ -217,13 +217,16 @@ def orders(prompt: Prompt) -> list[Prompt]:
     In the order of the places of the true ones: `reordered` comes first, true ones nearest the query last.
     """
     _has_both(prompt)
-    n = len(prompt.demonstrations)
-    true = [i for i in range(n) if prompt.is_true[i]]
-    false = [i for i in range(n) if not prompt.is_true[i]]
+    return [_arranged(prompt, pattern) for pattern in _patterns(prompt.is_true)]
+
+
+@lru_cache
+def _patterns(is_true: tuple[bool, ...]) -> list[list[int]]:
+    """Which demonstration stands at each place, in each of the `orders`."""
     out = []
-    for places in combinations(range(n), len(true)):
-        rest_true, rest_false = iter(true), iter(false)
-        out.append(_arranged(prompt, [next(rest_true if i in places else rest_false) for i in range(n)]))
+    for places in combinations(range(len(is_true)), sum(is_true)):
+        true, false = (iter([i for i, one in enumerate(is_true) if one is kind]) for kind in (True, False))
+        out.append([next(true if i in places else false) for i in range(len(is_true))])
     return out
 
 
@@ -245,10 +248,11 @@ def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
     """
     out = []
     for i, prompt in enumerate(prompts):
-        patterns = orders(prompt)  # the mirror of the first is the last, and so on
+        _has_both(prompt)
+        patterns = _patterns(prompt.is_true)  # the mirror of the first is the last, and so on
         half, pair = len(patterns) // 2, i // 2
         at = pair * _stride(half) % half  # neighbours in the list are alike, so pairs are taken from all over it
-        turned = patterns[at if i % 2 == 0 else -1 - at]
+        turned = _arranged(prompt, patterns[at if i % 2 == 0 else -1 - at])
         turn = pair if half % 2 else pair + pair // half  # so that an order meets the other label in the next round
         out.append(swapped_labels(turned) if turn % 2 else turned)
     return out
@@ -257,27 +261,6 @@ def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
 def _stride(n: int) -> int:
     """A step of about 0.4 n that meets all of n places."""
     return next(step for step in range(max(1, round(0.4 * n)), n + 1) if math.gcd(step, n) == 1)
-
-
-def uninformative(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
-    """Every prompt with labels that do not tell its classes: each class has each label equally often, drawn at random.
-
-    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
-    sixth prompt and reverses it in another. Raises TwoTowersError for a class with an odd number of demonstrations, and
-    for other than two labels.
-    """
-    rng, out = np.random.default_rng([seed, 24]), []
-    for prompt in prompts:
-        labels: list[str] = [""] * len(prompt.demonstrations)
-        for cls in dict.fromkeys(d.cls for d in prompt.demonstrations):
-            places = [i for i, d in enumerate(prompt.demonstrations) if d.cls == cls]
-            if len(places) % 2 or len(prompt.labels) != 2:
-                raise TwoTowersError("labels cannot be shared out evenly: give two labels and an even k")
-            for i, place in enumerate(rng.permutation(places)):
-                labels[place] = prompt.labels[i % 2]
-        shown = tuple(replace(d, label=label) for d, label in zip(prompt.demonstrations, labels, strict=True))
-        out.append(replace(prompt, demonstrations=shown))
-    return out
 
 
 def with_other_class_text(

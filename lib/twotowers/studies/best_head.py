@@ -16,6 +16,7 @@ from twotowers.studies.run import Run
 
 study = chapter_studies("08-llama")
 BEST, RANDOM, EVERY = "best head", "random heads", "all sets"
+OWN = "MRR, own less other label"
 PAPER, BALANCED = "paper's order", "counterbalanced"
 N_RANDOM = 5  # random other heads of the best head's layer
 
@@ -66,7 +67,7 @@ def both_labels(prompts: list[Prompt]) -> list[Prompt]:
 
 def _judged(run: Run):
     """Ranks of label words and attention on labels in the best head and random ones, on all sets: (ranks, sums)."""
-    from twotowers.analysis import attention, project
+    from twotowers.analysis import attention, word_ranks
 
     def make():
         here = available(run)
@@ -76,7 +77,7 @@ def _judged(run: Run):
             prompts = here.prompts(dataset)
             judged = here.encode(both_labels(prompts))
             queries = np.array([prompt.query for prompt in prompts])
-            found = project.label_ranks(here.lm, judged, [head, *others], here.parameters.norm, progress=dataset)
+            found = word_ranks.label_ranks(here.lm, judged, [head, *others], here.parameters.norm, progress=dataset)
             ranks.append(found.assign(dataset=dataset, query=queries[found["prompt"]]))
             for form, encoded in ((PAPER, judged), (BALANCED, here.encode(counterbalanced(prompts)))):
                 read = attention.read(here.lm, encoded, [head, *others], progress=f"{dataset}, {form}").sums()
@@ -121,7 +122,7 @@ def accuracy(run: Run) -> pd.DataFrame:
 @study
 def mrr(run: Run) -> pd.DataFrame:
     """MRR of the label words per (dataset, source): mrr, low, high, n, median_rank, at_rank_1; chance."""
-    from twotowers.analysis.project import mrr as of
+    from twotowers.analysis.word_ranks import mrr as of
 
     ranks, _ = _judged(run)
     size = run.about["vocabulary"]
@@ -132,7 +133,7 @@ def mrr(run: Run) -> pd.DataFrame:
 @study
 def mrr_by_label(run: Run) -> pd.DataFrame:
     """The same, each label apart: dataset, label, source, mrr, low, high, n."""
-    from twotowers.analysis.project import mrr as of
+    from twotowers.analysis.word_ranks import mrr as of
 
     return of(_judged(run)[0], ["dataset", "label", "source"], run.parameters.seed).drop(
         columns=["median_rank", "at_rank_1"]
@@ -155,17 +156,20 @@ def looks(run: Run) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@study
+@study(version=2)
 def gaps(run: Run) -> pd.DataFrame:
-    """Best head less random heads of its layer, paired by prompt: of ("MRR" or the form of attention's difference),
+    """Best head less random heads of its layer, paired by prompt: of ("MRR", OWN: less that of the other label's word at the same
+    positions, or the form of attention's difference),
     dataset ("all sets" pools those that pass), gap, low, high, n; effect, effect_low, effect_high are the best head's own."""
-    from twotowers.analysis.project import reciprocal_ranks
+    from twotowers.analysis.word_ranks import advantages, reciprocal_ranks
 
     ranks, sums = _judged(run)
     passing, rows, seed = available(run).passing, [], run.parameters.seed
     unit = ["dataset", "prompt", "query"]
-    means = reciprocal_ranks(ranks, ["source"])
-    tables = {"MRR": means.pivot(index=unit, columns="source", values="reciprocal")}
+    tables = {
+        "MRR": reciprocal_ranks(ranks, ["source"]).pivot(index=unit, columns="source", values="reciprocal"),
+        OWN: advantages(ranks, ["source"]).pivot(index=unit, columns="source", values="advantage"),
+    }
     for form in (PAPER, BALANCED):
         own = sums[sums["form"] == form].groupby(["source", *unit], as_index=False)["difference"].mean()
         tables[form] = own.pivot(index=unit, columns="source", values="difference")

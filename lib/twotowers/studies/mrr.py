@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from twotowers.heads import named, other_heads_of_layers, repeat_per_head
-from twotowers.stats.intervals import bootstrap, bootstrap_difference, discoveries, p_value
+from twotowers.stats.intervals import bootstrap, bootstrap_difference, discoveries, grouped, p_value
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.run import Run
 
@@ -22,7 +22,7 @@ def _ranks(run: Run) -> pd.DataFrame:
 
     `of` is the located head that a control stands for. Every set is drawn with either label true.
     """
-    from twotowers.analysis import project
+    from twotowers.analysis import word_ranks
 
     def make() -> pd.DataFrame:
         located, partners, p = run.heads(), run.controls(), run.parameters
@@ -33,9 +33,9 @@ def _ranks(run: Run) -> pd.DataFrame:
             for label in p.labels:
                 prompts, where = run.encoded(dataset, label), {"dataset": dataset, "true_label": label}
                 queries = np.array([e.prompt.query for e in prompts])
-                found = project.label_ranks(run.lm, prompts, both, p.norm, progress=f"{dataset}, {label} true")
+                found = word_ranks.label_ranks(run.lm, prompts, both, p.norm, progress=f"{dataset}, {label} true")
                 own = found[found["head"].isin(named(located))]
-                rest = project.label_ranks(run.lm, prompts[:MOST_FOR_ALL], beside, p.norm)
+                rest = word_ranks.label_ranks(run.lm, prompts[:MOST_FOR_ALL], beside, p.norm)
                 for source, rows in (
                     (IN, own.assign(of=own["head"])),
                     (RANDOM, repeat_per_head(found, located, partners)),
@@ -47,16 +47,17 @@ def _ranks(run: Run) -> pd.DataFrame:
     return run.keep("label ranks", make)
 
 
-@study(version=2)
+@study(version=3)
 def overall(run: Run) -> pd.DataFrame:
     """MRR, median rank and share at rank 1 of each kind of heads, and the paired difference from random heads.
 
     On the sets that are learned (all, where none is: `learned` says so).
 
-    One row a source: mrr, low, high, n (queries), median_rank, at_rank_1, values; for the located heads also
-    difference, difference_low, difference_high; `chance` is the expected reciprocal rank of a random order.
+    One row a source: mrr, low, high, n (queries), median_rank, at_rank_1, values; other_mrr of the other label's word at
+    the same positions, and advantage of the own label's (paired, with _low and _high): none where a head prefers one word;
+    for the located heads also difference, difference_low, difference_high; `chance`: of a random order.
     """
-    from twotowers.analysis.project import mrr, reciprocal_ranks
+    from twotowers.analysis.word_ranks import advantages, mrr, reciprocal_ranks
 
     ranks, seed = _ranks(run), run.parameters.seed
     ranks = ranks[ranks["dataset"].isin(run.judged)]
@@ -65,10 +66,14 @@ def overall(run: Run) -> pd.DataFrame:
     per_prompt = reciprocal_ranks(ranks, ["source", "query"]).pivot(index=unit, columns="source", values="reciprocal")
     clusters = per_prompt.index.get_level_values("query")
     gain = bootstrap_difference(per_prompt[IN], per_prompt[RANDOM], clusters=clusters, seed=seed)
+    own = grouped(advantages(ranks, ["source", "query"]), ["source"], "advantage", clusters="query", seed=seed)
+    own = own.rename(columns={"low": "advantage_low", "high": "advantage_high"}).drop(columns="n")
+    table = table.merge(own, on="source", validate="one_to_one")
     size = run.about["vocabulary"]
     chance = float((1 / np.arange(1, size + 1)).sum() / size)
     table = table.assign(
-        chance=chance, vocabulary=size, values=table["source"].map(ranks["source"].value_counts()),
+        other_mrr=table["mrr"] - table["advantage"], chance=chance, vocabulary=size,
+        values=table["source"].map(ranks["source"].value_counts()),
         heads=", ".join(named(run.heads())), heads_from=run.heads_from, learned=bool(run.passing),
     )  # fmt: skip
     return table.assign(difference=gain.estimate, difference_low=gain.low, difference_high=gain.high)
@@ -78,7 +83,7 @@ def overall(run: Run) -> pd.DataFrame:
 def by_head(run: Run) -> pd.DataFrame:
     """MRR of every located head and of the random head of its layer, over all sets: of, source, head, mrr, low, high,
     n, median_rank, at_rank_1; `outdone_by` counts the other heads of its layer that do at least as well."""
-    from twotowers.analysis.project import mrr
+    from twotowers.analysis.word_ranks import mrr
 
     ranks, seed = _ranks(run), run.parameters.seed
     table = mrr(ranks[ranks["source"] != ALL], ["of", "source", "head"], seed)
@@ -95,7 +100,7 @@ def by_head(run: Run) -> pd.DataFrame:
 @study
 def by_set(run: Run) -> pd.DataFrame:
     """MRR of each kind of heads per (dataset, label read): mrr, low, high, n, median_rank, at_rank_1; passes."""
-    from twotowers.analysis.project import mrr
+    from twotowers.analysis.word_ranks import mrr
 
     ranks = _ranks(run)
     table = mrr(ranks[ranks["source"] != ALL], ["dataset", "source", "label"], run.parameters.seed)
@@ -105,7 +110,7 @@ def by_set(run: Run) -> pd.DataFrame:
 @study
 def by_role(run: Run) -> pd.DataFrame:
     """MRR of the located heads at labels of the query's class and at the others: true, mrr, low, high, n."""
-    from twotowers.analysis.project import mrr
+    from twotowers.analysis.word_ranks import mrr
 
     ranks = _ranks(run)
     return mrr(ranks[ranks["source"] == IN], ["true"], run.parameters.seed)
@@ -114,9 +119,9 @@ def by_role(run: Run) -> pd.DataFrame:
 @study
 def rank_shares(run: Run) -> pd.DataFrame:
     """Share of label positions at or above each rank: label, source, rank, share."""
-    from twotowers.analysis import project
+    from twotowers.analysis import word_ranks
 
-    table = project.rank_shares(_ranks(run), ["label", "source"], run.about["vocabulary"])
+    table = word_ranks.rank_shares(_ranks(run), ["label", "source"], run.about["vocabulary"])
     return table.sort_values("label", key=lambda c: c.map(run.parameters.labels.index), kind="stable")
 
 
@@ -126,12 +131,12 @@ def preferences(run: Run) -> pd.DataFrame:
 
     On the sets that are learned (all, where none is: `learned` says so).
     """
-    from twotowers.analysis import project
+    from twotowers.analysis import word_ranks
 
     ranks, p = _ranks(run), run.parameters
     ranks = ranks[ranks["dataset"].isin(run.judged)]
     parts = [
-        project.preferences(ranks[ranks["source"] == source], p.labels, p.seed).assign(source=source)
+        word_ranks.preferences(ranks[ranks["source"] == source], p.labels, p.seed).assign(source=source)
         for source in (IN, RANDOM)
     ]
     about = {"first": p.labels[0], "second": p.labels[1], "learned": bool(run.passing)}

@@ -10,6 +10,7 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.prompts.datasets import counterbalanced, reordered, swapped_labels
+from twotowers.prompts.uninformative import silent_texts
 from twotowers.stats.intervals import bootstrap
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import of_different_queries, sets_of
@@ -24,6 +25,7 @@ TEXTS, PREVIOUS = "labels and colons to own text", "labels and colons to previou
 QUERY, BEFORE_QUERY = "last to query", "last to previous text"
 NEIGHBOURS, DEMONSTRATIONS = "labels to earlier demonstrations", "last to demonstrations"
 CONTROL_OF = {TEXTS: PREVIOUS, QUERY: BEFORE_QUERY}
+MIXED = (PREVIOUS, BEFORE_QUERY, DEMONSTRATIONS, NEIGHBOURS)  # the last hides labels too
 LABEL_EDGES = (TEXTS, PREVIOUS, NEIGHBOURS)
 
 
@@ -94,10 +96,11 @@ def exchanged(run: Run) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[kept].assign(names=names, learned=bool(run.passing), draws=len(random))
 
 
-def _near_and_far(run: Run) -> dict[str, list]:
+def _near_and_far(run: Run, silent: bool = False) -> dict[str, list]:
     """For each set, prompts of different queries with the true demonstrations nearest to the query, then farthest.
 
-    Every second one has its labels exchanged, so neither place nor label word tells a class.
+    Every second one has its labels exchanged, so neither place nor label word tells a class. `silent`: the same orders of
+    labels, with texts that do not tell them.
     """
 
     def make() -> dict[str, list]:
@@ -105,21 +108,24 @@ def _near_and_far(run: Run) -> dict[str, list]:
         for dataset in sets_of(run):
             drawn = of_different_queries(run, dataset, BLOCKED)
             near = [swapped_labels(p) if i % 2 else p for i, p in enumerate(drawn)]
-            found[dataset] = [e for forms in run.encode_paired(near, [reordered(p) for p in near]) for e in forms]
+            forms = near, silent_texts(near, run.parameters.seed)
+            found[dataset] = run.encode_paired(
+                *(order for form in forms for order in (form, list(map(reordered, form))))
+            )
         return found
 
-    return run.keep("near and far", make)
+    kept = run.keep("near and far", make)
+    return {dataset: [*forms[2 * silent], *forms[2 * silent + 1]] for dataset, forms in kept.items()}
 
 
-def _margins(run: Run) -> pd.DataFrame:
+def _margins(run: Run, silent: bool = False) -> pd.DataFrame:
     """`blocked_margins` of all prompts, with `source` (the drawn prompt) and `far`."""
     from twotowers.analysis import blocking
 
     def make() -> pd.DataFrame:
-        sets = _near_and_far(run)
-        edges = {
-            name: blocking.EDGES[name] for name in (TEXTS, PREVIOUS, QUERY, BEFORE_QUERY, NEIGHBOURS, DEMONSTRATIONS)
-        }
+        sets = _near_and_far(run, silent)
+        names = MIXED if silent else (TEXTS, PREVIOUS, QUERY, BEFORE_QUERY, NEIGHBOURS, DEMONSTRATIONS)
+        edges = {name: blocking.EDGES[name] for name in names}
         encoded, thirds = [e for some in sets.values() for e in some], blocking.layer_thirds(run.lm)
         table = blocking.blocked_margins(run.lm, encoded, edges, thirds, progress="attention blocked")
         half = [len(some) // 2 for some in sets.values()]
@@ -127,7 +133,7 @@ def _margins(run: Run) -> pd.DataFrame:
         source = np.concatenate([np.tile(np.arange(n), 2) + 1000 * i for i, n in enumerate(half)])
         return table.assign(far=far[table["prompt"]], source=source[table["prompt"]])
 
-    return run.keep("blocked", make)
+    return run.keep(("blocked", silent), make)
 
 
 def _compared(table: pd.DataFrame, edges: Sequence[str], chance: float, seed: int) -> pd.DataFrame:
@@ -175,27 +181,38 @@ def keys(run: Run) -> pd.DataFrame:
     return found.assign(learned=bool(run.passing), names=", ".join(named(run.heads())))
 
 
-@study
+def _effects(table: pd.DataFrame, edges: str, third: str) -> pd.DataFrame:
+    """The effect of order of each (source, query): plain, blocked; and lost, the fall of the margin over both orders."""
+    cell = table[(table["edges"] == edges) & (table["layers"] == third)]
+    wide = cell.pivot(index=["source", "query"], columns="far", values=["plain", "blocked"])
+    found = pd.DataFrame({one: wide[one, False] - wide[one, True] for one in ("plain", "blocked")})
+    return found.assign(lost=(wide["plain"] - wide["blocked"]).mean(axis=1))
+
+
+@study(version=2)
 def mixing(run: Run) -> pd.DataFrame:
     """Section 5.2 by intervention: the effect of order, and how far it shrinks when neighbours cannot be seen.
 
     The effect is the true label's margin with the true demonstrations nearest less that with them farthest. kind ("order
-    effect": nothing blocked; "shrinks"; "shrinks, less margin lost": paired, less what the mean margin of the two orders
-    loses), edges, layers, nats, low, high, n (queries).
+    effect": nothing blocked; "order effect, silent texts": of prompts with labels in the same places and texts that do
+    not tell them, so of the order of labels alone; "shrinks"; paired, "shrinks, less margin lost": less what the mean
+    margin of the two orders loses, and "shrinks, less silent texts": less what the second effect does), edges, layers,
+    nats, low, high, n (queries).
     """
-    table, rows = _margins(run), []
-    for (name, third), cell in table.groupby(["edges", "layers"], sort=False):
-        if name not in (PREVIOUS, BEFORE_QUERY, DEMONSTRATIONS, NEIGHBOURS):  # the last hides labels too
+    told, silent, rows = _margins(run), _margins(run, silent=True), []
+    for name, third in told[["edges", "layers"]].drop_duplicates().itertuples(index=False, name=None):
+        if name not in MIXED:
             continue
-        wide = cell.pivot(index=["source", "query"], columns="far", values=["plain", "blocked"])
-        plain, held = (wide[one, False] - wide[one, True] for one in ("plain", "blocked"))
-        lost = (wide["plain"] - wide["blocked"]).mean(axis=1)
-        queries, shrunk = wide.index.get_level_values("query"), plain - held
-        for kind, values in (
-            ("order effect", plain),
-            ("shrinks", shrunk),
-            ("shrinks, less margin lost", shrunk - lost),
-        ):
+        own, other = _effects(told, name, third), _effects(silent, name, third)
+        queries, shrunk = own.index.get_level_values("query"), own["plain"] - own["blocked"]
+        kinds = {
+            "order effect": own["plain"],
+            "order effect, silent texts": other["plain"],
+            "shrinks": shrunk,
+            "shrinks, less margin lost": shrunk - own["lost"],
+            "shrinks, less silent texts": shrunk - (other["plain"] - other["blocked"]).to_numpy(),
+        }
+        for kind, values in kinds.items():
             found = bootstrap(values, clusters=queries, seed=run.parameters.seed)
             rows.append({"kind": kind, "edges": name, "layers": third, **found.as_row("nats")})
     return pd.DataFrame(rows).assign(learned=bool(run.passing))

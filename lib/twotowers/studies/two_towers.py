@@ -7,7 +7,7 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
-from twotowers.stats.intervals import bootstrap, discoveries, p_value
+from twotowers.stats.intervals import bootstrap, discoveries, grouped, p_value
 from twotowers.studies.attention_weights import (
     BALANCED,
     IN,
@@ -83,20 +83,23 @@ def class_scores(run: Run) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@study
+@study(version=2)
 def dissociation(run: Run) -> pd.DataFrame:
     """Three things an in-context head may do, head by head: read the label's word (mrr, mrr_low, mrr_high, control: that
-    of its random head), look more at true labels when the answer is right (gap), separate the classes (auc).
+    of its random head; advantage: less that of the other label's word there, with advantage_low), look more at true
+    labels when the answer is right (gap), separate the classes (auc).
 
     reads, leans, separates: "yes", "no", or "unknown" where right and wrong answers cannot be compared.
     """
-    from twotowers.analysis.project import label_ranks, mrr
+    from twotowers.analysis.word_ranks import advantages, label_ranks, mrr
 
     p, ours, theirs = run.parameters, run.heads(), [Head(*pair) for pair in run.controls()]
     encoded = balanced(run, run.judged[0])[:SHOWN]
     ranks = label_ranks(run.lm, encoded, list(dict.fromkeys([*ours, *theirs])), p.norm, progress="words of labels")
     ranks["query"] = np.array([e.prompt.query for e in encoded])[ranks["prompt"]]
     found = mrr(ranks, ["head"], p.seed).set_index("head")
+    other = grouped(advantages(ranks, ["head", "query"]), ["head"], "advantage", clusters="query", seed=p.seed)
+    other = other.set_index("head")
     apart = run.table(separation).query("kind == @IN and reading == @COMPARED").set_index("head")
     try:
         lean = run.table(right_wrong).query("kind == @IN").set_index("head")
@@ -108,7 +111,8 @@ def dissociation(run: Run) -> pd.DataFrame:
         leans = "unknown" if lean is None else "yes" if lean["low"][head] > 0 else "no"
         rows.append(
             {"head": head, "mrr": own["mrr"], "mrr_low": own["low"], "mrr_high": own["high"], "control": control["mrr"],
-             "reads": "yes" if own["low"] > control["high"] else "no", "leans": leans,
+             "advantage": other["advantage"][head], "advantage_low": other["low"][head], "leans": leans,
+             "reads": "yes" if own["low"] > control["high"] and other["low"][head] > 0 else "no",
              "auc": auc["auc"], "low": auc["low"], "high": auc["high"], "n": auc["n"],
              "separates": "yes" if auc["stands"] and auc["auc"] > 0.5 else "no"}
         )  # fmt: skip

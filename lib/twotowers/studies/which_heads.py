@@ -15,8 +15,9 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, control_heads, named
-from twotowers.prompts.datasets import counterbalanced, swapped_labels, uninformative
+from twotowers.prompts.datasets import counterbalanced, swapped_labels
 from twotowers.prompts.prompt import Encoded, Prompt
+from twotowers.prompts.uninformative import uninformative
 from twotowers.stats import agreement as agreeing
 from twotowers.stats.intervals import bootstrap, discoveries, p_value, rate
 from twotowers.studies import located
