@@ -133,7 +133,11 @@ def test_where_only_tokens_count_a_removal_is_all_softmax():
                     text_spans=((0, 1), (3, 4), (6, 7)), query_span=(9, 10), last=10)
         )  # fmt: skip
     expected = attention.renormalised(before)
-    got = read(model, shorter, [(0, 1), (0, 2)]).sums()
+    after = read(model, shorter, [(0, 1), (0, 2)])
+    beyond = _beyond_softmax(before, attention.changes(before, after), -1, "true")
+    assert beyond["difference"].abs().max() > 1e-3
+    np.testing.assert_allclose(beyond["rest"], 0, atol=1e-12)
+    got = after.sums()
     both = got.merge(expected, on=["prompt", "head"])
     np.testing.assert_allclose(both["true_x"], both["true_y"], atol=1e-12)
     np.testing.assert_allclose(both["false_x"], both["false_y"], atol=1e-12)

@@ -63,12 +63,12 @@ def test_true_labels_placed_first_must_lose_more_than_in_random_heads(given, ver
     assert given or (shown.removed_chart(t).to_dict() and shown.reordering_chart(t).to_dict())
 
 
-def each(effect=UP, over=UP, learned=True):
+def each(effect=UP, over=UP, rest=UP, learned=True):
     rows = [
         {"removed": f"{kind}, {place}", "kind": f"{kind} one", "heads": heads, **interval("change", value),
          "margin_change": 0.5, "margin_low": 0.4, "margin_high": 0.6}
         for kind in ("true", "false") for place in ("farthest", "nearest")
-        for heads, value in ((IN, effect), (RANDOM, ZERO), (OVER, over))
+        for heads, value in ((IN, effect), (RANDOM, ZERO), (OVER, over), (shown.REST, rest))
     ]  # fmt: skip
     return pd.DataFrame(rows).assign(learned=learned)
 
@@ -76,7 +76,9 @@ def each(effect=UP, over=UP, learned=True):
 @pytest.mark.parametrize(
     "given, verdict, words",
     [
-        ({}, Verdict.HOLDS, "more than in random heads"),
+        ({}, Verdict.HOLDS, "more than in random heads and than the softmax alone would"),
+        ({"rest": ZERO}, Verdict.CONTROL, "no more than a softmax over unchanged scores would"),
+        ({"rest": DOWN}, Verdict.CONTROL, "no more than a softmax over unchanged scores would"),
         ({"over": ZERO}, Verdict.CONTROL, "no more than in random heads"),
         ({"effect": DOWN}, Verdict.FAILS, "does not lean attention towards"),
         ({"effect": WIDE}, Verdict.UNDECIDED, "does not clearly lean"),

@@ -17,6 +17,7 @@ IN, RANDOM, ALL = "in-context heads", "random heads", "mean of all"
 ORIGINAL, IMBALANCED, REORDERED = "original", "last true one removed", "true ones first"
 FORMS = {ORIGINAL: lambda prompt: prompt, IMBALANCED: imbalanced, REORDERED: reordered}
 MOST = 200  # prompts for exhibits that read a set once for each order or each removed demonstration
+ALL_GONE = "every head gave the removed demonstration all its attention: there is nothing to share out"
 
 
 def _read(run: Run, dataset: str, name: str, change, n: int | None = None):
@@ -112,6 +113,23 @@ def reordering(run: Run) -> pd.DataFrame:
     return _attention_changes(run, REORDERED)
 
 
+def _beyond_softmax(before, changes: pd.DataFrame, drop: int, kind: str) -> pd.DataFrame:
+    """`changes` with `rest`: the change of the difference that a softmax over unchanged scores does not make.
+
+    Without heads that gave the removed demonstration everything. Raises TwoTowersError when none is left.
+    """
+    from twotowers.analysis import attention
+
+    alone = attention.renormalised(before, drop, kind)
+    alone["alone"] = alone["true"] - alone["false"]
+    both = before.sums()[["prompt", "head", "difference"]].merge(alone[["prompt", "head", "alone"]])
+    both["alone"] -= both.pop("difference")
+    found = changes.merge(both, on=["prompt", "head"]).dropna(subset="alone")
+    if found.empty:
+        raise TwoTowersError(ALL_GONE)
+    return found.assign(rest=found["difference"] - found["alone"])
+
+
 @study(version=2)
 def softmax_alone(run: Run) -> pd.DataFrame:
     """What the softmax alone makes of the sum on true labels when one demonstration goes, beside what is measured.
@@ -134,9 +152,7 @@ def softmax_alone(run: Run) -> pd.DataFrame:
     both = _changes(run, dataset, IMBALANCED)[["prompt", "head", "true"]].merge(alone[["prompt", "head", "alone"]])
     usable = both.dropna()
     if usable.empty:
-        raise TwoTowersError(
-            "every head gave the removed demonstration all its attention: there is nothing to share out"
-        )
+        raise TwoTowersError(ALL_GONE)
     usable = usable.assign(measured=usable["true"], rest=usable["true"] - usable["alone"])
     rows, rests = [], {}
     for kind, heads in _kinds(run).items():
@@ -151,10 +167,14 @@ def softmax_alone(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(dataset=dataset, left_out=len(both) - len(usable), learned=bool(run.passing))
 
 
-@study(version=2)
+@study(version=3)
 def which_removed(run: Run) -> pd.DataFrame:
     """Each demonstration removed in turn: removed, kind ("true one"/"false one"), heads, change (of attention, true less false,
-    mean over the heads), low, high, n; margin_change, margin_low, margin_high (nats)."""
+    mean over the heads), low, high, n; margin_change, margin_low, margin_high (nats).
+
+    Two kinds of rows are paired: "in-context less random", and "in-context less softmax alone", which is the change less
+    that of a softmax over unchanged scores: with a false one gone it leans towards true labels whatever heads know.
+    """
     from twotowers.analysis import attention
 
     p, rows, k = run.parameters, [], run.form.k
@@ -174,6 +194,9 @@ def which_removed(run: Run) -> pd.DataFrame:
             intervals["in-context less random"] = bootstrap_difference(
                 means[IN], means[RANDOM], clusters=queries, seed=p.seed
             )
+            rest = _mean(_beyond_softmax(base, table, drop, kind), _kinds(run)[IN], "rest")
+            rest = bootstrap(rest, clusters=queries[rest.index], seed=p.seed)
+            intervals["in-context less softmax alone"] = rest
             rows += [
                 {"removed": title, "kind": f"{kind} one", "heads": heads, **one.as_row("change"), "margin_change": moved.estimate,
                  "margin_low": moved.low, "margin_high": moved.high}
