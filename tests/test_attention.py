@@ -13,6 +13,7 @@ from twotowers.analysis.attention import Reading, Towers, changes, read, two_tow
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
 from twotowers.model.capture import capture
+from twotowers.studies.variants import _beyond_softmax
 
 HEADS = [(1, 3), (0, 1)]
 
