@@ -71,7 +71,7 @@
       mode: "vega-lite",
       renderer: "svg",
       ast: true,  // expressions are interpreted: the page's policy lets no text become code
-      actions: !phone && { export: true, source: false, compiled: false, editor: false },
+      actions: { export: true, source: false, compiled: false, editor: false },
     }).then((chart) => {
       boxes.observe(box);
       element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
