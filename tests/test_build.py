@@ -88,9 +88,18 @@ def texts(notebook):
 def test_a_chart_brings_only_the_columns_that_it_names():
     spec = {"encoding": {"x": {"field": "score"}, "y": {"field": "a\\.b"}}, "transform": [{"filter": "datum.kept > 0"}],
             "datasets": {"d": [{"score": 0.123456789, "kept": 3, "a.b": "x", "left": 1}, {"score": None}]}}  # fmt: skip
-    rows = assemble.lean(spec)["datasets"]["d"]
-    assert rows == [{"score": 0.123457, "kept": 3, "a.b": "x"}, {"score": None}]
-    assert assemble.lean({"mark": "bar"}) == {"mark": "bar", "datasets": {}}
+    columns = assemble.lean(spec)["datasets"]["d"]
+    assert columns == {"score": [0.1235, None], "kept": [3, None], "a.b": ["x", None]}
+    assert assemble.lean({"mark": "bar"}) == {"mark": "bar"}
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(0.123456, 0.1235), (-1.23456e-7, -1.235e-7), (99.999, 100.0), (12345.6, 12346), (3.0, 3), (123456, 123456),
+     (True, True), ("0.123456", "0.123456"), ([0.123456, "a"], [0.1235, "a"]), (float("inf"), float("inf"))],
+)  # fmt: skip
+def test_a_number_of_a_chart_has_four_digits_and_all_before_the_point(number, written):
+    assert assemble.four_digits(number) == written
 
 
 def test_a_page_says_where_its_tables_lie(tmp_path):

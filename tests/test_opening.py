@@ -77,8 +77,3 @@ def test_pages_are_printed_in_the_order_of_the_book(tmp_path):
     (tmp_path / "book/c.html").write_text(link.format("b"))
     (tmp_path / "book/b.html").write_text("the end")
     assert [page.stem for page in pdf.order(tmp_path)] == ["a", "c", "b"]
-
-
-def test_the_style_sheet_keeps_the_icons_in_use_and_all_else():
-    css = '.a{b:c}.fa-x:before{content:"\\f1"}.fa-y:before,.fa-z:before{content:"\\f2"}.fa-spin{d:e}.fa-w::before{content:"f"}'
-    assert markup.fewer_icons(css, {"fa-z"}) == '.a{b:c}.fa-y:before,.fa-z:before{content:"\\f2"}.fa-spin{d:e}'

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from playwright.sync_api import sync_playwright
@@ -16,11 +17,13 @@ from test_pages import CHROMIUM, FLAGS, needs_browser
 from twotowers.analysis import locate
 from twotowers.analysis.edit_heads import Edit, edited
 from twotowers.analysis.project import key_inputs, value_outputs
+from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.capture import captures
 from twotowers.model.loading import load
 from twotowers.prompts.datasets import paper_example, swapped_labels
 from twotowers.prompts.prompt import SEPARATORS, Demonstration, Prompt, encode_all
+from twotowers.stats import tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "book/_page"
@@ -397,12 +400,25 @@ def test_the_script_holds_the_files_themselves():
     assert len(text) + sum(path.stat().st_size for path in PAGE.glob("tinker*")) < 5_000_000
 
 
-def test_heads_come_from_the_table_of_chapter_1(tmp_path):
-    assert tinker.located(tmp_path) == []
-    margins = {"0-0": (-1, -1), "0-1": (2, 4), "0-2": (9, -3.5), "0-3": (-2, 1)}
-    rows = [f"{s},{name},{m[i]}" for name, m in margins.items() for i, s in enumerate("ab")]
-    (tmp_path / "01-locate-heads.csv").write_text("\n".join(["# {}", "dataset,name,label_margin", *rows]))
-    assert tinker.located(tmp_path) == ["0-1", "0-2"]
+def test_the_marked_heads_are_those_that_chapters_take(tmp_path):
+    assert tinker.heads(tmp_path) == []
+    margins = {
+        (0, 0): (-1, 9),
+        (0, 1): (2, 4),
+        (0, 2): (3, -9),
+        (0, 3): (0, 1),
+        **{(1, i): (1 - i / 9, 0) for i in range(5)},
+    }
+    rows = [(s, *at, m[i], 0) for i, s in enumerate(("b", "a")) for at, m in margins.items()]
+    heads = pd.DataFrame(rows, columns=["dataset", "layer", "head", "label_margin", "increase"])
+    tables.save(heads, tmp_path, tinker.TABLE, {})
+    assert tinker.heads(tmp_path) == ["0-2", "0-1", "1-0", "1-1", "1-2"]  # of the first set, five at most
+    tables.save(heads.assign(label_margin=-1.0), tmp_path, tinker.TABLE, {})
+    assert tinker.heads(tmp_path) == []
+    with (tmp_path / f"{tinker.TABLE}.csv").open("a") as damaged:
+        damaged.write("x")
+    with pytest.raises(TwoTowersError, match="damaged"):
+        tinker.heads(tmp_path)
 
 
 def test_words_never_become_markup():

@@ -6,6 +6,7 @@ Files are written only where they differ, so that Sphinx reads again only what c
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import dataclass
@@ -139,18 +140,30 @@ def chart_block(html: str) -> str:
 
 
 def lean(spec: dict) -> dict:
-    """The chart without columns of data that nothing in it names, numbers with six digits: the CSV holds them all."""
+    """The chart with its data as columns, only those that something in it names: the CSV holds all of them.
+
+    Numbers have four digits, more than a chart can show; book/_page/charts.js makes rows of the columns again.
+    """
     said = json.dumps({key: part for key, part in spec.items() if key != "datasets"})
 
     def named(column: str) -> bool:
         return json.dumps(column)[1:-1] in said or not re.fullmatch(r"[\w ]+", column)
 
-    def row(one: dict) -> dict:
-        return {name: float(f"{value:.6g}") if isinstance(value, float) else value
-                for name, value in one.items() if named(name)}  # fmt: skip
+    def columns(rows: list[dict]) -> dict:
+        names = dict.fromkeys(name for row in rows for name in row if named(name))
+        return {name: [four_digits(row.get(name)) for row in rows] for name in names}
 
-    return {key: {name: list(map(row, rows)) for name, rows in part.items()} if key == "datasets" else part
+    return {key: {name: columns(rows) for name, rows in part.items()} if key == "datasets" else part
             for key, part in spec.items()}  # fmt: skip
+
+
+def four_digits(value):
+    """Numbers with a part after the point, also those in a list: four digits, none of them lost before the point."""
+    if isinstance(value, list):
+        return [four_digits(one) for one in value]
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    return round(value) if abs(value) >= 1000 or value == round(value) else float(f"{value:.4g}")
 
 
 def as_bytes(notebook: dict) -> bytes:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 from twotowers.errors import TwoTowersError
+from twotowers.paths import REPOSITORY, SITE
 
-REPOSITORY, SITE = "TWOTOWERS_REPOSITORY", "TWOTOWERS_SITE"
 ADDRESS = re.compile(r"https://[\w.-]+(?:/[\w.-]+)*/?")
 NOT_FOUND = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Page not found</title>

@@ -5,44 +5,44 @@ no exported form of the model that could go stale.
 """
 
 import base64
-import csv
 import json
-from collections import defaultdict
 from pathlib import Path
 
 from twotowers.paths import data_folder
+from twotowers.stats import tables
+from twotowers.studies import located
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
 SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-draw.js", "tinker.js")
+TABLE = "01-locate-heads"
 MOST = 5  # heads shown, as `top_k` of the chapters
 
 
-def located(tables: Path) -> list[str]:
-    """Heads such as "2-5" with the largest increase from label positions, mean over the sets of chapter 1's table.
+def heads(folder: Path) -> list[str]:
+    """Heads such as "2-5" that chapter 1 located on its first set, as the chapters take them: MOST, highest first.
 
-    At most MOST, largest first, only those above zero; none when the chapter left no table.
+    None when the chapter left no table, or no head above zero. Raises TwoTowersError for a table that is damaged.
     """
-    margins = defaultdict(list)
-    for path in sorted(tables.glob("01-locate-heads*.csv"))[:1]:
-        lines = [line for line in path.read_text("utf8").splitlines() if not line.startswith("#")]
-        for row in csv.DictReader(lines):
-            margins[row["name"]].append(float(row["label_margin"]))
-    means = {name: sum(values) / len(values) for name, values in margins.items()}
-    return [name for name in sorted(means, key=means.get, reverse=True)[:MOST] if means[name] > 0]
+    if not (folder / f"{TABLE}.csv").exists():
+        return []
+    table = tables.load(folder, TABLE)
+    if not (table["label_margin"] > 0).any():
+        return []
+    return list(map(str, located.top(table, table["dataset"].iloc[0], "label", MOST)))
 
 
-def script(folder: Path, heads: list[str]) -> str:
+def script(folder: Path, marked: list[str]) -> str:
     """The files of a model and its located heads as a script."""
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
-    return f"window.twotowersData = {json.dumps({'model': folder.name, 'located': heads, 'files': files})};\n"
+    return f"window.twotowersData = {json.dumps({'model': folder.name, 'located': marked, 'files': files})};\n"
 
 
 def write_data(stage: Path, target: Path) -> None:
     """`tinker-data.js`, where the built book keeps its scripts."""
     folder = data_folder() / "models" / MODEL
     if folder.exists():
-        (target / SCRIPTS[0]).write_text(script(folder, located(stage / "tables" / MODEL)), "utf8")
+        (target / SCRIPTS[0]).write_text(script(folder, heads(stage / "tables" / MODEL)), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

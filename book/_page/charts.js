@@ -54,17 +54,24 @@
     settled = setTimeout(() => window.dispatchEvent(new Event("resize")), 100);
   });
 
-  function draw(element, spec) {
+  // Data stand in the page as columns, which repeat no name.
+  function rows(columns) {
+    const names = Object.keys(columns), length = names.length ? columns[names[0]].length : 0;
+    return Array.from({ length }, (_, i) => Object.fromEntries(names.map((name) => [name, columns[name][i]])));
+  }
+
+  function draw(element, { datasets = {}, ...spec }) {
     const box = element.parentElement;
     const phone = box.clientWidth < 500;
     const config = merge(merge(marks, spec.config || {}), page);
     if (phone) config.legend.columns = 2;
     const title = titleFor(spec.title, config, box.clientWidth - (phone ? 10 : 50));
-    return vegaEmbed(element, { ...spec, title, config, background: "transparent" }, {
+    const data = Object.fromEntries(Object.entries(datasets).map(([name, columns]) => [name, rows(columns)]));
+    return vegaEmbed(element, { ...spec, datasets: data, title, config, background: "transparent" }, {
       mode: "vega-lite",
       renderer: "svg",
       ast: true,  // expressions are interpreted: the page's policy lets no text become code
-      actions: !phone && { export: true, source: false, compiled: false, editor: false },
+      actions: { export: true, source: false, compiled: false, editor: false },
     }).then((chart) => {
       boxes.observe(box);
       element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from twotowers.chapters import stamps
 from twotowers.chapters.plan import Plan
 from twotowers.chapters.stamps import PAGES, stamp_of
-from twotowers.paths import data_folder
+from twotowers.paths import REPOSITORY, SITE, data_folder
 from twotowers.stats import tables
 from twotowers.studies.context import SINCE
 
@@ -132,7 +132,7 @@ def pages_state(plan: Plan, root: Path) -> str:
     files += [f for f in home.glob("book/**/*") if f.is_file() and f.suffix not in (".ipynb", ".pyc")]
     files += [*data_folder().glob("**/*.md"), *data_folder().glob("**/*.json"), *data_folder().glob("**/*.png")]
     files += [*home.glob("runs/*/*.ipynb"), *home.glob("runs/*/.done/*.json")]
-    addresses = [os.environ.get(name, "") for name in ("TWOTOWERS_REPOSITORY", "TWOTOWERS_SITE")]
+    addresses = [os.environ.get(name, "") for name in (REPOSITORY, SITE)]
     return stamps.digest(files) + ",".join([*addresses, *sorted(plan.jobs)])
 
 
