@@ -191,15 +191,6 @@ class Increases(Changes):
         )
         return table.sort_values("increase", ascending=False, kind="stable", ignore_index=True)
 
-    def blocks_table(self) -> pd.DataFrame:
-        """One row per block: layer, kind ("attention" / "FFN"), mean increase."""
-        rows = [
-            {"layer": layer, "kind": kind, "increase": mean}
-            for kind, values in (("attention", self.attention), ("FFN", self.ffn))
-            for layer, mean in enumerate(values.mean(0))
-        ]
-        return pd.DataFrame(rows)
-
     def top_heads(self, k: int) -> list[Head]:
         """The k heads with the largest mean increase, as (layer, head), largest first (v1 section 4.2)."""
         return top_heads(self.heads_table(), k)

@@ -18,7 +18,7 @@ from twotowers.heads import Head, control_heads, named
 from twotowers.prompts.datasets import counterbalanced, swapped_labels, uninformative
 from twotowers.prompts.prompt import Encoded, Prompt
 from twotowers.stats import agreement as agreeing
-from twotowers.stats.intervals import bootstrap, discoveries, p_value, rate
+from twotowers.stats.intervals import bootstrap, discoveries, overlap_within_layers, p_value, rate
 from twotowers.studies import located
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import of_different_queries, sets_of
@@ -134,7 +134,7 @@ def rankings(run: Run) -> pd.DataFrame:
 def _clearest(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]], heads: int) -> float:
     """The chance of the largest overlap that two sets with these layers can have: the smallest p there is."""
     first = [{(at, i) for at, n in Counter(layer for layer, _ in some).items() for i in range(n)} for some in (a, b)]
-    return agreeing.overlap_within_layers(*first, heads)[2]
+    return overlap_within_layers(*first, heads).probability
 
 
 @study
