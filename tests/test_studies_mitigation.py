@@ -7,7 +7,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.exhibits import mitigation as shown
 from twotowers.exhibits.claim import Claim, Verdict, numbers_in
 from twotowers.parameters import Parameters
-from twotowers.prompts.datasets import draw
+from twotowers.prompts.datasets import alternated, draw
 from twotowers.studies import mitigation
 from twotowers.studies.run import Run
 
@@ -196,4 +196,4 @@ def test_all_of_it_on_the_miniature(tmp_path):
     still = run.table(mitigation.factors).query("factor == 0")
     assert (still.groupby("kind")["fall"].nunique() == 1).all()
     judged = {p.text for p in mitigation._judged(run, "animal/country", 20)}
-    assert not judged & {p.text for p in mitigation._alternated(run.locating("animal/country"))}
+    assert not judged & {p.text for p in alternated(run.locating("animal/country"))}
