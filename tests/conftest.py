@@ -1,5 +1,6 @@
 """Tiny random models of every architecture in float64, and the places of the shared test material."""
 
+import hashlib
 from pathlib import Path
 
 import hypothesis
@@ -9,7 +10,8 @@ import transformers
 import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from twotowers.model import chat, loading
+from twotowers.exhibits.claim import numbers_in
+from twotowers.model import chat
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
 from twotowers.model.model import Model
@@ -85,6 +87,15 @@ TINY = {
 }  # fmt: skip
 
 
+def weights_hash(hf: torch.nn.Module) -> str:
+    """12 hexadecimal digits over every parameter's name, type, shape and bytes: for a model made in memory."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(hf.state_dict().items()):
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]
+
+
 def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
     """A random model whose every parameter, biases and norms too, is far from its tidy initial value."""
     model_type = kind.split()[0]
@@ -100,7 +111,7 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
             if "norm" in name or "ln_" in name:
                 parameter.add_(torch.rand_like(parameter))
     hf = hf.eval().requires_grad_(False)
-    return Model(kind, hf, None, row, f"{kind}@{loading.weights_hash(hf)}")
+    return Model(kind, hf, None, row, f"{kind}@{weights_hash(hf)}")
 
 
 class _StaysWide(torch.overrides.TorchFunctionMode):
@@ -209,8 +220,6 @@ def own_cache(tmp_path_factory):
 
 def sayable(claim):
     """A claim as a page may say it: six numbers at most, and no "nan"."""
-    from twotowers.exhibits.claim import numbers_in
-
     assert len(numbers_in(claim.sentence)) <= 6, claim.sentence
     assert not {"nan", "nan%", "inf"} & set(claim.sentence.lower().split())
     return claim

@@ -7,7 +7,7 @@ from conftest import random_prompts, tiny
 from twotowers.analysis import biases, mitigate
 from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.errors import TwoTowersError
-from twotowers.model import loading
+from twotowers.model import proof
 from twotowers.model.answers import Answers, answers
 from twotowers.model.capture import capture, predict
 from twotowers.prompts.datasets import draw, orders
@@ -109,7 +109,7 @@ def test_majority_answers_at_zero_are_the_models_own_and_each_set_is_its_own():
         for i, heads in enumerate(sets):
             for j, a_c in enumerate(a_cs):
                 x = seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, heads)
-                top = int(loading.finished(model, x).argmax())
+                top = int(proof.finished(model, x).argmax())
                 assert found.correct[i, j, row] == (top == one.true_id)
     assert (found.two_label[0, 0] != found.two_label[0, 2]).any() or (
         found.two_label[1, 0] != found.two_label[1, 2]
@@ -128,7 +128,7 @@ def test_a_shortcut_from_a_planted_head_raises_the_minority_label():
     seen.values = seen.values.clone()
     seen.values[0, :, :2] = plan[None, :, None]
     shortcut = mitigate.minority_shortcut(seen, model, heads)
-    logits = [loading.finished(model, seen.resid_final + a * shortcut) for a in (0, 1, 3)]
+    logits = [proof.finished(model, seen.resid_final + a * shortcut) for a in (0, 1, 3)]
     p = [float(one.log_softmax(-1)[0, 7]) for one in logits]
     assert p[0] < p[1] < p[2]
 

@@ -2,14 +2,10 @@
 
 import pandas as pd
 import pytest
+from conftest import sayable
 from twotowers.exhibits import attention_weights as shown
 from twotowers.exhibits.attention_weights import BALANCED, COMPARED, CONTENT, IN, OVER, PAPER, POOLED, RANDOM
-from twotowers.exhibits.claim import Verdict, numbers_in
-
-
-def sayable(claim):
-    assert len(numbers_in(claim.sentence)) <= 6, claim.sentence
-    return claim
+from twotowers.exhibits.claim import Verdict
 
 
 def means(column, effect, over, outdone=0, learned=True, null=0.0):

@@ -2,10 +2,11 @@
 
 import pandas as pd
 import pytest
+from conftest import sayable
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits import flips as shown_flips
 from twotowers.exhibits import interventions as shown
-from twotowers.exhibits.claim import Verdict, numbers_in
+from twotowers.exhibits.claim import Verdict
 from twotowers.parameters import Parameters
 from twotowers.studies import flips, interventions
 from twotowers.studies.interventions import (
@@ -28,7 +29,7 @@ FALLS, NONE, UNSURE = (-0.5, -0.6, -0.4), (0.0, 0.0, 0.0), (-0.1, -0.3, 0.1)
 
 
 def said(claim):
-    assert len(numbers_in(claim.sentence)) <= 6, claim.sentence
+    sayable(claim)
     return claim.verdict, claim.sentence
 
 

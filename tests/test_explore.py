@@ -18,7 +18,7 @@ from twotowers.chapters.explore import ACTIONS, State, figures, heads_from_text,
 from twotowers.chapters.playground import Playground
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.model import loading
+from twotowers.model import proof
 from twotowers.model.capture import capture, predict
 from twotowers.prompts.datasets import imbalanced, paper_example
 from twotowers.prompts.prompt import encode
@@ -79,7 +79,7 @@ def test_every_action_shows_what_its_edit_does(model, action):
     else:
         seen = capture(model, [one], {"weights", "values"})
         a_c = 0.25 if action == "mend majority" else 0.0
-        logits = loading.finished(model, seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
+        logits = proof.finished(model, seen.resid_final + a_c * mitigate.minority_shortcut(seen, model, HEADS))
     after = found.labels.set_index("label").after
     assert after["foo"] == pytest.approx(float(logits[0].softmax(-1)[2]))
     changed = not np.allclose(found.labels.before, found.labels.after)

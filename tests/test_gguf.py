@@ -12,7 +12,7 @@ import transformers
 from conftest import TINY, USER_CACHE, VOCABULARY, random_prompts, shared
 from gguf_writer import write
 from twotowers.errors import TwoTowersError
-from twotowers.model import catalog, files, gguf_file, gguf_weights, loading
+from twotowers.model import catalog, files, gguf_file, gguf_weights, loading, proof
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.paths import user_cache
 
@@ -114,7 +114,7 @@ def test_quantised_weights_load_as_the_numbers_they_stand_for(kind, type, tmp_pa
     model = loading.load(path)
     quantised = type.startswith("Q")
     assert model.quantisation == (f"{type}, dequantised" if quantised else "")  # not what the label claims
-    assert max(loading.prove(model).values()) < 1e-4
+    assert max(proof.prove(model).values()) < 1e-4
     kept = gguf.GGMLQuantizationType[type]
     assert model.hf.get_output_embeddings().weight is model.hf.get_input_embeddings().weight
     row = hf.get_input_embeddings().weight.detach().numpy()
@@ -410,7 +410,7 @@ def test_smollm2_is_read_as_transformers_reads_it():
     assert files.describe(str(path)) == known.about()
     model = loading.load(path)
     assert model.fingerprint.endswith(f"@{known.sha256[:12]}") and model.quantisation == "Q4_1, dequantised"
-    assert max(loading.prove(model).values()) < 1e-4
+    assert max(proof.prove(model).values()) < 1e-4
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(model.hf.state_dict()[name], tensor), name

@@ -71,3 +71,13 @@ def test_control_heads_are_others_of_the_same_layers_while_there_are_any():
     assert (2, 3) in drawn and len(set(drawn)) == 3 and sum(layer < 2 for layer, _ in drawn) == 2
     with pytest.raises(TwoTowersError, match="leave 5 others"):
         head_sets.control_heads([(a, b) for a in range(3) for b in range(4)][:7], 3, 4)
+
+
+def test_the_others_of_a_layer_are_drawn_and_none_is_the_head_itself():
+    for seed in range(5):
+        drawn = head_sets.others_of_layer((2, 1), 8, 5, seed)
+        assert len(set(drawn)) == 5 and (2, 1) not in drawn and {layer for layer, _ in drawn} == {2}
+        assert drawn == head_sets.others_of_layer((2, 1), 8, 5, seed)
+    assert set(head_sets.others_of_layer((0, 0), 3, 5)) == {(0, 1), (0, 2)}
+    with pytest.raises(TwoTowersError, match="one head only"):
+        head_sets.others_of_layer((0, 0), 1, 5)

@@ -9,7 +9,7 @@ from conftest import random_prompts, shared, tiny
 from reference import Reference
 from twotowers.analysis import increase, locate
 from twotowers.errors import TwoTowersError
-from twotowers.model import loading, unembed
+from twotowers.model import loading, proof, unembed
 from twotowers.model.capture import capture, captures
 from twotowers.prompts import datasets
 from twotowers.prompts.prompt import encode_all
@@ -18,8 +18,8 @@ WANT = {"weights", "values", "neurons"}
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
-    for seen in captures(any_model, random_prompts(4), loading.PROVEN):
-        for identity, error in loading.identity_errors(any_model, seen).items():
+    for seen in captures(any_model, random_prompts(4), proof.PROVEN):
+        for identity, error in proof.identity_errors(any_model, seen).items():
             assert error < 1e-12, identity
 
 
@@ -146,8 +146,8 @@ def _slabs(e, size):
 def test_a_wrong_row_of_the_table_is_refused(any_model):
     wrong = replace(any_model, architecture=replace(any_model.architecture, centred=not any_model.architecture.centred))
     with pytest.raises(TwoTowersError, match="our logits"):
-        loading.prove(wrong)
-    loading.prove(any_model)
+        proof.prove(wrong)
+    proof.prove(any_model)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_row_that_is_wrong_about_query_and_key_alone_is_refused(kind, change, 
     model = tiny(kind)
     wrong = replace(model, architecture=replace(model.architecture, **change))
     with pytest.raises(TwoTowersError, match="product of query and key"):
-        loading.prove(wrong)
+        proof.prove(wrong)
 
 
 def test_hooks_come_off_also_after_an_error(any_model):
@@ -182,7 +182,7 @@ def _beyond_the_vocabulary(encoded):
 def test_a_trained_model_with_grouped_queries_passes_the_proof():
     model = loading.load(shared("models/stories260K"))
     assert model.n_key_value_heads < model.n_heads
-    assert max(loading.prove(model).values()) < 1e-4
+    assert max(proof.prove(model).values()) < 1e-4
 
 
 @pytest.mark.parametrize("norm", unembed.NORMS)

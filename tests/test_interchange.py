@@ -76,14 +76,6 @@ def test_pairs_that_are_not_aligned_are_dropped_where_positions_are_learned_and_
     assert fits(several("owl")) and not fits(several("south africa"))
 
 
-def test_sets_of_heads_hold_controls_of_the_same_layers():
-    sets = ic.head_sets(tiny("gpt2"), [(2, 1), (1, 0)], draws=2)
-    assert list(sets) == ["in-context heads", "random heads 1", "random heads 2", "all heads"]
-    for name in ("random heads 1", "random heads 2"):
-        assert sorted(layer for layer, _ in sets[name]) == [1, 2] and not set(sets[name]) & {(2, 1), (1, 0)}
-    assert len(sets["all heads"]) == 12
-
-
 def test_a_table_has_the_margins_of_plain_runs_and_an_exchange_with_oneself_moves_nothing(any_model):
     encoded, other = random_prompts(5), random_prompts(5, seed=1)
     labels = predict(any_model, encoded)[1]
@@ -152,7 +144,7 @@ def test_nats_moved_and_shares_by_hand():
 def test_what_goes_beyond_the_controls_by_hand():
     found = ic.beyond_controls(hand_made()).set_index("what").loc["keys"]
     assert (found["moved"], found["control"], found["beyond"], found["low"], found["n"]) == (2, 0.5, 1.5, 1.5, 2)
-    with pytest.raises(TwoTowersError, match="head_sets"):
+    with pytest.raises(TwoTowersError, match="sets named 'random heads"):
         ic.beyond_controls(hand_made().query("heads == 'in-context heads'"))
     with pytest.raises(TwoTowersError, match="add 'all'"):
         ic.moved(hand_made().query("what == 'keys'"))

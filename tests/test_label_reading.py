@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import random_prompts, tiny
 from reference import Reference
-from twotowers.analysis import label_reading, project, word_ranks
+from twotowers.analysis import label_reading, project
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.capture import captures
@@ -64,19 +64,6 @@ def test_both_labels_have_the_same_mean_when_centred_also_when_unequally_many():
     np.testing.assert_allclose(found[first].mean(0), found[~first].mean(0))
 
 
-def test_the_table_keeps_prompts_heads_and_places_together():
-    encoded = labelled(("foo", "bar"), ("bar", "foo"))
-    readings = np.arange(8.0).reshape(2, 1, 2, 2)
-    table = label_reading.reading_table(readings, encoded, [(0, 1), (0, 0)])
-    assert table["head"].tolist() == ["0-1"] * 4 + ["0-0"] * 4
-    assert table["reading"].tolist() == [2, 3, 6, 7, 0, 1, 4, 5]
-    assert table["prompt"].tolist() == [0, 0, 1, 1] * 2 and table["demonstration"].tolist() == [0, 1] * 4
-    assert table["label"].tolist() == ["foo", "bar", "bar", "foo"] * 2
-    assert table["true"].tolist() == [True, False, False, True] * 2
-    ranks = word_ranks.label_ranks(tiny("gpt2"), random_prompts(2, lengths=(11,)), [(0, 1)])
-    assert {"prompt", "head", "demonstration"} < set(ranks) & set(table)  # what the two are joined on
-
-
 @pytest.mark.parametrize(
     ("encoded", "says"),
     [
@@ -118,30 +105,15 @@ def test_a_planted_head_that_suppresses_has_the_opposite_signs():
         assert (np.sign(label_reading.signed_rank(rank, e.vocabulary)) == sign).all()
 
 
-def test_centred_vectors_by_hand():
-    v = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 7.0]])
-    assert label_reading.centred(v).tolist() == [[0, -3], [2, -3], [-1, 2], [-1, 4]]
-    by_group = label_reading.centred(v, ["a", "a", "b", "b"])
-    assert by_group.tolist() == [[-1, 0], [1, 0], [0, -1], [0, 1]]
-    places = label_reading.centred(v.reshape(2, 2, 2))  # each place has its own mean
-    assert places.tolist() == [[[0.5, -2.5], [1.5, -3.5]], [[-0.5, 2.5], [-1.5, 3.5]]]
-    with pytest.raises(TwoTowersError, match="a group of one"):
-        label_reading.centred(v, ["a", "a", "a", "b"])
-    with pytest.raises(TwoTowersError, match="3 groups for 4"):
-        label_reading.centred(v, "abc")
-
-
 def test_means_are_those_of_all_readings_and_are_taken_out_first(any_model):
     encoded, heads = of_classes(random_prompts(4, lengths=(14,))), [(1, 0), (0, 1)]
     means = label_reading.mean_readings(any_model, encoded, heads, max_tokens=30)
     (seen,) = captures(any_model, encoded, project.WANT)
     for reading in project.readings(seen, any_model, heads):
         torch.testing.assert_close(means[reading.kind, reading.of], reading.vectors.mean(0))
-    taken = label_reading.centred(reading.vectors)
-    torch.testing.assert_close(taken, reading.vectors - means[reading.kind, reading.of])
 
 
-def test_related_words_without_the_mean_are_those_of_the_centred_vectors(monkeypatch):
+def test_related_words_without_the_mean_are_those_of_vectors_less_their_mean(monkeypatch):
     from test_project import lexicon
 
     model, encoded, heads = tiny("llama"), of_classes(random_prompts(4, lengths=(14,))), [(1, 0)]
@@ -151,7 +123,7 @@ def test_related_words_without_the_mean_are_those_of_the_centred_vectors(monkeyp
 
     def without(seen, *args):
         for reading in stock(seen, *args):
-            yield replace(reading, vectors=label_reading.centred(reading.vectors))
+            yield replace(reading, vectors=reading.vectors - reading.vectors.mean(0))
 
     monkeypatch.setattr(project, "readings", without)
     pd.testing.assert_frame_equal(found, project.related_words(model, encoded, heads, lexicon(), k=3))

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCABULARY, random_prompts, tiny
+from conftest import TINY, VOCABULARY, random_prompts, tiny, weights_hash
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 from twotowers.analysis import locate
 from twotowers.errors import TwoTowersError
-from twotowers.model import files, hub, loading
+from twotowers.model import files, hub, loading, proof
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.capture import capture
 
@@ -55,7 +55,7 @@ def test_every_architecture_loads_from_a_folder_and_is_proven(saved, kind):
     folder = saved(kind)
     model = loading.load(folder)
     assert model.architecture is ARCHITECTURES[kind.split()[0]]
-    assert max(loading.prove(model).values()) < 1e-4
+    assert max(proof.prove(model).values()) < 1e-4
     assert model.fingerprint == files.fingerprint(folder)
 
 
@@ -65,9 +65,9 @@ def test_the_hash_of_a_model_in_memory_follows_every_value():
     for name, parameter in other.hf.named_parameters():
         before = parameter.reshape(-1)[-1].clone()
         parameter.view(-1)[-1] += 1e-13  # the least that float64 tells apart, and float32 does not
-        assert loading.weights_hash(other.hf) != one.fingerprint.split("@")[1], name
+        assert weights_hash(other.hf) != one.fingerprint.split("@")[1], name
         parameter.view(-1)[-1] = before
-    assert loading.weights_hash(other.hf) == one.fingerprint.split("@")[1]
+    assert weights_hash(other.hf) == one.fingerprint.split("@")[1]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -78,12 +78,12 @@ def test_narrow_models_keep_their_scores_wide_and_stay_near_float32(kind, dtype)
     wide = tiny(kind, loading.DTYPES[dtype])
     wide.hf.float()
     encoded = random_prompts(3, lengths=(11,))
-    seen, expected = (capture(model, encoded, loading.PROVEN) for model in (narrow, wide))
+    seen, expected = (capture(model, encoded, proof.PROVEN) for model in (narrow, wide))
     assert seen.weights.dtype == seen.scores.dtype == torch.float32
     assert seen.z.dtype == loading.DTYPES[dtype]
-    tolerance = loading.TOLERANCE[loading.DTYPES[dtype]]
-    assert max(loading.identity_errors(narrow, seen).values()) < tolerance
-    loading.prove(narrow)
+    tolerance = proof.TOLERANCE[loading.DTYPES[dtype]]
+    assert max(proof.identity_errors(narrow, seen).values()) < tolerance
+    proof.prove(narrow)
     assert (seen.weights - expected.weights).abs().max() < tolerance
     torch.testing.assert_close(seen.weights.sum(-1), torch.ones_like(seen.weights[..., 0]))
     found, exact = (locate.increases(m, encoded) for m in (narrow, wide))

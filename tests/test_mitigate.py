@@ -9,7 +9,7 @@ from twotowers.analysis import mitigate
 from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.analysis.mitigate import position_free
 from twotowers.errors import TwoTowersError
-from twotowers.model import loading, query_key
+from twotowers.model import proof, query_key
 from twotowers.model.capture import capture
 from twotowers.prompts.datasets import imbalanced
 from twotowers.prompts.prompt import Demonstration, Prompt
@@ -65,9 +65,9 @@ def test_the_minority_shortcut_is_the_sum_of_its_subhead_values(any_model):
 def test_nothing_of_the_shortcut_changes_nothing_bit_for_bit(any_model):
     seen = capture(any_model, one_length(3, 11), {"weights", "values"})
     nothing = 0.0 * mitigate.minority_shortcut(seen, any_model, all_heads(any_model))
-    torch.testing.assert_close(loading.finished(any_model, seen.resid_final), seen.logits)
+    torch.testing.assert_close(proof.finished(any_model, seen.resid_final), seen.logits)
     assert torch.equal(
-        loading.finished(any_model, seen.resid_final + nothing), loading.finished(any_model, seen.resid_final)
+        proof.finished(any_model, seen.resid_final + nothing), proof.finished(any_model, seen.resid_final)
     )
 
 

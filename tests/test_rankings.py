@@ -70,18 +70,6 @@ def test_prompts_in_which_a_place_or_a_word_tells_the_class_are_refused():
         rankings.check_counterbalanced(one_word)
 
 
-def test_the_balanced_mean_counts_each_true_label_alike():
-    encoded = random_prompts(3)
-    assert [e.prompt.true_label for e in encoded] == ["bar", "foo", "foo"]
-    # Head 0 writes the true label; head 1 always writes foo, so its lead of the true label changes its sign.
-    values = np.array([[[1.0, -4.0]], [[2.0, 4.0]], [[4.0, 4.0]]])
-    assert rankings.balanced_mean(values, encoded).tolist() == [[2.0, 0.0]]
-    with pytest.raises(TwoTowersError, match="the label 'bar' is never true"):
-        rankings.balanced_mean(values[1:], encoded[1:])
-    with pytest.raises(TwoTowersError, match="3 values for 2 prompts"):
-        rankings.balanced_mean(values, encoded[1:])
-
-
 def test_induction_scores_are_those_of_eager_attention(any_model):
     said = []
     with ExitStack() as stack:

@@ -21,7 +21,6 @@ def test_byte_level_tokens_are_readable():
     )  # fmt: skip
     assert found.plain == ("", "love", "ll", ":", "zürich", "", "", "", "", "7", "a", "love", "")
     assert found.stopword_ids.tolist() == [0, 2, 3, 5, 6, 7, 8, 10, 12]
-    assert found.spelling({"LOVE", "unknown"}) == [1, 11]
 
 
 def test_sentencepiece_tokens_are_readable():
@@ -44,6 +43,6 @@ def test_content_words_of_a_text():
 def test_gpt2s_and_llamas_own_tokens():
     gpt2 = Lexicon.of(AutoTokenizer.from_pretrained(shared("tokenizers/gpt2")), 50257)
     assert gpt2.texts[22944] == "foo" and gpt2.texts[2318] == "bar" and gpt2.texts[50256] == "<|endoftext|>"
-    assert len(gpt2.spelling({"bar"})) >= 4  # bar, Bar, BAR, with and without their space
+    assert gpt2.plain.count("bar") >= 4  # bar, Bar, BAR, with and without their space
     stories = Lexicon.of(AutoTokenizer.from_pretrained(shared("models/stories260K")), 512)
     assert stories.texts[5] == "byte 02" and stories.texts[300] == "ha"

@@ -6,6 +6,7 @@ Every claim about in-context heads needs such a control: v1 section 4.3 draws on
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,20 @@ def others_of_layer(head: tuple[int, int], n_heads: int, k: int, seed: int = 0) 
         raise TwoTowersError(f"layer {head[0]} has one head only, so there is none to compare it with")
     rng = np.random.default_rng([seed, 45])
     return [rest[i] for i in rng.permutation(len(rest))[:k]]
+
+
+def lacking(heads: Sequence[tuple[int, int]], n_heads: int) -> int:
+    """How many of `control_heads` have to come from other layers, since their own have too few others."""
+    return sum(max(0, 2 * n - n_heads) for n in Counter(layer for layer, _ in heads).values())
+
+
+def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, name: str) -> None:
+    """Raise TwoTowersError for a head that a model of this name and size does not have."""
+    for layer, head in heads:
+        if not (0 <= layer < n_layers and 0 <= head < n_heads):
+            raise TwoTowersError(
+                f"head {layer}-{head} is not in {name}: layers go to {n_layers - 1}, heads to {n_heads - 1}"
+            )
 
 
 def repeat_per_head(

@@ -29,7 +29,6 @@ from twotowers.prompts import datasets
 from twotowers.prompts.prompt import check_labels
 
 AUTO = "auto"
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def _words(value: Any) -> list[str]:

@@ -27,8 +27,8 @@ from twotowers.analysis.ablated_runs import at_all, at_last
 from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model.answers import Answers
-from twotowers.model.loading import finished
 from twotowers.model.model import Model
+from twotowers.model.proof import finished
 from twotowers.prompts.prompt import Encoded, batches
 from twotowers.stats.intervals import bootstrap_difference
 

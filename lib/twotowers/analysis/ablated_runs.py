@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from twotowers.heads import Head
 from twotowers.model import query_key
 from twotowers.model.attention_hooks import attending_to, reading_attention
+from twotowers.model.hooks import attribute, changing_z
 from twotowers.model.model import Model, matrix_of
 from twotowers.prompts.prompt import Encoded
 
@@ -85,11 +87,6 @@ def _by_layer(sets: Sets) -> dict[int, list[int]]:
     return out
 
 
-def _forward(model: Model, batch: Sequence[Encoded]) -> None:
-    ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
-    model.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
-
-
 def _given(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict[str, Any]]:
     """The hidden states that a module was called with, and the rest, as (x, args, kwargs)."""
     kwargs = dict(kwargs)
@@ -114,7 +111,7 @@ def _recorded(model: Model, batch: Sequence[Encoded]) -> tuple[list[_Call], Floa
             stack.callback(model.part(layer, "attention").register_forward_hook(hook).remove)
         hook = lambda _, args: final.append(args[0][:, -1])  # noqa: E731
         stack.callback(model.final_norm.register_forward_pre_hook(hook).remove)
-        _forward(model, batch)
+        model.logits(batch)
     calls = [_Call(*b, m, a) for b, m, a in zip(blocks, z, attention, strict=True)]
     return calls, final[0]
 
@@ -124,7 +121,13 @@ def _restarted(
 ) -> Float[Tensor, "version batch d_model"]:
     versions, batch, top = len(ablated), len(calls[0].x), model.n_layers - 1
     x = calls[layer].x.repeat(versions, 1, 1)
-    with _taken_away(model, {at: ablated for at in range(layer + 1, model.n_layers)}, batch, replacement):
+    above = {at for heads in ablated for at, _ in heads if at > layer}
+
+    def away(at: int, z: Float[Tensor, "version_x_batch position head d_head"]) -> None:
+        for heads, mine in zip(ablated, z.split(batch), strict=True):
+            _take_away(mine, at, heads, replacement)
+
+    with changing_z(model, {at: partial(away, at) for at in above}):
         for at in range(layer, model.n_layers):
             _, args, kwargs, *_ = calls[at]
             args, kwargs = _repeated((args, kwargs), batch, versions)
@@ -132,7 +135,8 @@ def _restarted(
                 if at == layer:
                     written = _without(model, layer, ablated, calls[layer], replacement)
                     written = written if at < top else written[:, -1:]
-                    stack.enter_context(_attention_is(model, at, lambda *_, w=written, **__: (w, None)))
+                    known = lambda *_, w=written, **__: (w, None)  # noqa: E731
+                    stack.enter_context(attribute(model.part(at, "attention"), "forward", known))
                 elif at == top:
                     stack.enter_context(_attention_at_last(model, x))
                 # Where attention is known at the last position, the rest of the last block needs no other.
@@ -158,20 +162,6 @@ def _without(
 
 
 @contextmanager
-def _attention_is(model: Model, layer: int, forward) -> Iterator[None]:
-    """Let one module's attention be `forward` instead, on the instance; always let go."""
-    module = model.part(layer, "attention")
-    before = module.__dict__.get("forward")  # accelerate (device_map) puts one there
-    module.forward = forward  # hides the class's own
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
-
-
-@contextmanager
 def _attention_at_last(model: Model, x: Float[Tensor, "batch position d_model"]) -> Iterator[None]:
     """Let the last block, which is given only the last position, attend to all positions of its input x."""
     top = model.n_layers - 1
@@ -182,12 +172,10 @@ def _attention_at_last(model: Model, x: Float[Tensor, "batch position d_model"])
         return stock(query_key.normed(model, top, x), *args, **kwargs)
 
     only_last = lambda _, args: (args[0][:, -1:], *args[1:])  # noqa: E731
-    handle = model.part(top, "attention_out").register_forward_pre_hook(only_last)
-    try:
-        with _attention_is(model, top, forward):
-            yield
-    finally:
-        handle.remove()
+    with ExitStack() as stack:
+        stack.callback(model.part(top, "attention_out").register_forward_pre_hook(only_last).remove)
+        stack.enter_context(attribute(model.part(top, "attention"), "forward", forward))
+        yield
 
 
 def _repeated(value: Any, batch: int, versions: int) -> Any:
@@ -201,27 +189,9 @@ def _repeated(value: Any, batch: int, versions: int) -> Any:
     return value
 
 
-@contextmanager
-def _taken_away(model: Model, by_layer: dict[int, Sets], batch: int, replacement: Instead) -> Iterator[None]:
-    """Take heads away from versions (version x batch rows, all their positions) in the layers named."""
-
-    def hook_of(layer: int, here: list[tuple[int, int]]):  # (version, head)
-        def hook(_, args):
-            z = args[0].clone()
-            by_head = z.view(len(by_layer[layer]), batch, -1, model.n_heads, model.d_head)
-            for version, head in here:
-                by_head[version, :, :, head] = 0 if replacement is None else replacement[layer, head].to(z)
-            return (z, *args[1:])
-
-        return hook
-
-    with ExitStack() as stack:
-        for layer, ablated in by_layer.items():
-            here = [(version, head) for version, heads in enumerate(ablated) for at, head in heads if at == layer]
-            if here:
-                out = model.part(layer, "attention_out")
-                stack.callback(out.register_forward_pre_hook(hook_of(layer, here)).remove)
-        yield
+def _take_away(z: Float[Tensor, "*rows head d_head"], layer: int, heads: Sequence[Head], replacement: Instead) -> None:
+    for head in (head for at, head in heads if at == layer):
+        z[..., head, :] = 0 if replacement is None else replacement[layer, head].to(z)
 
 
 class LastPositionVersions:
@@ -241,7 +211,7 @@ class LastPositionVersions:
                 stack.enter_context(self._along(layer))
             hook = lambda _, args: final.append(args[0][:, -1])  # noqa: E731
             stack.callback(self.model.final_norm.register_forward_pre_hook(hook).remove)
-            _forward(self.model, batch)
+            self.model.logits(batch)
         return final[0]
 
     @contextmanager
@@ -266,13 +236,11 @@ class LastPositionVersions:
                 seen.clear()
 
         block = self.model.blocks[layer]
-        handles = [block.register_forward_pre_hook(called, with_kwargs=True), block.register_forward_hook(done)]
-        try:
-            with reading_attention(self.model, layer, read):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as stack:
+            stack.callback(block.register_forward_pre_hook(called, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(done).remove)
+            stack.enter_context(reading_attention(self.model, layer, read))
+            yield
 
     def _step(self, layer: int, key: Tensor, value: Tensor, mask: Tensor | None, call: tuple) -> None:
         x, args, kwargs = call
@@ -281,25 +249,13 @@ class LastPositionVersions:
         args, kwargs = _at_last((args, kwargs), x.shape[1], rows.shape[1])
         with (
             attending_to(self.model, layer, key, value, None if mask is None else _allowed(mask, x.shape[1])),
-            self._heads_away(layer, rows.shape[1]),
+            changing_z(self.model, {layer: partial(self._take_away, layer)}),
         ):
             self.rows = _first(self.model.blocks[layer](rows, *args, **kwargs))
 
-    @contextmanager
-    def _heads_away(self, layer: int, riding: int) -> Iterator[None]:
-        def hook(_, args):
-            z = args[0].clone()
-            by_head = z.view(-1, riding, self.model.n_heads, self.model.d_head)
-            for version, heads in enumerate(self.ablated[:riding]):
-                for head in (h for at, h in heads if at == layer):
-                    by_head[:, version, head] = 0 if self.replacement is None else self.replacement[layer, head].to(z)
-            return (z, *args[1:])
-
-        handle = self.model.part(layer, "attention_out").register_forward_pre_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def _take_away(self, layer: int, z: Float[Tensor, "batch version head d_head"]) -> None:
+        for heads, mine in zip(self.ablated, z.unbind(1), strict=False):  # later versions do not ride along yet
+            _take_away(mine, layer, heads, self.replacement)
 
 
 def _allowed(mask: Tensor, length: int) -> Tensor:

@@ -85,9 +85,8 @@ def attribution_patching(
 def _run(model: Model, batch: Sequence[Encoded]) -> tuple[list[Tensor], Float[Tensor, "batch vocabulary"]]:
     """What the heads of each layer feed to W_O, (batch, position, head * d_head), and the logits, in one graph."""
     z: list[Tensor] = []
-    ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
     with _collecting(model, z):
-        logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+        logits = model.logits(batch)
     return z, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

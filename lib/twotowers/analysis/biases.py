@@ -22,8 +22,8 @@ from twotowers.analysis.edit_heads import check_heads
 from twotowers.analysis.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.model.answers import Answers, true_column
 from twotowers.model.capture import captures, predict
-from twotowers.model.loading import finished
 from twotowers.model.model import Model
+from twotowers.model.proof import finished
 from twotowers.prompts.datasets import CONTENT_FREE
 from twotowers.prompts.prompt import Encoded, encode_all
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,7 @@ from torch import Tensor
 from twotowers.analysis.locate import Head, check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model.capture import predict
+from twotowers.model.hooks import changing_z
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
@@ -46,27 +48,18 @@ def edited(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
     """The model under `edits`, in their order; restored on the way out, whatever happens inside."""
     with ExitStack() as stack:
         for edit in edits:
-            check_heads(edit.heads, model)
-            for layer in sorted({layer for layer, _ in edit.heads}):
-                handle = model.part(layer, "attention_out").register_forward_pre_hook(_hook(model, edit, layer))
-                stack.callback(handle.remove)
+            layers = {layer for layer, _ in check_heads(edit.heads, model)}
+            stack.enter_context(changing_z(model, {layer: partial(_change, edit, layer) for layer in layers}))
         yield
 
 
-def _hook(model: Model, edit: Edit, layer: int):
-    rows = [(i, head) for i, (at, head) in enumerate(edit.heads) if at == layer]
-
-    def hook(_, args):
-        z = args[0].clone()
-        by_head = z.view(*z.shape[:-1], model.n_heads, model.d_head)
-        target = by_head if edit.positions == "all" else by_head[:, -1:]
-        for i, head in rows:
-            target[..., head, :] *= edit.scale
+def _change(edit: Edit, layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
+    z = z if edit.positions == "all" else z[:, -1:]
+    for i, (at, head) in enumerate(edit.heads):
+        if at == layer:
+            z[..., head, :] *= edit.scale
             if edit.replacement is not None:
-                target[..., head, :] += edit.replacement[i].to(z)
-        return (z, *args[1:])
-
-    return hook
+                z[..., head, :] += edit.replacement[i].to(z)
 
 
 def all_heads(model: Model) -> list[Head]:

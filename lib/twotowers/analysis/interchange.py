@@ -1,7 +1,7 @@
 """The towers, taken apart: what moves the answer when only a head's query, keys or values come from another prompt.
 
     pairs, dropped = encode_pairs(query_pairs(prompts), model)           # base and source of every pair
-    table = interchange(model, pairs, head_sets(model, heads))           # margins of base, source, patched base
+    table = interchange(model, pairs, sets)                              # margins of base, source, patched base
     moved(table)                                                         # nats towards the other label, with intervals
     beyond_controls(table)                                               # the same, less depth-matched random heads
 
@@ -26,10 +26,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from twotowers.analysis.edit_heads import all_heads
+from twotowers.analysis.edit_heads import all_heads  # noqa: F401  `studies.towers_apart` finds it here
 from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
-from twotowers.heads import control_heads
 from twotowers.model.attention_edits import EXCHANGES, can_realign, exchanged, last_position, reading_parts, realigned
 from twotowers.model.capture import capture
 from twotowers.model.model import Model
@@ -117,20 +116,6 @@ def encode_pairs(pairs: Sequence[tuple[Prompt, Prompt]], model: Model) -> tuple[
             "draw more prompts, give query_pairs a `fits`, or choose classes of one-token words"
         )
     return kept, len(found) - len(kept)
-
-
-def head_sets(
-    model: Model, heads: Sequence[tuple[int, int]], draws: int = 3, seed: int = 0
-) -> dict[str, list[tuple[int, int]]]:
-    """The heads, `draws` random sets of the same layers ("random heads 1", ...), and all heads of the model.
-
-    Raises TwoTowersError when the model has not enough other heads.
-    """
-    heads = list(check_heads(heads, model))
-    random = {
-        f"{CONTROL} {i + 1}": control_heads(heads, model.n_layers, model.n_heads, seed=seed + i) for i in range(draws)
-    }
-    return {OURS: heads, **random, ALL: all_heads(model)}
 
 
 @torch.inference_mode()
@@ -252,7 +237,7 @@ def beyond_controls(table: pd.DataFrame, heads: str = OURS, control: str = CONTR
     wide, rows = _wide(table), []
     names = [name for name in dict.fromkeys(table["heads"]) if name.startswith(control)]
     if not names or heads not in set(table["heads"]):
-        raise TwoTowersError(f"the table needs '{heads}' and sets named '{control} ...': see head_sets")
+        raise TwoTowersError(f"the table needs '{heads}' and sets named '{control} ...': exchange in both")
     for what in dict.fromkeys(table["what"]):
         ours, theirs = wide[heads, what], sum(wide[name, what] for name in names) / len(names)
         found = bootstrap(ours - theirs, clusters=wide["query"], **settings)

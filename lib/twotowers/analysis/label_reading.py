@@ -7,15 +7,14 @@
 The paper's measure (MRR, v1 section 4.3) sees only the top of the vocabulary: a head that puts a label last looks like
 a head that does not know it. These measures are ours.
 
-Also: vectors with a mean taken out, since what is the same in every prompt tells no class (`centred`, `mean_readings`).
+Also: vectors with a mean taken out, since what is the same in every prompt tells no class (`mean_readings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
@@ -84,33 +83,6 @@ def centred_readings(
     return readings - sign * preference[..., None]
 
 
-def reading_table(
-    readings: Float[np.ndarray, "prompt layer head label"], encoded: Sequence[Encoded], heads: Sequence[tuple[int, int]]
-) -> pd.DataFrame:
-    """Readings of some heads, one row per (prompt, head, demonstration), in the order of `word_ranks.label_ranks`.
-
-    Columns: prompt, head ("22-0"), demonstration, label, true, reading and centred (nats).
-    """
-    centred = centred_readings(readings, encoded)
-    prompt, demonstration = (axis.ravel() for axis in np.indices((len(encoded), len(encoded[0].label_positions))))
-    common = {
-        "prompt": prompt, "demonstration": demonstration,
-        "label": [d.label for e in encoded for d in e.prompt.demonstrations],
-        "true": [true for e in encoded for true in e.prompt.is_true],
-    }  # fmt: skip
-    return pd.concat(
-        [
-            pd.DataFrame(
-                common
-                | {"head": f"{layer}-{head}", "reading": readings[:, layer, head].ravel()}
-                | {"centred": centred[:, layer, head].ravel()}
-            )
-            for layer, head in heads
-        ],
-        ignore_index=True,
-    )
-
-
 def signed_rank(rank: Num[np.ndarray, " n"], vocabulary: int) -> Float[np.ndarray, " n"]:
     """Ranks (1 = top word of the vocabulary) with a sign, in [-1, 1], on a logarithmic scale from either end.
 
@@ -124,26 +96,6 @@ def signed_rank(rank: Num[np.ndarray, " n"], vocabulary: int) -> Float[np.ndarra
     middle = (vocabulary + 1) / 2
     from_end = np.minimum(rank, vocabulary + 1 - rank)
     return np.sign(middle - rank) * (1 - np.log(from_end) / np.log(middle))
-
-
-def centred(
-    vectors: Float[Tensor, "row *rest"], groups: Sequence[Hashable] | None = None
-) -> Float[Tensor, "row *rest"]:
-    """Vectors less the mean of their group (of all rows when there are no groups): what a prompt has beside the others.
-
-    Raises TwoTowersError for a group of one row, which would be left with nothing, and for another number of groups.
-    """
-    groups = [None] * len(vectors) if groups is None else list(groups)
-    if len(groups) != len(vectors):
-        raise TwoTowersError(f"{len(groups)} groups for {len(vectors)} vectors: name one group for each")
-    places = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-    of = torch.tensor([places[group] for group in groups], device=vectors.device)
-    counts = of.bincount()
-    if (counts == 1).any():
-        raise TwoTowersError("a group of one vector has no mean to take out: give at least two prompts of each group")
-    sums = torch.zeros(len(places), *vectors.shape[1:], dtype=vectors.dtype, device=vectors.device)
-    sums.index_add_(0, of, vectors)
-    return vectors - (sums / counts.reshape(-1, *[1] * (vectors.dim() - 1)))[of]
 
 
 def mean_readings(

@@ -26,7 +26,7 @@ from torch import Tensor
 from twotowers.analysis.increase import increases_along, increases_of_vectors
 from twotowers.analysis.logit_changes import Changes, block_changes, margin_rows, word_rows
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head
+from twotowers.heads import Head, check_inside, named
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, captures
 from twotowers.model.model import Model
@@ -180,25 +180,10 @@ class Increases(Changes):
         """One row per head: layer, head, name ("22-0"), mean increase, its standard error, largest first."""
         n, layers, heads = self.heads.shape
         layer, head = (axis.ravel() for axis in np.indices((layers, heads)))
-        table = pd.DataFrame(
-            {
-                "layer": layer,
-                "head": head,
-                "name": [f"{a}-{b}" for a, b in zip(layer, head, strict=True)],
-                "increase": self.heads.mean(0).ravel(),
-                "standard_error": self.heads.std(0, ddof=1).ravel() / np.sqrt(n) if n > 1 else np.nan,
-            }
-        )
+        table = pd.DataFrame({"layer": layer, "head": head, "name": named(zip(layer, head, strict=True))})
+        table["increase"] = self.heads.mean(0).ravel()
+        table["standard_error"] = self.heads.std(0, ddof=1).ravel() / np.sqrt(n) if n > 1 else np.nan
         return table.sort_values("increase", ascending=False, kind="stable", ignore_index=True)
-
-    def blocks_table(self) -> pd.DataFrame:
-        """One row per block: layer, kind ("attention" / "FFN"), mean increase."""
-        rows = [
-            {"layer": layer, "kind": kind, "increase": mean}
-            for kind, values in (("attention", self.attention), ("FFN", self.ffn))
-            for layer, mean in enumerate(values.mean(0))
-        ]
-        return pd.DataFrame(rows)
 
     def top_heads(self, k: int) -> list[Head]:
         """The k heads with the largest mean increase, as (layer, head), largest first (v1 section 4.2)."""
@@ -209,12 +194,7 @@ def check_heads(heads: Sequence[tuple[int, int]], model: Model) -> tuple[Head, .
     """Return the heads as `Head`s; raise TwoTowersError for an empty set or a head outside the model."""
     if not heads:
         raise TwoTowersError("no heads given: name at least one as layer-head, for example 2-5")
-    for layer, head in heads:
-        if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
-            raise TwoTowersError(
-                f"head {layer}-{head} is not in {model.name}: layers go to {model.n_layers - 1}, "
-                f"heads to {model.n_heads - 1}"
-            )
+    check_inside(heads, model.n_layers, model.n_heads, model.name)
     return tuple(Head(int(layer), int(head)) for layer, head in heads)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,7 @@ from twotowers.analysis.edit_heads import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
 from twotowers.model.capture import Capture
+from twotowers.model.hooks import changing_z
 from twotowers.model.model import Model, norm_eps
 from twotowers.prompts.prompt import Prompt
 
@@ -166,6 +168,16 @@ def position_free(
 
         return hook
 
+    def mix(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
+        x, part, last = seen[layer], None, z[:, -1]
+        if "first" in seen:
+            part = (seen["first"] - seen["embedded"].to(seen["first"])).to(x)
+        weights = free_scores(model, layer, x, part).softmax(-1)
+        values = query_key.values(model, layer, query_key.normed(model, layer, x))
+        for head in (head for at, head in heads if at == layer):
+            free = torch.einsum("bp,bpk->bk", weights[:, head].to(values.dtype), values[:, :, model.value_head(head)])
+            last[:, head] = last[:, head] * keep + free.to(z) * share
+
     with ExitStack() as stack:
         if model.architecture.positions == "learned":
             embedding = model.hf.get_input_embeddings()
@@ -176,24 +188,5 @@ def position_free(
         for layer in sorted({layer for layer, _ in heads}):
             handle = model.blocks[layer].register_forward_pre_hook(reads_input(layer), with_kwargs=True)
             stack.callback(handle.remove)
-            chosen = [head for at, head in heads if at == layer]
-            hook = _shortcut_hook(model, layer, chosen, keep, share, seen)
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(hook).remove)
+            stack.enter_context(changing_z(model, {layer: partial(mix, layer)}))
         yield
-
-
-def _shortcut_hook(model: Model, layer: int, chosen: list[int], keep: float, share: float, seen: dict):
-    def hook(_, args):
-        x, part = seen[layer], None
-        if "first" in seen:
-            part = (seen["first"] - seen["embedded"].to(seen["first"])).to(x)
-        weights = free_scores(model, layer, x, part).softmax(-1)
-        values = query_key.values(model, layer, query_key.normed(model, layer, x))
-        z = args[0].clone()
-        last = z.view(*z.shape[:-1], model.n_heads, model.d_head)[:, -1]
-        for head in chosen:
-            free = torch.einsum("bp,bpk->bk", weights[:, head].to(values.dtype), values[:, :, model.value_head(head)])
-            last[:, head] = last[:, head] * keep + free.to(z) * share
-        return (z, *args[1:])
-
-    return hook

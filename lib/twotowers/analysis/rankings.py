@@ -1,7 +1,7 @@
 """Rankings of heads: which write the label because of what stands at the label positions? Which known heads are they?
 
-Every function gives one number a head, (layer, head), most of them for each prompt; larger is more. `balanced_mean`
-takes their mean so that neither label word decides, and `stats.agreement` compares rankings.
+Every function gives one number a head, (layer, head), most of them for each prompt; larger is more.
+`stats.agreement` compares rankings.
 
 - `label_margin` (ours, in place of the paper's mean increase): what a head adds to the true label's lead from label
   positions;
@@ -40,21 +40,6 @@ from twotowers.prompts.prompt import Encoded, Prompt
 LEAST = 0.25  # of the prompts in which a place, or a label word, must carry the true label to count as counterbalanced
 
 
-def balanced_mean(
-    values: Float[np.ndarray, "prompt layer head"], encoded: Sequence[Encoded]
-) -> Float[np.ndarray, "layer head"]:
-    """Mean over prompts, each true label counting alike: what a head does for one word, whatever is true, cancels.
-
-    Raises TwoTowersError when one label is never true, and for another number of prompts.
-    """
-    if not encoded or len(values) != len(encoded):
-        raise TwoTowersError(f"{len(values)} values for {len(encoded)} prompts: give one of each")
-    true, labels = np.array([e.prompt.true_label for e in encoded]), encoded[0].prompt.labels
-    if missing := [label for label in labels if not (true == label).any()]:
-        raise TwoTowersError(f"the label '{missing[0]}' is never true: give prompts in which each is (swapped_labels)")
-    return np.mean([values[true == label].mean(0) for label in labels], 0)
-
-
 def label_position_margins(
     capture: Capture, model: Model, norm: str = "frozen"
 ) -> Float[Tensor, "batch layer head label"]:
@@ -83,7 +68,7 @@ def label_margin(
     """The part of a head's increase that comes from label positions and speaks for the true label (nats).
 
     Summed over label positions p: I_true(alpha vo at p) - I_other(alpha vo at p). One forward pass and no walk over the
-    vocabulary. Rank heads by its `balanced_mean`. Raises TwoTowersError for prompts without true or false
+    vocabulary. Raises TwoTowersError for prompts without true or false
     demonstrations, and for unequal numbers of them.
     """
     check_labels_left(encoded)

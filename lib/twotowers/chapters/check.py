@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from twotowers.errors import TwoTowersError
+from twotowers.heads import check_inside
 from twotowers.model import fast_tokenizer, files
 from twotowers.parameters import Parameters
 from twotowers.paths import shipped_models
@@ -33,11 +34,7 @@ def check_fit(name: str, p: Parameters, declared: Iterable[str]) -> None:
         return
     if p.heads and "heads" in declared:
         told = files.describe(name)
-        for head in p.heads:
-            if head.layer >= told["n_layers"] or head.head >= told["n_heads"]:
-                raise TwoTowersError(
-                    f"head {head} is not in {name}: layers go to {told['n_layers'] - 1}, heads to {told['n_heads'] - 1}"
-                )
+        check_inside(p.heads, told["n_layers"], told["n_heads"], name)
     if "labels" in declared and path.is_dir():
         fast_tokenizer.fits(path, p.labels)
 

@@ -24,8 +24,8 @@ from twotowers.exhibits.claim import code
 from twotowers.heads import Head, named
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, capture
-from twotowers.model.loading import finished
 from twotowers.model.model import Model
+from twotowers.model.proof import finished
 from twotowers.prompts.prompt import Prompt, encode
 from twotowers.stats import charts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, listed, plural, untestable
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -32,10 +32,9 @@ def leaning(t: pd.DataFrame) -> Claim:
     """Section 4.4, judged where neither a place nor a label word tells the class."""
     if POOLED not in set(t["dataset"]):
         found = estimate(t, "difference", dataset=t["dataset"].iloc[0], form=BALANCED, heads=IN)
-        return Claim(
-            Verdict.UNTESTABLE,
+        return untestable(
             f"{UNLEARNED}. On {code(t['dataset'].iloc[0])}, counterbalanced, the heads {listed(t['names'].iloc[0].split(', '))} "
-            f"give true labels {found:+.3f} more attention than false ones.",
+            f"give true labels {found:+.3f} more attention than false ones."
         )
     verdict, effect, over, reached = _judged(t, "difference", 0.0)
     printed = estimate(t, "difference", dataset=POOLED, form=PAPER, heads=IN)
@@ -88,11 +87,10 @@ def differences(t: pd.DataFrame) -> Claim:
 
     (paper, of), (balanced, _) = counts(PAPER, IN), counts(BALANCED, IN)
     (random, others) = counts(BALANCED, RANDOM)
-    return Claim(
-        None,
+    return finding(
         f"On {code(t['dataset'].iloc[0])}, of {plural(of, 'in-context head')}, {paper} look more at true labels in the paper's "
         f"order and {balanced} counterbalanced; so do {random} of {plural(others, 'random head')}, counterbalanced. What a head "
-        "loses between the two forms came from places or label words, not from the texts.",
+        "loses between the two forms came from places or label words, not from the texts."
     )
 
 
@@ -126,7 +124,7 @@ def every_head(t: pd.DataFrame) -> Claim:
         f"false ones, and {separate} score true labels higher more often than not. Over heads, the rank correlation of this "
         f"difference with the lead that a head gives the true label is {over:.2f}, and {within:.2f} within layers."
     )
-    return Claim(None, out)
+    return finding(out)
 
 
 def places(t: pd.DataFrame) -> pd.DataFrame:
@@ -158,14 +156,13 @@ def correlations(t: pd.DataFrame) -> Claim:
     rank = t[t["measure"] == "spearman"]
     ours, theirs = (rank[rank["kind"] == kind] for kind in (IN, RANDOM))
     if ours.empty or theirs.empty:
-        return Claim(None, "In one kind of heads attention or increase never varies, so there is nothing to compare.")
+        return finding("In one kind of heads attention or increase never varies, so there is nothing to compare.")
     line = t[(t["measure"] == "pearson") & (t["kind"] == IN)]["correlation"].median()
-    return Claim(
-        None,
+    return finding(
         f"The rank correlation is clearly above zero in {int((ours['low'] > 0).sum())} of {plural(len(ours), 'in-context head')} "
         f"(median {ours['correlation'].median():.2f}; the linear one {line:.2f}) and in {int((theirs['low'] > 0).sum())} of "
         f"{plural(len(theirs), 'random head')}. The weight multiplies the vector, so more attention to a vector that carries "
-        "the label's word must bring more increase: that part says nothing of why a head looks there.",
+        "the label's word must bring more increase: that part says nothing of why a head looks there."
     )
 
 
@@ -185,11 +182,10 @@ def right_wrong(t: pd.DataFrame) -> Claim:
         return f"{int((own['low'] > 0).sum())} of {plural(len(own), kind.removesuffix('s'))}"
 
     row, medians = t.iloc[0], t.groupby("kind")["correlation"].median()
-    return Claim(
-        None,
+    return finding(
         f"The true label is the less likely one in {row['wrong'] / (row['right'] + row['wrong']):.0%} of prompts. Where it is "
         f"the likelier one, attention leans more to true labels in {lean(IN)} and in {lean(RANDOM)}. With the margin, this "
-        f"difference has a correlation of {medians[IN]:.2f} in the median in-context head.",
+        f"difference has a correlation of {medians[IN]:.2f} in the median in-context head."
     )
 
 
@@ -197,9 +193,8 @@ def similarity(t: pd.DataFrame) -> Claim:
     """Claim 4 of the paper, "attention is class similarity": a query scores higher with keys of its class."""
     if POOLED not in set(t["dataset"]):
         found = estimate(t, "auc", dataset=t["dataset"].iloc[0], form=BALANCED, heads=IN)
-        return Claim(
-            Verdict.UNTESTABLE,
-            f"{UNLEARNED}. On {code(t['dataset'].iloc[0])} the AUC within prompts is {found:.3f} (a half is chance).",
+        return untestable(
+            f"{UNLEARNED}. On {code(t['dataset'].iloc[0])} the AUC within prompts is {found:.3f} (a half is chance)."
         )
     verdict, effect, over, reached = _judged(t, "auc", 0.5)
     said = {
@@ -218,14 +213,14 @@ def _above_half(t: pd.DataFrame) -> pd.DataFrame:
     return t.assign(above=t["auc"] - 0.5, low=t["low"] - 0.5, high=t["high"] - 0.5)
 
 
-def similarity_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    own = _above_half(t[t["heads"] != OVER])
-    return charts.bars(
-        own, x="dataset", y="above", group="heads", sort=list(dict.fromkeys(own["dataset"])), x_title="set (false/true class)",
-        y_title="AUC less one half", title="How often a query scores higher with labels of its own class",
-        description="Grouped bars with 95% intervals, zero is chance: mean over in-context heads and over random heads at the "
-        "same depths, for each set.",
-    )  # fmt: skip
+@charts.bars_of(
+    x="dataset", y="above", group="heads", y_title="AUC less one half",
+    title="How often a query scores higher with labels of its own class",
+    description="Grouped bars with 95% intervals, zero is chance: mean over in-context heads and over random heads at the "
+    "same depths, for each set.",
+)  # fmt: skip
+def similarity_chart(t: pd.DataFrame) -> pd.DataFrame:
+    return _above_half(t[t["heads"] != OVER])
 
 
 @charts.bars_of(
@@ -250,10 +245,9 @@ def separation(t: pd.DataFrame) -> Claim:
         if CONTENT in set(t["reading"])
         else "This model does not rotate by position: its keys hold learned positions, and there is no reading without them."
     )
-    return Claim(
-        None,
+    return finding(
         f"{ours} of {of} and {theirs} of {others} separate the classes better than chance; the best in-context head is "
-        f"{code(best['head'])} with {estimate(own, 'auc', head=best['head']):.3f}. {rest}",
+        f"{code(best['head'])} with {estimate(own, 'auc', head=best['head']):.3f}. {rest}"
     )
 
 
@@ -269,10 +263,9 @@ def plane_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 def plane(t: pd.DataFrame) -> Claim:
     said = [f"{head} {own['share'].iloc[0]:.0%}" for head, own in t.groupby("head", sort=False)]
     how = "before the rotation by position" if t["rotary"].iloc[0] else "with learned positions in them"
-    return Claim(
-        None,
+    return finding(
         f"The plane shows this share of the variance: {', '.join(said)} ({int(t['fitted'].iloc[0]):,} queries fitted, {how}). "
-        "The in-context head shown is the one that separates best: the others separate less.",
+        "The in-context head shown is the one that separates best: the others separate less."
     )
 
 
@@ -291,13 +284,13 @@ def class_scores(t: pd.DataFrame) -> Claim:
         highest = own.loc[own.groupby("query_class")["score"].idxmax()]
         same = own["query_class"] == own["key_class"]
         if same.all() or not same.any():
-            return Claim(None, "There is only one class, or none that queries and keys share: nothing to compare.")
+            return finding("There is only one class, or none that queries and keys share: nothing to compare.")
         gap = own[same]["relative"].mean() - own[~same]["relative"].mean()
         hits = int((highest["query_class"] == highest["key_class"]).sum())
         said.append(
             f"in the {head}, {hits} of {len(highest)} classes of queries score highest with their own ({gap:+.2f} nats)"
         )
-    return Claim(None, f"Own class first: {'; '.join(said)}.")
+    return finding(f"Own class first: {'; '.join(said)}.")
 
 
 def dissociation(t: pd.DataFrame) -> Claim:
@@ -308,14 +301,13 @@ def dissociation(t: pd.DataFrame) -> Claim:
         f"layer and than the other label's, and {int(separates.sum())} separate the classes. "
     )
     if (t["leans"] == "unknown").any():
-        return Claim(None, text + "Right and wrong answers cannot be compared here, so whether they lean is not known.")
+        return finding(text + "Right and wrong answers cannot be compared here, so whether they lean is not known.")
     leans = t["leans"] == "yes"
     alone = int((reads & leans & ~separates).sum())
     rest = ": what such a head looks at gets written, but it does not look there by class" if alone else ""
-    return Claim(
-        None,
+    return finding(
         f"{text}{int(leans.sum())} look more at true labels where the answer is right. {alone} read labels and lean so without "
-        f"separating the classes{rest}.",
+        f"separating the classes{rest}."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, plural, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -15,11 +15,10 @@ PAPER, BALANCED = "paper's order", "counterbalanced"
 
 def chosen(t: pd.DataFrame) -> Claim:
     ours = t[t["source"] == BEST].iloc[0]
-    return Claim(
-        None,
+    return finding(
         f"The best of {ours['total']} heads is {code(ours['head'])}, with {ours['label_margin']:+.2f} nats from label positions "
         f"(mean over {plural(ours['n_sets'], 'set')}, {ours['n_locate']} prompts each that are in no figure). It is also the best "
-        f"head of {ours['best_on']} of these sets taken alone.",
+        f"head of {ours['best_on']} of these sets taken alone."
     )
 
 

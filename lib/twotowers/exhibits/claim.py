@@ -57,6 +57,16 @@ class Claim:
         return f":::{{admonition}} {self.verdict.capitalize()}\n:class: verdict {kind}\n{sentence}\n:::"
 
 
+def finding(sentence: str) -> Claim:
+    """What is no claim of the paper."""
+    return Claim(None, sentence)
+
+
+def untestable(sentence: str) -> Claim:
+    """A claim that this model or these data cannot decide."""
+    return Claim(Verdict.UNTESTABLE, sentence)
+
+
 def judge(effect: Interval, over_control: Interval | None, null: float = 0.0, sign: int = 1) -> Verdict:
     """HOLDS when the effect lies clearly beyond `null` and clearly beyond its control; both by their intervals.
 
@@ -80,6 +90,9 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return min(verdicts, key=weakest.index) if verdicts else Verdict.UNTESTABLE
 
 
+UNLEARNED = "No set is learned, so this is no test of learning. "
+
+
 def about_learning(claim: Callable[[pd.DataFrame], Claim]) -> Callable[[pd.DataFrame], Claim]:
     """A claim that counts only where the task is learned; elsewhere its sentence stands, and it is UNTESTABLE.
 
@@ -91,7 +104,7 @@ def about_learning(claim: Callable[[pd.DataFrame], Claim]) -> Callable[[pd.DataF
         found = claim(t)
         if t["learned"].any():
             return found
-        return Claim(Verdict.UNTESTABLE, f"No set is learned, so this is no test of learning. {found.sentence}")
+        return untestable(f"{UNLEARNED}{found.sentence}")
 
     return judged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, finding, listed, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -87,10 +87,9 @@ def accuracy(t: pd.DataFrame) -> Claim:
     model, rules = estimate(t, "accuracy", rule="the model"), t[t["rule"] != "the model"]
     best = rules.loc[rules["accuracy"].idxmax()]
     more = "clearly more often than" if model.low > best["accuracy"] else "not clearly more often than"
-    return Claim(
-        None,
+    return finding(
         f"Of the two labels the true one is the likelier in {model:.0%} of these prompts, {more} by the best rule that reads "
-        f"no text (“{best['rule']}”: {best['accuracy']:.0%}).",
+        f"no text (“{best['rule']}”: {best['accuracy']:.0%})."
     )
 
 
@@ -125,14 +124,13 @@ def heads(t: pd.DataFrame) -> Claim:
     located = int(score.loc[score["name"].isin(both), "located"].sum())
     size = f"{t['size'].iloc[0]:g} nats"
     if not looks and not adds:
-        return Claim(
-            None, f"In no head of {len(score)} is match a discovery of at least {size}, in its score or its margin."
+        return finding(
+            f"In no head of {len(score)} is match a discovery of at least {size}, in its score or its margin."
         )
     who = f": {listed(both)}; {located} of them are among the located heads" if both else ""
-    return Claim(
-        None,
+    return finding(
         f"Match is a discovery of at least {size} in the attention score of {len(looks)} of {plural(len(score), 'head')} and "
-        f"in what {len(adds)} add to the margin. {len(both)} do both{who}.",
+        f"in what {len(adds)} add to the margin. {len(both)} do both{who}."
     )
 
 
@@ -152,10 +150,9 @@ def deciders_rows(t: pd.DataFrame) -> pd.DataFrame:
 def deciders(t: pd.DataFrame) -> Claim:
     added = t[(t["of"] == MARGIN) & t["counts"]]
     if added.empty:
-        return Claim(None, f"No head adds at least {t['size'].iloc[0]:g} nats to the margin by any of these rules.")
+        return finding(f"No head adds at least {t['size'].iloc[0]:g} nats to the margin by any of these rules.")
     counts = added["term"].value_counts()
-    return Claim(
-        None,
+    return finding(
         f"The rule by which most heads add to the margin is {SHOWN[counts.index[0]]}: {plural(int(counts.iloc[0]), 'head')}, "
-        f"against {counts.get('match', 0)} for match. One head can follow several rules.",
+        f"against {counts.get('match', 0)} for match. One head can follow several rules."
     )

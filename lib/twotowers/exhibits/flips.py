@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, finding, judge, listed, together, untestable
 from twotowers.stats import charts
 from twotowers.stats.intervals import estimate
 from twotowers.studies.flips import DEMONSTRATION, OVER, OWN, QUERY, RANDOM
@@ -29,18 +29,20 @@ def label_heads(t: pd.DataFrame) -> Claim:
         for kind, own in t.groupby("kind", sort=False)
     ]
     alone = " No head serves the other label." if len(kinds) == 1 else ""
-    return Claim(None, f"{'; '.join(kinds)}.{alone} The largest lean is {t['lean'].abs().max():.2f} nats.")
+    return finding(f"{'; '.join(kinds)}.{alone} The largest lean is {t['lean'].abs().max():.2f} nats.")
+
+
+def _beside(t: pd.DataFrame, heads: pd.Series) -> pd.Series:
+    """Names of heads, and of the random heads that stand beside them."""
+    return heads.where(t["source"] == OWN, "random beside " + heads)
 
 
 def zeroed_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["measure"] == MARGIN) & t["source"].isin([OWN, RANDOM])]
-    own = own.assign(
-        zeroed=[f"{r.zeroed}" if r.source == OWN else f"random beside {r.zeroed}" for r in own.itertuples()]
-    )
+    own = own.assign(zeroed=_beside(own, own["zeroed"])).rename(columns={"true_label": "true label"})
     return charts.bars(
-        own.rename(columns={"true_label": "true label"}), x="zeroed", y="value", group="true label",
-        sort=list(dict.fromkeys(own["zeroed"])),
-        x_title="heads zeroed at the last position", y_title="change of the margin (nats)",
+        own, x="zeroed", y="value", group="true label", x_title="heads zeroed at the last position",
+        y_title="change of the margin (nats)",
         title="Zeroing the heads that serve one label",
         description="Grouped bars with 95% intervals: change of the true label's margin on prompts of either true label.",
     )  # fmt: skip
@@ -74,11 +76,10 @@ def zeroed_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 def minus_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["quantity"] == "logit minus") & t["source"].isin([OWN, RANDOM])]
-    own = own.assign(shown=[r.heads if r.source == OWN else f"random beside {r.heads}" for r in own.itertuples()])
+    own = own.assign(shown=_beside(own, own["heads"])).rename(columns={"at": "position of"})
     return charts.bars(
-        own.rename(columns={"at": "position of"}), x="shown", y="value", group="position of",
-        sort=list(dict.fromkeys(own["shown"])),
-        x_title="heads", y_title="logit minus (nats)", title="Which label the heads write at each label position",
+        own, x="shown", y="value", group="position of", x_title="heads", y_title="logit minus (nats)",
+        title="Which label the heads write at each label position",
         description="Grouped bars with 95% intervals: mean logit minus of what heads add from the positions of either label.",
     )  # fmt: skip
 
@@ -112,21 +113,20 @@ def minus(t: pd.DataFrame) -> Claim:
 def flip_rates(t: pd.DataFrame) -> Claim:
     row = t.iloc[0]
     parts = [f"in {estimate(t, 'value', move=move):.0%} with a {move.split()[0]} moved" for move in t["move"]]
-    return Claim(
-        None,
+    return finding(
         f"Of the prompts that are answered with {code(row['first'])} ({row['answered']:.0%} of them all), the answer goes to "
-        f"{code(row['second'])} {' and '.join(parts)}.",
+        f"{code(row['second'])} {' and '.join(parts)}."
     )
 
 
 def flips_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["outcome"] == "flips") & t["quantity"].isin(["attention before", "attention after"])]
     own = own.assign(when=own["quantity"].str.removeprefix("attention "))
-    own["where"] = [f"{r.heads if r.source == OWN else 'random beside ' + r.heads} at {r.at}" for r in own.itertuples()]
+    own["where"] = _beside(own, own["heads"]) + " at " + own["at"].astype(str)
     title = f"Attention when the prediction flips from {t['first'].iloc[0]} to {t['second'].iloc[0]}"
     return charts.bars(
         own, x="where", y="value", group="when", facet="move", x_title="heads and positions", y_title="attention weight",
-        sort=list(dict.fromkeys(own["where"])), title=title,
+        title=title,
         description="Grouped bars with 95% intervals: mean attention weight on a label position before and after one text is "
         "exchanged, over pairs of prompts whose prediction flips.",
     )  # fmt: skip
@@ -161,7 +161,7 @@ def flips(t: pd.DataFrame) -> Claim:
             if not verdicts
             else "the model is not shown to learn this set"
         )
-        return Claim(Verdict.UNTESTABLE, f"The decisive cells cannot be judged: {why}.")
+        return untestable(f"The decisive cells cannot be judged: {why}.")
     held = sum(v is Verdict.HOLDS for v in verdicts)
     return Claim(
         together(verdicts),
@@ -175,9 +175,8 @@ def values(t: pd.DataFrame) -> Claim:
     own = t[(t["outcome"] == "flips") & (t["move"] == DEMONSTRATION) & (t["quantity"] == "attention less values")]
     own = own[own["at"] + "heads" == own["heads"]]
     if own[own["source"] == OWN].empty:
-        return Claim(
-            Verdict.UNTESTABLE,
-            "Too few predictions flip when a demonstration is moved: values cannot be held against attention.",
+        return untestable(
+            "Too few predictions flip when a demonstration is moved: values cannot be held against attention."
         )
     verdicts, said = [], []
     for kind in dict.fromkeys(own["heads"]):

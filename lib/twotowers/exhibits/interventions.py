@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, listed, plural, untestable
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, discoveries, estimate
 from twotowers.studies.interventions import (
@@ -85,10 +85,9 @@ def headline(t: pd.DataFrame) -> Claim:
     if mine.empty:
         first = t[(t["positions"] == "all") & (t["dataset"] == t["dataset"].iloc[0])]
         before, after = (estimate(first, "value", heads=one, measure=ACCURACY) for one in (NOTHING, IN))
-        return Claim(
-            Verdict.UNTESTABLE,
+        return untestable(
             f"{heads}no set passes, so there is no learning to take away. On {code(first['dataset'].iloc[0])} accuracy goes "
-            f"from {before:.0%} to {after:.0%}; {what_went(first)}.",
+            f"from {before:.0%} to {after:.0%}; {what_went(first)}."
         )
     claim = _taken(mine)
     return Claim(claim.verdict, heads + claim.sentence[0].lower() + claim.sentence[1:])
@@ -129,11 +128,10 @@ def by_dataset(t: pd.DataFrame) -> Claim:
         if t["from_elsewhere"].iloc[0]
         else ""
     )
-    return Claim(
-        None,
+    return finding(
         f"Of {plural(len(sets), 'set')}, accuracy falls more than without random heads in {falls(ACCURACY, 'all')}, "
         f"two-label accuracy in {falls(TWO_LABEL, 'all')} and the share of label words in {falls(NAMES, 'all')}; at the last "
-        f"position only, accuracy in {falls(ACCURACY, 'last')}.{lead}",
+        f"position only, accuracy in {falls(ACCURACY, 'last')}.{lead}"
     )
 
 
@@ -150,12 +148,11 @@ def single(t: pd.DataFrame) -> Claim:
     clear = discoveries(t["p"]) & (t["log_prob_drop"] > 0)
     worst = t.loc[t["log_prob_drop"].idxmax()]
     ours = int((clear & (t["kind"] == IN)).sum())
-    return Claim(
-        None,
+    return finding(
         f"For {plural(int(clear.sum()), 'head')} of {len(t)} the true label clearly loses when it is zeroed (false "
         f"discovery rate held), {ours} of them in-context heads. It loses most without {code(worst['name'])}: "
         f"{worst['log_prob_drop']:.2f} nats, {worst['margin_drop']:.2f} nats of margin; accuracy then falls by "
-        f"{worst['accuracy_drop']:.0%}.",
+        f"{worst['accuracy_drop']:.0%}."
     )
 
 
@@ -178,10 +175,9 @@ def redundancy(t: pd.DataFrame) -> Claim:
         said = "are redundant: together they take more than"
     elif more.high < 0:
         said = "overlap in what they take: together they take less than"
-    return Claim(
-        None,
+    return finding(
         f"The {plural(int(t['k'].iloc[0]), 'head')} {said} the sum of what each takes alone: {together:.2f} against "
-        f"{alone:.2f} nats of the true label's log-probability, {more:+.2f} in all, and {margin:+.2f} of the margin.",
+        f"{alone:.2f} nats of the true label's log-probability, {more:+.2f} in all, and {margin:+.2f} of the margin."
     )
 
 
@@ -198,10 +194,9 @@ def ways(t: pd.DataFrame) -> Claim:
         f" The other ways rank heads with a correlation of {known.min():.2f} to {known.max():.2f} with zeroing at all positions."
         if len(known) else ""
     )  # fmt: skip
-    return Claim(
-        None,
+    return finding(
         f"In {clear} of {len(t)} ways a single in-context head costs clearly more than another head: {zero:.2f} nats zeroed, "
-        f"{mean:.2f} nats with its mean in its place (all positions).{ranks}",
+        f"{mean:.2f} nats with its mean in its place (all positions).{ranks}"
     )
 
 
@@ -235,25 +230,21 @@ def union(t: pd.DataFrame) -> Claim:
         if row["p"] < 0.05
         else "no more than chance within the layers may give"
     )
-    return Claim(
-        None,
+    return finding(
         f"The paper's union of two top lists holds {plural(int(row['theirs']), 'head')}; {row['shared']} of our {row['ours']} "
         f"are among them, {more}. "
         + (
             f"Increase and drop go together with a rank correlation of {ranks}."
             if ranks
             else "One ranking never varies."
-        ),
+        )
     )
 
 
 def union_zeroed(t: pd.DataFrame) -> Claim:
     heads = f"{UNION.capitalize()}, {listed(str(t['named'].iloc[0]).split(', '))}, on {code(t['dataset'].iloc[0])}: "
     if not t["passes"].all():
-        return Claim(
-            Verdict.UNTESTABLE,
-            f"{heads}the model is not shown to learn this set, so there is no learning to take away.",
-        )
+        return untestable(f"{heads}the model is not shown to learn this set, so there is no learning to take away.")
     claim = _taken(t)
     return Claim(claim.verdict, heads + claim.sentence[0].lower() + claim.sentence[1:])
 
@@ -290,8 +281,7 @@ def curve(t: pd.DataFrame) -> Claim:
     ]
     last = t[t["k"] == t["k"].max()]
     ours, same, every = (estimate(last, "value", heads=heads, measure=MARGIN) for heads in (IN, SAME, ANY))
-    return Claim(
-        None,
+    return finding(
         f"More than without random heads of the same layers, {', '.join(said)}. With most heads gone the margin is "
-        f"{ours:+.2f} nats, with random heads of the same layers gone {same:+.2f}, of all layers {every:+.2f}.",
+        f"{ours:+.2f} nats, with random heads of the same layers gone {same:+.2f}, of all layers {every:+.2f}."
     )

@@ -5,7 +5,19 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, counted, judge, listed, plural, together
+from twotowers.exhibits.claim import (
+    Claim,
+    Verdict,
+    about_learning,
+    code,
+    counted,
+    finding,
+    judge,
+    listed,
+    plural,
+    together,
+    untestable,
+)
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, discoveries, estimate
 
@@ -39,16 +51,14 @@ def forms(t: pd.DataFrame) -> Claim:
     sets = t["dataset"].nunique()
     if chosen.empty:
         best = balanced.groupby(["k", "separator"])["passes"].sum().max()
-        return Claim(
-            Verdict.UNTESTABLE,
+        return untestable(
             f"No form that was tried passes: at best {best} of {plural(sets, 'set')} have a counterbalanced accuracy clearly "
-            "above one half. The paper's own form is used, and no claim about learning is judged on this model.",
+            "above one half. The paper's own form is used, and no claim about learning is judged on this model."
         )
     row = chosen.iloc[0]
-    return Claim(
-        None,
+    return finding(
         f"The form used from here on has {plural(row['k'], 'demonstration')} of each class and a {row['separator']} between "
-        f"them: {chosen['passes'].sum()} of {plural(sets, 'set')} pass in it.",
+        f"them: {chosen['passes'].sum()} of {plural(sets, 'set')} pass in it."
     )
 
 
@@ -92,10 +102,9 @@ def case_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 def case(t: pd.DataFrame) -> Claim:
     sums = t.groupby("part")["increase"].sum()
     said = "predicts" if t["said"].iloc[0] == "true label" else "does not predict"
-    return Claim(
-        None,
+    return finding(
         f"The prompt {code(t['text'].iloc[0])}: the model {said} {code(t['true_label'].iloc[0])}. Attention blocks add "
-        f"{sums['attention']:+.2f} nats, FFN blocks {sums['FFN']:+.2f}. One prompt has no interval.",
+        f"{sums['attention']:+.2f} nats, FFN blocks {sums['FFN']:+.2f}. One prompt has no interval."
     )
 
 
@@ -173,12 +182,11 @@ def top_heads(t: pd.DataFrame) -> Claim:
     first = t[t["dataset"] == t["dataset"].iloc[0]]
     ours, random = first[first["kind"] == IN], first[first["kind"] == RANDOM]
     also = int((ours["rank_paper"] <= len(ours)).sum())
-    return Claim(
-        None,
+    return finding(
         f"The in-context heads are {listed(ours['head'])} ({ours['heads_from'].iloc[0].split(',')[0]}), at a mean depth of "
         f"{ours['depth'].mean():.2f} (zero is the first layer, one the last); {also} of them also lead the paper's ranking. Their "
         f"share of all positive increases is {ours['share'].iloc[0]:.0%}, that of random heads of the same layers "
-        f"{random['share'].iloc[0]:.0%}.",
+        f"{random['share'].iloc[0]:.0%}."
     )
 
 
@@ -191,7 +199,7 @@ def overlaps(t: pd.DataFrame) -> Claim:
     """Section 4.2: other tasks have the same top heads. Chance keeps the layers of both lists. Of sets that are learned."""
     ours = t[(t["compared"] == "sets") & (t["ranking"] == "label") & t["learned"]]
     if ours.empty:
-        return Claim(Verdict.UNTESTABLE, "No two sets are learned, so no two tasks can share heads.")
+        return untestable("No two sets are learned, so no two tasks can share heads.")
     found = discoveries(ours["p"])
     verdict = Verdict.HOLDS if found.all() else Verdict.UNDECIDED if found.any() else Verdict.CONTROL
     rankings = t[t["compared"] == "rankings"].iloc[0]
@@ -215,18 +223,16 @@ def positions_chart(t: pd.DataFrame) -> pd.DataFrame:
 def positions(t: pd.DataFrame) -> Claim:
     first = t["head"].iloc[0]
     true, false = (estimate(t, "increase", head=first, role=role) for role in ("true label", "false label"))
-    return Claim(
-        None,
+    return finding(
         f"In {code(first)}, positions of the true label add {true:+.2f} nats and those of the false label {false:+.2f} (the "
-        "paper's order, the true label followed).",
+        "paper's order, the true label followed)."
     )
 
 
 def parts(t: pd.DataFrame) -> Claim:
     row = t.iloc[0]
-    return Claim(
-        None,
-        f"{int(row['parts']):,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}.",
+    return finding(
+        f"{int(row['parts']):,} parts add up to the final vector; the largest relative error is {row['relative_error']:.0e}."
     )
 
 
@@ -255,7 +261,7 @@ def order(t: pd.DataFrame) -> Claim:
     lost = 1 - leading["after"].sum() / leading["alone"].sum() if leading["alone"].sum() > 0 else float("inf")
     worst = leading.loc[(leading["alone"] - leading["after"]).abs().idxmax()]
     if lost == float("inf"):
-        return Claim(Verdict.UNTESTABLE, "No head raises the true label, so there is no order to speak of.")
+        return untestable("No head raises the true label, so there is no order to speak of.")
     return Claim(
         Verdict.HOLDS if abs(lost) < 0.1 else Verdict.FAILS,
         f"Measured after the other heads of their layer, the {k} heads with the largest increases keep {1 - lost:.0%} of it; "
@@ -270,8 +276,7 @@ def norms_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 def norms(t: pd.DataFrame) -> Claim:
     most, least = t.loc[t["shared"].idxmax()], t.loc[t["shared"].idxmin()]
-    return Claim(
-        None,
+    return finding(
         f"Of the top {t['k'].iloc[0]} heads, {most['first']} and {most['second']} share {most['shared']}, {least['first']} and "
-        f"{least['second']} share {least['shared']}. A list of heads should name its norm.",
+        f"{least['second']} share {least['shared']}. A list of heads should name its norm."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, listed, plural
+from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, listed, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -75,8 +75,7 @@ def majority(t: pd.DataFrame) -> Claim:
 def majority_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["what"] == "size") & (t["measure"] == "accuracy")]
     return charts.bars(
-        own, x="dataset", y="value", group="heads", facet="kind", sort=list(dict.fromkeys(own["dataset"])),
-        x_title="set (false/true class)", y_title="fall of accuracy from balanced prompts",
+        own, x="dataset", y="value", group="heads", facet="kind", y_title="fall of accuracy from balanced prompts",
         title=f"The majority-label bias with the minority shortcut (a_c = {t['a_c'].iloc[0]:g})",
         description="Grouped bars with 95% intervals: fall of accuracy with one true, or one false, demonstration fewer; "
         "as it is, with the shortcut in the in-context heads, and in random heads.",
@@ -105,11 +104,10 @@ def mirror(t: pd.DataFrame) -> Claim:
     margins = [
         _pick(t, "size", heads, kind=kind, measure="margin") for kind in (FEWER, MIRROR) for heads in (AS_IS, IN)
     ]
-    return Claim(
-        None,
+    return finding(
         f"The mirror image, one *false* demonstration fewer: accuracy falls by {bias:.1%} as it is and by {left:.1%} with the "
         f"same shortcut (negative: it rises). The margin, which has no ceiling, falls by {margins[0]:.2f} nats and with the "
-        f"shortcut by {margins[1]:.2f} with one true one fewer, by {margins[2]:.2f} and {margins[3]:.2f} in the mirror image.",
+        f"shortcut by {margins[1]:.2f} with one true one fewer, by {margins[2]:.2f} and {margins[3]:.2f} in the mirror image."
     )
 
 
@@ -128,18 +126,16 @@ def factors(t: pd.DataFrame) -> Claim:
     own = t[(t["heads"] == IN) & t["factor"].isin([0.0, best])]
     true, false = (estimate(own, "fall", kind=kind, factor=best) for kind in (FEWER, MIRROR))
     if best == 0:
-        return Claim(
-            None,
+        return finding(
             "On the prompts on which heads are located no factor does better than no shortcut at all, when both ways of "
             f"taking a demonstration away count: accuracy falls by {true:.1%} with one true one fewer, by {false:.1%} "
-            "with one false one.",
+            "with one false one."
         )
     before = estimate(own, "fall", kind=FEWER, factor=0.0)
-    return Claim(
-        None,
+    return finding(
         f"On {int(t['tuned_on'].iloc[0]):,} prompts that judge nothing the mean fall over both kinds is smallest at `a_c` = "
         f"{best:g}. On the judged prompts accuracy then falls by {true:.1%} with one true demonstration fewer ({before:.1%} "
-        f"without the shortcut) and by {false:.1%} with one false one fewer.",
+        f"without the shortcut) and by {false:.1%} with one false one fewer."
     )
 
 
@@ -165,8 +161,7 @@ def recency_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[t["what"].isin(["size", "chance"]) & (t["measure"] == "accuracy")]
     own = own.assign(heads=own["heads"].where(own["what"] == "size", "by chance"))
     return charts.bars(
-        own, x="dataset", y="value", group="heads", sort=list(dict.fromkeys(own["dataset"])),
-        x_title="set (false/true class)", y_title="standard deviation of accuracy over orders",
+        own, x="dataset", y="value", group="heads", y_title="standard deviation of accuracy over orders",
         title="The recency bias with the position-free shortcut",
         description="Grouped bars with 95% intervals: standard deviation of accuracy over orders as it is, with the shortcut in "
         "the in-context heads and in random heads, and what chance exceeds once in twenty times.",
@@ -175,8 +170,8 @@ def recency_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 def by_order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
-        t, x="order", y="accuracy", group="heads", sort=list(dict.fromkeys(t["order"])),
-        x_title="order of the demonstrations, the query at the right end", y_title="accuracy",
+        t, x="order", y="accuracy", group="heads", y_title="accuracy",
+        x_title="order of the demonstrations, the query at the right end",
         title="Accuracy in every order, with the position-free shortcut",
         description="Grouped bars with 95% intervals: accuracy in each order of true and false demonstrations, as it is, with "
         "the shortcut in the in-context heads, and in random heads.",
@@ -186,21 +181,20 @@ def by_order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 def by_order(t: pd.DataFrame) -> Claim:
     plain, ours = (t[t["heads"] == heads].set_index("order")["accuracy"] for heads in (AS_IS, IN))
     if plain.max() == plain.min():
-        return Claim(
-            None, f"Accuracy is {plain.max():.0%} in each of {plural(len(plain), 'order')}: order does not matter here."
+        return finding(
+            f"Accuracy is {plain.max():.0%} in each of {plural(len(plain), 'order')}: order does not matter here."
         )
     low, high = plain.idxmin(), plain.idxmax()
-    return Claim(
-        None,
+    return finding(
         f"As it is, accuracy goes from {plain[low]:.0%} ({code(low)}) to {plain[high]:.0%} ({code(high)}); in these two orders "
         f"it is {ours[low]:.0%} and {ours[high]:.0%} with the shortcut. The mean over orders goes from {plain.mean():.1%} to "
-        f"{ours.mean():.1%}.",
+        f"{ours.mean():.1%}."
     )
 
 
 def readings_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
-        t.assign(heads=IN), x="reading", y="spread", group="heads", sort=list(t["reading"]),
+        t.assign(heads=IN), x="reading", y="spread", group="heads",
         x_title="reading of “a shortcut beside the original”", y_title="standard deviation of accuracy over orders",
         title=f"Three readings of the shortcut ({t['dataset'].iloc[0]})",
         description="Bars with 95% intervals: standard deviation of accuracy over orders for each reading, and for the same "
@@ -218,10 +212,9 @@ def readings(t: pd.DataFrame) -> Claim:
         else f"{code(three.idxmin())} leaves the smallest spread"
     )
     than = "less than" if add < doubled else "more than" if add > doubled else "as much as"
-    return Claim(
-        None,
+    return finding(
         f"Of the three readings {equal}, {three.min():.1%} against {own.loc[AS_IS, 'spread']:.1%} as it is. `add` makes "
-        f"the heads louder as well: it leaves {than} doubling them with their position ({add:.1%} and {doubled:.1%}).",
+        f"the heads louder as well: it leaves {than} doubling them with their position ({add:.1%} and {doubled:.1%})."
     )
 
 
@@ -253,8 +246,8 @@ def attention(t: pd.DataFrame) -> Claim:
 
 def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
-        t, x="head", y="spread", group="weights", sort=list(dict.fromkeys(t["head"])), x_title="head (layer-head)",
-        y_title="standard deviation over orders", title="How much the weight on a label varies over the orders",
+        t, x="head", y="spread", group="weights", y_title="standard deviation over orders",
+        title="How much the weight on a label varies over the orders",
         description="Grouped bars with 95% intervals: for each in-context head, the standard deviation over orders of the "
         "weight on a demonstration's label, as it is and with the position-free shortcut.",
     )  # fmt: skip
@@ -265,8 +258,8 @@ def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 def remedies_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
-        t, x="remedy", y="size", group="bias", sort=list(dict.fromkeys(t["remedy"])), x_title="remedy",
-        y_title="bias (share of prompts)", title=f"What is left of the two biases under each remedy ({t['dataset'].iloc[0]})",
+        t, x="remedy", y="size", group="bias", x_title="remedy", y_title="bias (share of prompts)",
+        title=f"What is left of the two biases under each remedy ({t['dataset'].iloc[0]})",
         description="Grouped bars with 95% intervals: fall of two-label accuracy with one true demonstration fewer, and its "
         "standard deviation over orders, for each remedy.",
     )  # fmt: skip
@@ -290,9 +283,8 @@ def remedies(t: pd.DataFrame) -> Claim:
             said.append(
                 f"{bias}: {code(left.idxmin())} leaves least, {left.min():.1%} against {left[AS_IS]:.1%} as it is"
             )
-    return Claim(
-        None,
+    return finding(
         "; ".join(said)
         + f" (n = {plural(int(t['n'].max()), 'query word')}). The mean over orders has no spread by its making. "
-        "The intervals in the figure say how far these differences can be told apart.",
+        "The intervals in the figure say how far these differences can be told apart."
     )

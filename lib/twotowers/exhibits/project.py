@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, finding, judge, listed, together, untestable
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -31,9 +31,7 @@ def _judged(t: pd.DataFrame, kind: str, reading: str) -> tuple[Verdict, Interval
 def _claim(t: pd.DataFrame, kind: str) -> Claim:
     readings = [reading for reading in (CENTRED, RAW) if ((t["kind"] == kind) & (t["reading"] == reading)).any()]
     if not readings:
-        return Claim(
-            Verdict.UNTESTABLE, f"That {SAID[kind]} cannot be counted: the classes of these sets have no word lists."
-        )
+        return untestable(f"That {SAID[kind]} cannot be counted: the classes of these sets have no word lists.")
     reading = RAW if kind == "value" else readings[0]
     verdict, effect, controls = _judged(t, kind, reading)
     wanted = t.loc[t["kind"] == kind, "wanted"].iloc[0]
@@ -91,22 +89,19 @@ def words(t: pd.DataFrame) -> Claim:
     top = t[(t["silent"] == "left out") & (t["kind"] == "value")]
     read = top.groupby(["head", "position"])["relation"].agg(lambda r: (r == "own label").any())
     said = "answers with" if t["said"].iloc[0] == "true label" else "does not answer with"
-    return Claim(
-        None,
+    return finding(
         f"The prompt {code(t['text'].iloc[0])}: the model {said} {code(t['true_word'].iloc[0])}. The own label is among the top "
-        f"words of {int(read.sum())} of {len(read)} values of these heads. One prompt shows and proves nothing; counts follow.",
+        f"words of {int(read.sum())} of {len(read)} values of these heads. One prompt shows and proves nothing; counts follow."
     )
 
 
-def _rates_chart(
-    t: pd.DataFrame, kinds: list[str], pair: tuple[str, str], reading: str, title: str
-) -> alt.TopLevelMixin:
-    own = t[t["kind"].isin(kinds) & (t["reading"] == reading)]
-    own = own[(own["relation"] == pair[0]) | ((own["relation"] == pair[1]) & (own["source"] == IN))]
-    own = own.assign(counted=own["relation"] + ", " + own["source"])
+def _rates_chart(t: pd.DataFrame, of: str, reading: str, title: str) -> alt.TopLevelMixin:
+    """Words of the own `of` ("text" or "class") and of the other one in keys and queries."""
+    own = t[t["kind"].isin(KEYS_AND_QUERIES) & (t["reading"] == reading)]
+    own = own[(own["relation"] == f"own {of}") | ((own["relation"] == f"other {of}") & (own["source"] == IN))]
     return charts.bars(
-        own, x="kind", y="words", group="counted", sort=kinds, x_title="what is read", title=title,
-        y_title=f"words among the top {t['n_words'].iloc[0]}",
+        own.assign(counted=own["relation"] + ", " + own["source"]), x="kind", y="words", group="counted",
+        sort=KEYS_AND_QUERIES, x_title="what is read", title=title, y_title=f"words among the top {t['n_words'].iloc[0]}",
         description="Grouped bars with 95% intervals: what belongs to the place and what does not in located heads, and what "
         "belongs to it in the controls.",
     )  # fmt: skip
@@ -116,27 +111,19 @@ KEYS_AND_QUERIES = ["key", "key, attention only", "query", "query, turned"]
 
 
 def texts_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return _rates_chart(
-        t, KEYS_AND_QUERIES, ("own text", "other text"), RAW, "Words of the own text among the top words"
-    )
+    return _rates_chart(t, "text", RAW, "Words of the own text among the top words")
 
 
 def classes_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     reading = CENTRED if (t["reading"] == CENTRED).any() else RAW
-    return _rates_chart(
-        t,
-        KEYS_AND_QUERIES,
-        ("own class", "other class"),
-        reading,
-        f"Words of the class that the prompt does not contain ({reading})",
-    )
+    return _rates_chart(t, "class", reading, f"Words of the class that the prompt does not contain ({reading})")
 
 
 def values_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     own = t[(t["relation"] == "own label") | (t["source"] == IN)]
     return charts.bars(
         own.assign(counted=own["relation"] + ", " + own["source"]), x="head", y="words", group="counted",
-        sort=list(dict.fromkeys(own["head"])), x_title="located head (layer-head)",
+        x_title="located head (layer-head)",
         y_title=f"words among the top {t['n_words'].iloc[0]} (a label position)", title="Label words among the top words of values",
         description="Grouped bars with 95% intervals for each located head: own label, other label, and two controls.",
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, judge, plural
+from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, plural
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -30,12 +30,11 @@ def looks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 def looks(t: pd.DataFrame) -> Claim:
     row = t.iloc[0]
     usual = Interval(row["usual"], row["usual_low"], row["usual_high"], int(row["prompts"]))
-    return Claim(
-        None,
+    return finding(
         f"Head {code(row['head'])} on a prompt of {code(row['dataset'])} that the model answers {row['correct']} (the query is of "
         f"the class {code(row['query_class'])}): true less false labels get {row['difference']:+.2f} of its attention, more than in "
         f"{row['below']:.0%} of {row['prompts']} prompts, whose mean is {usual:+.2f}; in random heads of the layer it is "
-        f"{row['random_usual']:+.2f}.",
+        f"{row['random_usual']:+.2f}."
     )
 
 

@@ -6,7 +6,17 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, judge, listed, plural
+from twotowers.exhibits.claim import (
+    UNLEARNED,
+    Claim,
+    Verdict,
+    about_learning,
+    finding,
+    judge,
+    listed,
+    plural,
+    untestable,
+)
 from twotowers.exhibits.interventions import RARE
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
@@ -26,7 +36,6 @@ from twotowers.studies.which_heads import (
     VERSUS,
 )
 
-UNLEARNED = "No set is learned, so this is no test of learning. "
 CLEAR = 0.05
 CHOICE, BOTH, WORDS = "the choice alone", "the choice and label words", "label words alone"
 NOTHING_CLEAR = "nothing clear"
@@ -41,10 +50,6 @@ WENT = {
 def _names(t: pd.DataFrame) -> list[str]:
     """The rankings of a table, in the book's order."""
     return [name for name in UNITS if name in set(t["ranking"])]
-
-
-def _untestable(t: pd.DataFrame, verdict: Verdict) -> tuple[Verdict, str]:
-    return (verdict, "") if bool(t["learned"].iloc[0]) else (Verdict.UNTESTABLE, UNLEARNED)
 
 
 def rankings_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
@@ -76,11 +81,10 @@ def rankings(t: pd.DataFrame) -> Claim:
     names, counts = _names(t), t[t["chosen"]].groupby("name", sort=False)["ranking"].nunique()
     most = list(counts[counts > len(names) / 2].sort_values(ascending=False, kind="stable").index)
     if not most:
-        return Claim(None, f"No head is at the top of more than half of the {plural(len(names), 'ranking')}.")
-    return Claim(
-        None,
+        return finding(f"No head is at the top of more than half of the {plural(len(names), 'ranking')}.")
+    return finding(
         f"{listed(most)} {'is' if len(most) == 1 else 'are'} at the top of more than half of the {plural(len(names), 'ranking')}; "
-        f"{plural(len(counts), 'head')} of {t['name'].nunique()} are at the top of any.",
+        f"{plural(len(counts), 'head')} of {t['name'].nunique()} are at the top of any."
     )
 
 
@@ -128,19 +132,18 @@ def shares(row: pd.Series) -> Verdict:
     return Verdict.CONTROL
 
 
+@about_learning
 def by_class(t: pd.DataFrame) -> Claim:
     """The paper's ranking finds the heads whose attention goes by class (v1 sections 4.2 and 4.4)."""
     row = _pair(t, INCREASE, CLASS)
     if row is None:
-        return Claim(Verdict.UNTESTABLE, "Attention by class, or the paper's increase, ranks no heads here.")
-    none = int(row["class_heads"]) == 0
-    found = Verdict.UNDECIDED if none else shares(row)
-    verdict, start = _untestable(t, found)
-    if none:
+        return untestable("Attention by class, or the paper's increase, ranks no heads here.")
+    if int(row["class_heads"]) == 0:
         return Claim(
-            verdict,
-            f"{start}In no head is attention to labels of the query's class a discovery: there is none to find.",
+            Verdict.UNDECIDED,
+            "In no head is attention to labels of the query's class a discovery: there is none to find.",
         )
+    found = shares(row)
     said = {
         Verdict.HOLDS: "more than as many random heads of the same layers would be",
         Verdict.CONTROL: "no more than as many random heads of the same layers would be",
@@ -148,8 +151,8 @@ def by_class(t: pd.DataFrame) -> Claim:
         Verdict.UNDECIDED: "which cannot be told from random heads of the same layers",
     }[found]  # fmt: skip
     return Claim(
-        verdict,
-        f"{start}{int(row['shared'])} of the {plural(row['k'], 'head')} with the largest increase are among the first "
+        found,
+        f"{int(row['shared'])} of the {plural(row['k'], 'head')} with the largest increase are among the first "
         f"{int(row['k'])} by attention by class, {said} ({row['shared_expected']:.1f} by chance).",
     )
 
@@ -163,11 +166,9 @@ def known(t: pd.DataFrame) -> Claim:
             how = {Verdict.HOLDS: "more than", Verdict.UNDECIDED: "not told from"}.get(shares(row), "no more than")
             parts.append(f"{int(row['shared'])} by {words} ({how} chance, {row['shared_expected']:.1f})")
     if not parts:
-        return Claim(
-            None, "Neither induction scores nor function-vector scores can be set beside the label margin here."
-        )
+        return finding("Neither induction scores nor function-vector scores can be set beside the label margin here.")
     k = plural(t["k"].iloc[0], "head")
-    return Claim(None, f"Of the {k} with the largest label margin, at the top are also: {' and '.join(parts)}.")
+    return finding(f"Of the {k} with the largest label margin, at the top are also: {' and '.join(parts)}.")
 
 
 def _of(t: pd.DataFrame, ranking: str, measure: str, heads: str) -> Interval:
@@ -235,12 +236,12 @@ def _measured(t: pd.DataFrame, name: str, heads: str) -> dict[str, str]:
     }
 
 
+@about_learning
 def paper(t: pd.DataFrame) -> Claim:
     """The heads with the largest increase carry the choice of label: judged on the margin, beyond random heads."""
     if INCREASE not in set(t["ranking"]):
-        return Claim(Verdict.UNTESTABLE, "No head has a mean increase above zero, so the paper's ranking finds none.")
+        return untestable("No head has a mean increase above zero, so the paper's ranking finds none.")
     found = fell(t, INCREASE, MARGIN)
-    verdict, start = _untestable(t, found)
     before, after, random = (_of(t, INCREASE, MARGIN, heads) for heads in (NOTHING, OURS, RANDOM))
     choice, names = (_of(t, INCREASE, measure, OURS) for measure in (TWO_LABEL, NAMES))
     said = WENT[what_goes(t, INCREASE)]
@@ -248,24 +249,24 @@ def paper(t: pd.DataFrame) -> Claim:
         said = "the choice goes no further than without random heads of the same layers"
     heads = listed(str(t.loc[t["ranking"] == INCREASE, "names"].iloc[0]).split(", "))
     return Claim(
-        verdict,
-        f"{start}Without {heads}, the first by the paper's ranking, {said}. The margin goes from {before:.2f} nats to "
+        found,
+        f"Without {heads}, the first by the paper's ranking, {said}. The margin goes from {before:.2f} nats to "
         f"{after:.2f} (random heads {random:.2f}), two-label accuracy to {choice:.0%}, and {names:.0%} of answers are a label.",
     )
 
 
+@about_learning
 def label_margin(t: pd.DataFrame) -> Claim:
     """Ours: the part of the increase from label positions finds the choice better than the whole increase does."""
     if not {INCREASE, LABEL} <= set(t["ranking"]):
-        return Claim(Verdict.UNTESTABLE, "One of the two rankings has no head above zero, so they cannot be compared.")
+        return untestable("One of the two rankings has no head above zero, so they cannot be compared.")
     over, more = _of(t, LABEL, MARGIN, OVER), _of(t, LABEL, MARGIN, VERSUS)
     found = judge(over, more, sign=-1) if fell(t, LABEL, MARGIN) is Verdict.HOLDS else fell(t, LABEL, MARGIN)
     names = {name: set(one.iloc[0].split(", ")) for name, one in t.groupby("ranking")["names"]}
-    verdict, start = _untestable(t, found)
     if names[INCREASE] == names[LABEL]:
         return Claim(
-            verdict,
-            f"{start}Both rankings name the same {plural(len(names[LABEL]), 'head')}, so neither finds the choice better: "
+            found,
+            f"Both rankings name the same {plural(len(names[LABEL]), 'head')}, so neither finds the choice better: "
             f"without them the margin is {over:+.2f} nats from what random heads leave.",
         )
     said = {
@@ -275,8 +276,8 @@ def label_margin(t: pd.DataFrame) -> Claim:
         Verdict.UNDECIDED: "has no clear effect on the margin",
     }[found]
     return Claim(
-        verdict,
-        f"{start}Zeroing the heads with the largest label margin {said}: {over:+.2f} nats beyond random heads, {more:+.2f} from "
+        found,
+        f"Zeroing the heads with the largest label margin {said}: {over:+.2f} nats beyond random heads, {more:+.2f} from "
         f"what the paper's heads cost beyond theirs (n = {plural(over.n, 'query word')}).",
     )
 
@@ -291,4 +292,4 @@ def carriers(t: pd.DataFrame) -> Claim:
     least = min(over, key=lambda name: over[name].estimate, default="")
     end = f" Beyond random heads, most margin goes with {listed([least])}: {over[least]:+.2f} nats." if over else ""
     start = "" if bool(t["learned"].iloc[0]) else UNLEARNED
-    return Claim(None, f"{start}What goes with the top heads of the rankings: {'; '.join(parts)}.{end}")
+    return finding(f"{start}What goes with the top heads of the rankings: {'; '.join(parts)}.{end}")

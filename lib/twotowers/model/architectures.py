@@ -1,7 +1,7 @@
 """Where the parts of a causal language model are: one row of data per architecture. `model.Model` reads them.
 
 A new architecture is a new row here and a tiny model in `tests/conftest.py`, never a subclass. A row is used only after
-`loading.prove` has shown, on the loaded weights, that blocks add up to the residual stream, heads to their block, and
+`proof.prove` has shown, on the loaded weights, that blocks add up to the residual stream, heads to their block, and
 our logits to the model's own.
 """
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +27,7 @@ from transformers import DynamicCache
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.hooks import changing_z
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
@@ -51,7 +53,7 @@ def last_position(model: Model, batch: Sequence[Encoded]) -> Callable[[], Float[
     Its logits are those of a whole run, so long as hooks change nothing but the last position. Memory: keys and values
     of all positions in all layers.
     """
-    ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
+    ids = model.token_ids(batch)
     cache = DynamicCache()
     model.hf(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
 
@@ -189,22 +191,17 @@ def exchanged(
 
         return read
 
-    def hook(layer: int, mine: list[int]) -> Callable:
-        def put(_, args):
-            if layer not in outputs:
-                raise TwoTowersError(
-                    f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
-                )
-            z = args[0].clone()
-            z.view(*z.shape[:-1], model.n_heads, model.d_head)[:, -1, mine] = outputs.pop(layer).to(z)
-            return (z, *args[1:])
-
-        return put
+    def put(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
+        if layer not in outputs:
+            raise TwoTowersError(
+                f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
+            )
+        z[:, -1, by_layer[layer]] = outputs.pop(layer).to(z)
 
     with ExitStack() as stack:
         for layer, mine in by_layer.items():
             stack.enter_context(reading_attention(model, layer, reader(layer, mine)))
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(hook(layer, mine)).remove)
+        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in by_layer}))
         yield
 
 

@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from twotowers.model.architectures import Architecture
+from twotowers.model.hooks import attribute
 from twotowers.model.model import Model
 
 ATTENTION = "twotowers"  # the name under which transformers finds `attention_function`
@@ -72,7 +73,7 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
     Several readers may see the same layer, one inside the other.
     """
     module, method = model.part(layer, "attention"), model.architecture.attention_method
-    before = module.__dict__.get(method or "twotowers_reader")
+    before = module.__dict__.get("twotowers_reader")
     if method:
         stock = getattr(module, method)
 
@@ -81,20 +82,17 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
             reader(query, key, value, mask, model.score_scaling(layer), None)
             return stock(query, key, value, attention_mask)
 
-        reader_name, found = method, wrapped
-    else:
+        with attribute(module, method, wrapped):
+            yield
+        return
 
-        def found(*seen):
-            for one in (before, reader):
-                if one is not None:
-                    one(*seen)
+    def each(*seen):
+        for one in (before, reader):
+            if one is not None:
+                one(*seen)
 
-        reader_name = "twotowers_reader"
-    setattr(module, reader_name, found)  # on the instance: it hides the class's own method, and delattr shows it again
-    try:
+    with attribute(module, "twotowers_reader", each):
         yield
-    finally:
-        setattr(module, reader_name, before) if before is not None else delattr(module, reader_name)
 
 
 def _through_window(
@@ -139,12 +137,8 @@ def attending_to(
         name, found = method, attend
     else:
         name, found = "twotowers_others", others
-    before = module.__dict__.get(name)  # a reader of this layer may be on the same module
-    setattr(module, name, found)
-    try:
+    with attribute(module, name, found):  # a reader of this layer may be on the same module
         yield
-    finally:
-        setattr(module, name, before) if before is not None else delattr(module, name)
 
 
 def scores(

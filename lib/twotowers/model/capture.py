@@ -142,13 +142,13 @@ class _Recorder:
                 def hook(_, args, kwargs):
                     self.put(name, layer, read(args[0] if args else kwargs["hidden_states"]))
 
-                stack.enter_context(_removing(module.register_forward_pre_hook(hook, with_kwargs=True)))
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
             def after(module: nn.Module, name: str, layer: int, read: Callable) -> None:
                 def hook(_, args, output):
                     self.put(name, layer, read(output))
 
-                stack.enter_context(_removing(module.register_forward_hook(hook)))
+                stack.callback(module.register_forward_hook(hook).remove)
 
             for layer, whole in enumerate(model.blocks):
                 before(whole, "resid_pre", layer, last)
@@ -176,14 +176,6 @@ def _times(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batc
     return (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
 
 
-@contextmanager
-def _removing(handle) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 @torch.inference_mode()
 def capture(
     model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None
@@ -194,10 +186,9 @@ def capture(
         raise TwoTowersError(f"cannot record {sorted(record - WANT)}: choose from {sorted(WANT)}")
     if len({len(e.ids) for e in encoded}) != 1:
         raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
-    ids = torch.tensor([e.ids for e in encoded], device=model.hf.get_input_embeddings().weight.device)
     recorder = _Recorder(model, record)
     with recorder.attached(len(encoded)):
-        logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+        logits = model.logits(encoded)
     optional = {name: recorder.stacked(name) for name in OPTIONAL if name in recorder.entries}
     if "scaling" in recorder.entries:
         optional["scaling"] = tuple(float(s) for _, s in sorted(recorder.entries["scaling"].items()))
@@ -229,11 +220,9 @@ def predict(
     """The model's top word, and its log-probability (nats) of each label word in `label_ids` order."""
     top = torch.empty(len(encoded), dtype=torch.long)
     labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
-    device = model.hf.get_input_embeddings().weight.device
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
         for index, batch in batches(encoded, max_tokens):
-            ids = torch.tensor([e.ids for e in batch], device=device)
-            logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            logits = model.logits(batch)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
             words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
             top[index] = logits.argmax(-1).cpu()

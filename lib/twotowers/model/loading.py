@@ -8,7 +8,6 @@ model = load("openai-community/gpt2-large")     # from the hub, or a folder of y
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -26,15 +25,10 @@ from twotowers.model import files, gguf_file, gguf_weights
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
 from twotowers.model.model import Model
-from twotowers.model.proof import PROVEN, TOLERANCE, capped, finished, identity_errors, prove
+from twotowers.model.proof import prove
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = [
-    "DTYPES", "PROVEN", "TOLERANCE", "Files", "capped", "check", "check_device_map", "finished", "identity_errors", "load",
-    "prove", "weights_hash",
-]  # fmt: skip
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -174,15 +168,6 @@ def check_device_map(word: str) -> str:
     if find_spec("accelerate") is None:
         raise TwoTowersError("device_map needs accelerate: pip install accelerate")
     return word
-
-
-def weights_hash(hf: torch.nn.Module) -> str:
-    """12 hexadecimal digits over every parameter's name, type, shape and bytes: for a model made in memory."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(hf.state_dict().items()):
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:12]
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

@@ -12,15 +12,17 @@ How a query meets a key is not: `query_key` rebuilds every score from the layer'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from twotowers.model.architectures import Architecture
+from twotowers.prompts.prompt import Encoded
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,14 @@ class Model:
             None if _bias(norm) is None else _bias(norm).to(here), self.architecture.centred, norm_eps(norm),
             getattr(self.config, "final_logit_softcapping", None),
         )  # fmt: skip
+
+    def token_ids(self, batch: Sequence[Encoded]) -> Int[Tensor, "batch position"]:
+        """Token ids of prompts of one length, where the model takes them."""
+        return torch.tensor([e.ids for e in batch], device=self.hf.get_input_embeddings().weight.device)
+
+    def logits(self, batch: Sequence[Encoded]) -> Float[Tensor, "batch vocabulary"]:
+        """One forward pass over prompts of one length: the logits of the last position, where the model leaves them."""
+        return self.hf(input_ids=self.token_ids(batch), use_cache=False, logits_to_keep=1).logits[:, -1]
 
     def norm_gain(self, norm: nn.Module) -> Float[Tensor, "width"]:
         """What a norm multiplies by: its weight, 1 + weight for Gemma (then in at least float32, as Gemma does it)."""

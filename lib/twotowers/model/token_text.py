@@ -75,11 +75,6 @@ class Lexicon:
             [i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]
         ).long()
 
-    def spelling(self, words: set[str]) -> list[int]:
-        """Ids of all tokens that spell one of these words, whatever their case and leading space."""
-        lower = {word.casefold() for word in words}
-        return [i for i, plain in enumerate(self.plain) if plain in lower]
-
 
 def content_words(text: str) -> set[str]:
     """The words of a text that are not stop words, in lower case."""

@@ -239,6 +239,16 @@ def swapped_labels(prompt: Prompt) -> Prompt:
     return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
 
 
+def both_assignments(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Each prompt twice, one after the other: with either assignment of the labels."""
+    return [q for prompt in prompts for q in (prompt, swapped_labels(prompt))]
+
+
+def alternated(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The labels of every second prompt exchanged: a head that raises one word always gains nothing by it."""
+    return [swapped_labels(prompt) if i % 2 else prompt for i, prompt in enumerate(prompts)]
+
+
 def counterbalanced(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The same prompts, in all orders in turn and with the labels exchanged in half of them.
 

@@ -8,16 +8,15 @@ here is therefore another draw of heads *within each layer*.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import combinations
-from math import comb
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
 from twotowers.errors import TwoTowersError
+from twotowers.stats.intervals import overlap_within_layers
 
 Head = tuple[int, int]
 Ranking = Float[np.ndarray, "layer head"]
@@ -60,25 +59,6 @@ def agreement(rankings: Mapping[str, Ranking], k: int, seed: int = 0, draws: int
              "k": k, "shared": count, "shared_expected": expected, "shared_p": p}
         )  # fmt: skip
     return pd.DataFrame(rows)
-
-
-def overlap_within_layers(a: Iterable[Head], b: Iterable[Head], heads_per_layer: int) -> tuple[int, float, float]:
-    """How many heads two sets share, how many random sets with as many heads in each layer would, and the chance of it.
-
-    The chance is exact: that of at least so many, from the hypergeometric distribution of every layer.
-    """
-    a, b = set(a), set(b)
-    sizes_a, sizes_b = (Counter(layer for layer, _ in heads) for heads in (a, b))
-    if max([*sizes_a.values(), *sizes_b.values()], default=0) > heads_per_layer:
-        raise TwoTowersError(f"a layer has more than {heads_per_layer} of the heads: give the model's number of heads")
-    chances, expected = np.ones(1), 0.0
-    for layer in sizes_a.keys() & sizes_b.keys():
-        m, n = sizes_a[layer], sizes_b[layer]
-        ways = [comb(m, i) * comb(heads_per_layer - m, n - i) for i in range(min(m, n) + 1)]
-        chances = np.convolve(chances, np.array(ways) / comb(heads_per_layer, n))
-        expected += m * n / heads_per_layer
-    count = len(a & b)
-    return count, expected, float(chances[count:].sum())
 
 
 def _ranks(name: str, values: Ranking) -> Ranking:

@@ -11,9 +11,11 @@ Rates get Wilson intervals, all else the BCa bootstrap (Efron 1987). Where that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -56,19 +58,12 @@ class Interval:
         return {name: self.estimate, "low": self.low, "high": self.high, "n": self.n}
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """How many members two sets share; `probability`: of sharing at least `count` when both are drawn by chance."""
+class Overlap(NamedTuple):
+    """How many heads two sets share; `probability`: of sharing at least `count` when both are drawn by chance."""
 
     count: int
-    sizes: tuple[int, int]
-    total: int
     expected: float
     probability: float
-
-    def __str__(self) -> str:
-        chance = f"by chance {self.expected:.2g}, p = {self.probability:.2g}"
-        return f"{self.count} of {min(self.sizes)} shared ({chance})"
 
 
 def bootstrap(
@@ -199,63 +194,39 @@ def discoveries(p_values: ArrayLike, q: float = 0.05) -> Bool[np.ndarray, "*test
     return stats.false_discovery_control(p_values, axis=None).reshape(p_values.shape) <= inside(q)
 
 
-def overlap(a: Iterable[Hashable], b: Iterable[Hashable], total: int) -> Overlap:
-    """Shared members of two sets of heads out of `total`, beside chance (hypergeometric): |a||b| / total expected.
-
-    Raises TwoTowersError when `total` is smaller than the two sets together.
-    """
-    a, b = set(a), set(b)
-    if (members := len(a | b)) > total or total < 1:
-        raise TwoTowersError(f"{members} different heads cannot come from {total}: give the model's total")
-    return _overlap(a, b, [(len(a), len(b))], total)
-
-
 def overlap_within_layers(a: Iterable[tuple[int, int]], b: Iterable[tuple[int, int]], heads_per_layer: int) -> Overlap:
-    """As `overlap` for (layer, head), when chance leaves both sets their number of heads in each layer.
+    """(layer, head) pairs that two sets share, beside chance that leaves both their number of heads in each layer.
 
-    The count is then a sum of hypergeometric counts, one a layer. `total`: heads of the layers that hold any of them.
-    Raises TwoTowersError on a head that no layer has.
+    Exact: a sum of hypergeometric counts, one a layer. Raises TwoTowersError on a head that no layer has.
     """
     a, b = set(a), set(b)
     if outside := [head for _, head in a | b if not 0 <= head < heads_per_layer]:
         raise TwoTowersError(f"no head {outside[0]} in a layer of {heads_per_layer}: give the model's heads a layer")
-    layers = sorted({layer for layer, _ in a | b})
-    sizes = [(sum(at == layer for at, _ in a), sum(at == layer for at, _ in b)) for layer in layers]
-    return _overlap(a, b, sizes, heads_per_layer)
+    of_a, of_b = (Counter(layer for layer, _ in heads) for heads in (a, b))
+    expected, chances = 0.0, np.ones(1)  # chances[k]: of sharing k
+    for layer in sorted(of_a.keys() & of_b.keys()):
+        i, j = of_a[layer], of_b[layer]
+        expected += i * j / heads_per_layer
+        chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(min(i, j) + 1), heads_per_layer, i, j))
+    count = len(a & b)
+    return Overlap(count, expected, min(1.0, float(chances[count:].sum())) if count else 1.0)
 
 
-def _overlap(a: set, b: set, sizes: list[tuple[int, int]], total: int) -> Overlap:
-    """Chance draws sizes[i] members out of `total`, for each layer i by itself."""
-    count, chances = len(a & b), np.ones(1)  # chances[k]: of sharing k
-    for i, j in sizes:
-        chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(min(i, j) + 1), total, i, j))
-    tail = min(1.0, float(chances[count:].sum())) if count else 1.0
-    return Overlap(count, (len(a), len(b)), total * len(sizes), sum(i * j for i, j in sizes) / total, tail)
-
-
-def grouped(
-    table: pd.DataFrame, by: list[str], value: str, statistic: str = "mean", clusters: str | None = None, seed: int = 0
-) -> pd.DataFrame:
+def grouped(table: pd.DataFrame, by: list[str], value: str, clusters: str | None = None, seed: int = 0) -> pd.DataFrame:
     """One row per group of `by`, in order of appearance: its `bootstrap` under `value`, then low, high and n.
 
-    `statistic` "rate" takes `rate` instead. Give one row per prompt in each group, or in `clusters` the column of what
-    rows share. Raises TwoTowersError as both, on a missing column, and on groups without a name.
+    Give one row per prompt in each group, or in `clusters` the column of what rows share. Raises TwoTowersError as
+    `bootstrap`, on a missing column, and on groups without a name.
     """
     _has(table, *by, value, *([clusters] if clusters else []))
     if table[by].isna().any(axis=None):
         raise TwoTowersError(f"a group of {', '.join(by)} has no name: leave its rows out, and say so")
-    interval = rate if statistic == "rate" else partial(bootstrap, statistic=statistic, seed=seed)
     rows = [
         dict(zip(by, key, strict=True))
-        | interval(group[value].to_numpy(), clusters=group[clusters] if clusters else None).as_row(value)
+        | bootstrap(group[value].to_numpy(), seed=seed, clusters=group[clusters] if clusters else None).as_row(value)
         for key, group in table.groupby(by, sort=False, observed=True)
     ]
     return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n"])
-
-
-def grouped_rates(table: pd.DataFrame, by: list[str], value: str, clusters: str | None = None) -> pd.DataFrame:
-    """`grouped` for a column of 0 and 1, with Wilson intervals."""
-    return grouped(table, by, value, "rate", clusters)
 
 
 def estimate(table: pd.DataFrame, column: str, /, **where: object) -> Interval:

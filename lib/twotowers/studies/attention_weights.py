@@ -11,7 +11,7 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
-from twotowers.prompts.datasets import counterbalanced, swapped_labels
+from twotowers.prompts.datasets import both_assignments, counterbalanced
 from twotowers.stats.intervals import (
     bootstrap,
     bootstrap_correlation,
@@ -20,6 +20,7 @@ from twotowers.stats.intervals import (
     discoveries,
     p_value,
 )
+from twotowers.studies.cells import places
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.run import Run
 
@@ -34,7 +35,7 @@ SHOWN = 100  # prompts in a figure of points
 def balanced(run: Run, dataset: str) -> list:
     """Two prompts for each of the set: its order in turn with either assignment of the labels, one after the other."""
     turned = counterbalanced(run.prompts(dataset))
-    return run.keep(("pairs", dataset), lambda: run.encode([q for p in turned for q in (p, swapped_labels(p))]))
+    return run.keep(("pairs", dataset), lambda: run.encode(both_assignments(turned)))
 
 
 def _read(run: Run) -> dict:
@@ -45,8 +46,7 @@ def _read(run: Run) -> dict:
         sets = {(d, PAPER): run.encoded(d) for d in run.parameters.datasets}
         sets |= {(d, BALANCED): balanced(run, d) for d in run.parameters.datasets}
         found = read_labels(run.lm, [e for encoded in sets.values() for e in encoded], progress="attention on labels")
-        ends = np.cumsum([0, *map(len, sets.values())])
-        return {key: found[a:b] for key, a, b in zip(sets, ends, ends[1:], strict=False)}
+        return {key: found[at] for key, at in places(sets).items()}
 
     return run.keep("attention on labels", make)
 

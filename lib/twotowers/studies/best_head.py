@@ -7,8 +7,7 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named, others_of_layer
-from twotowers.prompts.datasets import counterbalanced, swapped_labels
-from twotowers.prompts.prompt import Prompt
+from twotowers.prompts.datasets import alternated, counterbalanced
 from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, rate
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.located import COLUMN, heads
@@ -60,11 +59,6 @@ def best(run: Run) -> tuple[Head, list[Head]]:
     return head, [Head(*one) for one in others_of_layer(head, run.about["heads"], N_RANDOM, p.seed)]
 
 
-def both_labels(prompts: list[Prompt]) -> list[Prompt]:
-    """The labels of every second prompt exchanged: a head that raises one word always gains nothing by it."""
-    return [swapped_labels(prompt) if i % 2 else prompt for i, prompt in enumerate(prompts)]
-
-
 def _judged(run: Run):
     """Ranks of label words and attention on labels in the best head and random ones, on all sets: (ranks, sums)."""
     from twotowers.analysis import attention, word_ranks
@@ -75,7 +69,7 @@ def _judged(run: Run):
         ranks, sums = [], []
         for dataset in here.parameters.datasets:
             prompts = here.prompts(dataset)
-            judged = here.encode(both_labels(prompts))
+            judged = here.encode(alternated(prompts))
             queries = np.array([prompt.query for prompt in prompts])
             found = word_ranks.label_ranks(here.lm, judged, [head, *others], here.parameters.norm, progress=dataset)
             ranks.append(found.assign(dataset=dataset, query=queries[found["prompt"]]))

@@ -14,21 +14,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.parameters import AUTO
 from twotowers.prompts.datasets import counterbalanced, swapped_labels
 from twotowers.prompts.prompt import Prompt
-from twotowers.stats.intervals import rate
+from twotowers.studies.cells import answered, places
 from twotowers.studies.context import LOCATING_SEED, Context, Form, chapter_studies
 
 study = chapter_studies("01-locate")
 PRINTED = Form(2, "space")  # the paper's
 TRIED = (PRINTED, Form(2, "line break"), Form(4, "space"), Form(4, "line break"))
 ORDERS = ("paper's order", "shuffled", "counterbalanced")
-BASELINES = ("repeat the last label", "continue the alternation", "always the preferred label")
 CHANCE = 0.5
 MOST = 40  # prompts a cell
 
@@ -41,16 +39,6 @@ def shuffled(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
         mixed = replace(prompt, demonstrations=tuple(rng.sample(prompt.demonstrations, len(prompt.demonstrations))))
         out.append(swapped_labels(mixed) if rng.random() < 0.5 else mixed)
     return out
-
-
-def baselines(prompts: Sequence[Prompt], said: Sequence[str] = ()) -> dict[str, float]:
-    """Accuracy of three rules that never read a text. `said`: the labels that the model prefers."""
-    last = float(np.mean([p.demonstrations[-1].label == p.true_label for p in prompts]))
-    labels = prompts[0].labels
-    preferred = max(labels, key=lambda label: sum(one == label for one in said))
-    return dict(
-        zip(BASELINES, (last, 1 - last, float(np.mean([p.true_label == preferred for p in prompts]))), strict=True)
-    )
 
 
 def _tried(run: Context) -> list[Form]:
@@ -82,19 +70,11 @@ def forms(run: Context) -> pd.DataFrame:
     if not cells:
         raise TwoTowersError("no form of prompt can be read by this model: take a smaller k or other datasets")
     found = answers(run.lm, [e for encoded in cells.values() for e in encoded], progress="forms of the prompt")
-    table, at, rows = found.table(), 0, []
-    for (form, dataset, order), encoded in cells.items():
-        mine = table.iloc[at : at + len(encoded)]
-        at += len(encoded)
-        prompts = [e.prompt for e in encoded]
-        other = [next(label for label in q.labels if label != q.true_label) for q in prompts]
-        labels = np.where(mine["two_label"], mine["true_label"], other)
-        rows.append(
-            {"k": form.k, "separator": form.separator, "dataset": dataset, "order": order, "prompts": len(mine),
-             **rate(mine["correct"], clusters=mine["query"]).as_row("accuracy"),
-             "two_label": mine["two_label"].mean(), "names_label": (mine["said"] != "another word").mean(),
-             **baselines(prompts, labels.tolist())}
-        )  # fmt: skip
+    table, rows = found.table(), []
+    for (form, dataset, order), at in places(cells).items():
+        accuracy, shares, baselines = answered(table.iloc[at], cells[form, dataset, order])
+        row = {"k": form.k, "separator": form.separator, "dataset": dataset, "order": order}
+        rows.append(row | {"prompts": at.stop - at.start} | accuracy | shares | baselines)
     return _with_choice(pd.DataFrame(rows))
 
 

@@ -6,15 +6,15 @@ a place nor a label word tells the answer. Tables 4 to 6 of the EMNLP version ar
 
 from __future__ import annotations
 
-from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
-from twotowers.heads import control_heads, named
-from twotowers.prompts.datasets import swapped_labels
+from twotowers.heads import control_heads, lacking, named
+from twotowers.prompts.datasets import both_assignments
 from twotowers.stats.intervals import (
     bootstrap,
     bootstrap_correlation,
@@ -25,6 +25,7 @@ from twotowers.stats.intervals import (
     spearman,
 )  # fmt: skip
 from twotowers.studies import located
+from twotowers.studies.cells import queries as queries_of
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.forms import shuffled
 from twotowers.studies.run import Run
@@ -43,25 +44,17 @@ FEW_DRAWS = 5  # of random heads zeroed at all positions, which costs a run of t
 SMALL = 64  # a model with more heads than these has a sample of them zeroed in every way
 
 
-def both_assignments(prompts: list, seed: int) -> list:
-    """Each prompt in a random order of its demonstrations, once with either assignment of the labels."""
-    return [q for one in shuffled(prompts, seed) for q in (one, swapped_labels(one))]
-
-
 def _judged(run: Run, dataset: str) -> list:
-    make = lambda: run.encode(both_assignments(run.prompts(dataset)[:MOST], run.parameters.seed))  # noqa: E731
+    """Prompts in a random order of their demonstrations, each once with either assignment of the labels."""
+    make = lambda: run.encode(both_assignments(shuffled(run.prompts(dataset)[:MOST], run.parameters.seed)))  # noqa: E731
     return run.keep(("either label", dataset), make)
 
 
 def _chosen_on(run: Run) -> list:
     """Prompts of the first set on which heads are located: they choose, and judge nothing."""
     p = run.parameters
-    make = lambda: run.encode(both_assignments(run.locating(p.datasets[0])[:MOST], p.seed))  # noqa: E731
+    make = lambda: run.encode(both_assignments(shuffled(run.locating(p.datasets[0])[:MOST], p.seed)))  # noqa: E731
     return run.keep("either label, locating", make)
-
-
-def _queries(encoded: list) -> np.ndarray:
-    return np.array([f"{e.prompt.dataset} {e.prompt.query}" for e in encoded])
 
 
 def _values(found: Any) -> dict[str, np.ndarray]:
@@ -89,11 +82,7 @@ def _compared(values: dict[str, np.ndarray], queries: np.ndarray, seed: int, ran
     rows = []
     for measure, one in values.items():
         plain, ours, draws = one[0], one[1], one[2:]
-        of = (
-            rate
-            if measure in (ACCURACY, TWO_LABEL, NAMES)
-            else lambda x, clusters: bootstrap(x, clusters=clusters, seed=seed)
-        )
+        of = rate if measure in (ACCURACY, TWO_LABEL, NAMES) else partial(bootstrap, seed=seed)
         control = draws.mean(0)
         found = {
             NOTHING: of(plain, clusters=queries), IN: of(ours, clusters=queries),
@@ -109,11 +98,6 @@ def _compared(values: dict[str, np.ndarray], queries: np.ndarray, seed: int, ran
     return rows
 
 
-def _from_elsewhere(run: Run) -> int:
-    """How many random heads of the same layers have to come from other layers, which lack others."""
-    return sum(max(0, 2 * many - run.about["heads"]) for many in Counter(layer for layer, _ in run.heads()).values())
-
-
 @study
 def by_dataset(run: Run) -> pd.DataFrame:
     """All in-context heads zeroed, on every set and over the sets that pass, at all positions and at the last.
@@ -125,7 +109,7 @@ def by_dataset(run: Run) -> pd.DataFrame:
     for positions, most in (("all", FEW_DRAWS), ("last", p.draws)):
         sets = [ours, *run.control_sets()[:most]]
         found = {dataset: _zeroed(run, dataset, sets, positions) for dataset in p.datasets}
-        clusters = {dataset: _queries(_judged(run, dataset)) for dataset in p.datasets}
+        clusters = {dataset: queries_of(_judged(run, dataset)) for dataset in p.datasets}
         if passing:
             found[POOLED] = {m: np.concatenate([found[d][m] for d in passing], 1) for m in found[passing[0]]}
             clusters[POOLED] = np.concatenate([clusters[d] for d in passing])
@@ -136,7 +120,11 @@ def by_dataset(run: Run) -> pd.DataFrame:
                 for row in made
             ]
     about = {"k": len(ours), "total": run.about["layers"] * run.about["heads"], "named": ", ".join(named(ours))}
-    about |= {"heads_from": run.heads_from, "from_elsewhere": _from_elsewhere(run), "passing": len(passing)}
+    about |= {
+        "heads_from": run.heads_from,
+        "from_elsewhere": lacking(ours, run.about["heads"]),
+        "passing": len(passing),
+    }
     return pd.DataFrame(rows).assign(**about)
 
 
@@ -148,7 +136,7 @@ def single(run: Run) -> pd.DataFrame:
     from twotowers.analysis.edit_heads import all_heads
 
     encoded, ours = _judged(run, run.parameters.datasets[0]), set(run.heads())
-    queries = _queries(encoded)
+    queries = queries_of(encoded)
     values = _values(ablate_heads(run.lm, encoded, all_heads(run.lm), "last", progress="zeroing every head"))
     columns = {ACCURACY: "accuracy_drop", TWO_LABEL: "two_label_drop", MARGIN: "margin_drop", LOG_PROB: "log_prob_drop"}
     rows = []
@@ -173,7 +161,7 @@ def redundancy(run: Run) -> pd.DataFrame:
     every = [ours, *draws]
     alone = sorted({head for some in every for head in some})
     values = _zeroed(run, p.datasets[0], [*every, *([head] for head in alone)], "last")
-    queries, at = _queries(_judged(run, p.datasets[0])), {head: 1 + len(every) + i for i, head in enumerate(alone)}
+    queries, at = queries_of(_judged(run, p.datasets[0])), {head: 1 + len(every) + i for i, head in enumerate(alone)}
     for measure in (MARGIN, LOG_PROB):
         drop = values[measure][0] - values[measure]
         both = [(drop[1 + i], sum(drop[at[head]] for head in some)) for i, some in enumerate(every)]
@@ -211,7 +199,7 @@ def ways(run: Run) -> pd.DataFrame:
     p, heads, drops, rows = run.parameters, _sampled(run), {}, []
     encoded = _judged(run, p.datasets[0])
     encoded = encoded if run.about["layers"] * run.about["heads"] <= SMALL else encoded[:16]
-    queries = _queries(encoded)
+    queries = queries_of(encoded)
     for positions in ("all", "last"):
         mean = mean_fed(run.lm, _chosen_on(run), positions)
         where = "all positions" if positions == "all" else "last position"
@@ -261,8 +249,8 @@ def union(run: Run) -> pd.DataFrame:
     names = set(named(theirs)), set(named(ours))
     kinds = {
         (True, True): "both",
-        (True, False): UNION + " only",
-        (False, True): IN + " only",
+        (True, False): f"{UNION} only",
+        (False, True): f"{IN} only",
         (False, False): "neither",
     }
     table["kind"] = [kinds[name in names[0], name in names[1]] for name in table["name"]]
@@ -270,20 +258,13 @@ def union(run: Run) -> pd.DataFrame:
     about: dict[str, Any] = {"shared": shared.count, "ours": len(ours), "theirs": len(theirs)}
     about |= {"expected": shared.expected, "p": shared.probability, "dataset": p.datasets[0], "top_k": p.top_k}
     deep = table[table["layer"] >= run.about["layers"] / 2]
-    for name, rows, column in (
-        ("rho", table, "increase"),
-        ("deep", deep, "increase"),
-        ("label_rho", table, "label_margin"),
-    ):
+    ranked_by = ("rho", table, "increase"), ("deep", deep, "increase"), ("label_rho", table, "label_margin")
+    for name, rows, column in ranked_by:
         about |= dict.fromkeys((name, f"{name}_low", f"{name}_high", f"{name}_heads"), np.nan)
         if len(rows) > 2 and np.ptp(rows[column]) > 0 and np.ptp(rows["log_prob_drop"]) > 0:
             found = bootstrap_correlation(rows[column], rows["log_prob_drop"], seed=p.seed)
-            about |= {
-                name: found.estimate,
-                f"{name}_low": found.low,
-                f"{name}_high": found.high,
-                f"{name}_heads": found.n,
-            }
+            about |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+            about[f"{name}_heads"] = found.n
     return table.assign(**about)
 
 
@@ -295,7 +276,7 @@ def union_zeroed(run: Run) -> pd.DataFrame:
     p = run.parameters
     theirs = in_context_heads(_union(run), p.top_k)
     sets, dataset = [theirs, *run.control_sets(theirs)[:FEW_DRAWS]], p.datasets[0]
-    rows = _compared(_zeroed(run, dataset, sets, "all"), _queries(_judged(run, dataset)), p.seed)
+    rows = _compared(_zeroed(run, dataset, sets, "all"), queries_of(_judged(run, dataset)), p.seed)
     passes = dataset in run.passing
     return pd.DataFrame(rows).assign(dataset=dataset, k=len(theirs), named=", ".join(named(theirs)), passes=passes)
 
@@ -326,7 +307,7 @@ def curve(run: Run) -> pd.DataFrame:
                 for i in range(p.draws)
             ]
     values, rows = _zeroed(run, p.datasets[0], sets, "last"), []
-    queries, step = _queries(_judged(run, p.datasets[0])), 1 + 2 * p.draws
+    queries, step = queries_of(_judged(run, p.datasets[0])), 1 + 2 * p.draws
     for i, k in enumerate(ks):
         start = 1 + i * step
         for kind, first in ((SAME, start + 1), (ANY, start + 1 + p.draws)):

@@ -7,30 +7,20 @@ import pandas as pd
 
 from twotowers.heads import named, random_heads
 from twotowers.prompts.datasets import paper_example
-from twotowers.stats.intervals import bootstrap, grouped, overlap_within_layers, rate, spearman
+from twotowers.stats.intervals import bootstrap, grouped, overlap_within_layers, spearman
+from twotowers.studies.cells import answered, places
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import sets_of
 from twotowers.studies.example import apart
-from twotowers.studies.forms import baselines, forms
+from twotowers.studies.forms import forms
 from twotowers.studies.located import COLUMN, heads, top
 from twotowers.studies.run import Run
 
 study = chapter_studies("01-locate")
 __all__ = [
-    "accuracy",
-    "apart",
-    "blocks",
-    "case",
-    "forms",
-    "heads",
-    "norms",
-    "order",
-    "overlaps",
-    "parts",
-    "positions",
-    "top_heads",
-    "toy",
-]
+    "accuracy", "apart", "blocks", "case", "forms", "heads", "norms", "order", "overlaps", "parts", "positions",
+    "top_heads", "toy",
+]  # fmt: skip
 SAMPLE = 200  # prompts for exhibits that cost more than one walk over the vocabulary a set
 NORMS = ("frozen", "recomputed", "raw")
 PAPER, BALANCED = "paper's order", "counterbalanced"
@@ -48,9 +38,7 @@ def _increases(run: Run):
     def make():
         sets = {dataset: run.encoded(dataset) for dataset in run.parameters.datasets} | {BALANCED: _balanced(run)}
         pooled = [one for encoded in sets.values() for one in encoded]
-        ends = np.cumsum([0, *map(len, sets.values())])
-        at = {dataset: slice(a, b) for dataset, a, b in zip(sets, ends, ends[1:], strict=False)}
-        return locate.increases(run.lm, pooled, norm=run.parameters.norm, progress="increases"), at
+        return locate.increases(run.lm, pooled, norm=run.parameters.norm, progress="increases"), places(sets)
 
     return run.keep("increases", make)
 
@@ -77,18 +65,10 @@ def accuracy(run: Run) -> pd.DataFrame:
     cells = {(d, "paper's order", label): run.encoded(d, label) for d in p.datasets for label in p.labels}
     cells |= {(d, "counterbalanced", "both"): run.balanced(d) for d in p.datasets}
     found = answers(run.lm, [e for encoded in cells.values() for e in encoded], progress="answers").table()
-    ends = np.cumsum([0, *map(len, cells.values())])
-    for (key, encoded), start, stop in zip(cells.items(), ends, ends[1:], strict=False):
-        mine, prompts = found.iloc[start:stop], [e.prompt for e in encoded]
-        other = [next(label for label in q.labels if label != q.true_label) for q in prompts]
-        said = list(np.where(mine["two_label"], mine["true_label"], other))
-        rows.append(
-            dict(zip(("dataset", "order", "true_label"), key, strict=True))
-            | rate(mine["correct"], clusters=mine["query"]).as_row("accuracy")
-            | {"prompts": len(mine), "two_label": mine["two_label"].mean()}
-            | {"names_label": (mine["said"] != "another word").mean(), "passes": key[0] in run.passing}
-            | baselines(prompts, said)
-        )
+    for key, at in places(cells).items():
+        accuracy, shares, baselines = answered(found.iloc[at], cells[key])
+        row = dict(zip(("dataset", "order", "true_label"), key, strict=True)) | accuracy
+        rows.append(row | {"prompts": len(cells[key])} | shares | {"passes": key[0] in run.passing} | baselines)
     return pd.DataFrame(rows)
 
 
@@ -130,16 +110,8 @@ def blocks(run: Run) -> pd.DataFrame:
             a, f = (sums.loc[part, quantity].to_numpy() for part in ("attention", "FFN"))
             for part, values in (("attention", a), ("FFN", f), ("attention less FFN", a - f)):
                 interval = bootstrap(values, clusters=queries).as_row("value")
-                rows.append(
-                    {
-                        "order": order,
-                        "part": part,
-                        "quantity": quantity,
-                        **interval,
-                        "prompts": len(encoded),
-                        "dataset": sets,
-                    }
-                )
+                row = {"order": order, "part": part, "quantity": quantity, **interval}
+                rows.append(row | {"prompts": len(encoded), "dataset": sets})
     return pd.DataFrame(rows).assign(learned=bool(run.passing))
 
 
@@ -251,7 +223,7 @@ def order(run: Run) -> pd.DataFrame:
     total = np.concatenate([part.cpu().numpy() for part in after]).mean(0)
     layer, head = (axis.ravel() for axis in np.indices(alone.shape))
     table = pd.DataFrame({"layer": layer, "head": head, "alone": alone.ravel(), "after": total.ravel()})
-    return table.assign(name=[f"{a}-{b}" for a, b in zip(layer, head, strict=True)], n=len(sample))
+    return table.assign(name=named(zip(layer, head, strict=True)), n=len(sample))
 
 
 @study

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head
-from twotowers.prompts.datasets import counterbalanced, swapped_labels
+from twotowers.heads import Head, named
+from twotowers.prompts.datasets import both_assignments, counterbalanced
 from twotowers.studies.context import Context, chapter_studies
 
 study = chapter_studies("01-locate")
@@ -37,7 +37,7 @@ def heads(run: Context) -> pd.DataFrame:
         prompts = run.locating(dataset)
         plain += run.encode(prompts)
         # Every order in turn, and each with both assignments of the labels: preferences for a word cancel exactly.
-        balanced += run.encode([q for one in counterbalanced(prompts) for q in (one, swapped_labels(one))])
+        balanced += run.encode(both_assignments(counterbalanced(prompts)))
         n_sets[dataset] = len(prompts)
     increase = locate.increases(lm, plain, norm=p.norm, progress="increase of every head").heads
     label = np.asarray(rankings.label_margin(lm, balanced, progress="increase from label positions"))
@@ -45,7 +45,7 @@ def heads(run: Context) -> pd.DataFrame:
     parts, at = [], 0
     for dataset, n in n_sets.items():
         columns = {"dataset": dataset, "layer": layer, "head": head}
-        columns["name"] = [f"{a}-{b}" for a, b in zip(layer, head, strict=True)]
+        columns["name"] = named(zip(layer, head, strict=True))
         pairs = label[2 * at : 2 * (at + n)].reshape(n, 2, *label.shape[1:]).mean(1)
         for name, error, mine in (
             ("increase", "standard_error", increase[at : at + n]), ("label_margin", "label_error", pairs),

@@ -14,7 +14,7 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
-from twotowers.prompts.datasets import CONTENT_FREE, imbalanced, orders, swapped_labels
+from twotowers.prompts.datasets import CONTENT_FREE, alternated, imbalanced, orders
 from twotowers.prompts.prompt import Prompt
 from twotowers.stats.intervals import bootstrap, bootstrap_of_means, rate
 from twotowers.studies.context import chapter_studies
@@ -39,11 +39,7 @@ def _judged(run: Run, dataset: str, most: int) -> list[Prompt]:
         raise TwoTowersError(
             f"k = {run.form.k}: this needs 2 to 4 demonstrations of each class, as one goes and all orders are drawn from"
         )
-    return _alternated(run.prompts(dataset)[:most])
-
-
-def _alternated(prompts: Sequence[Prompt]) -> list[Prompt]:
-    return [swapped_labels(prompt) if i % 2 else prompt for i, prompt in enumerate(prompts)]
+    return alternated(run.prompts(dataset)[:most])
 
 
 def _controls(run: Run) -> list[list]:
@@ -155,7 +151,7 @@ def factors(run: Run) -> pd.DataFrame:
     from twotowers.model.answers import answers
 
     about, balanced, found = _fewer(run)
-    some = [q for d in run.judged for q in _alternated(run.locating(d)[:MOST_ORDERS])]
+    some = [q for d in run.judged for q in alternated(run.locating(d)[:MOST_ORDERS])]
     level, cost = answers(run.lm, run.encode(some), progress="tuning, balanced").correct.mean(), 0.0
     for kind, which in KINDS.items():
         encoded = run.encode([imbalanced(p, kind=which) for p in some])

@@ -24,12 +24,6 @@ CLAIMS = {  # kind of vector -> what should be said, and what must be said less 
 }
 
 
-def _lexicon(run: Run):
-    from twotowers.model.token_text import Lexicon
-
-    return run.keep("lexicon", lambda: Lexicon.of(run.lm.tokenizer, run.lm.unembedding.vocabulary))
-
-
 def _counts(run: Run) -> pd.DataFrame:
     """Related words among the top words of every vector: one row per (reading, source, dataset, prompt, vector)."""
     from twotowers.analysis import label_reading, project
@@ -49,7 +43,7 @@ def _counts(run: Run) -> pd.DataFrame:
                     (IN, located, None), (RANDOM, partners, None), (DIRECTION, located, p.seed),
                 ):  # fmt: skip
                     found = project.related_words(
-                        run.lm, encoded, heads, _lexicon(run), p.n_words, p.norm, drawn, means=taken,
+                        run.lm, encoded, heads, run.lexicon, p.n_words, p.norm, drawn, means=taken,
                         progress=f"{dataset}, {source}, {reading}",
                     )  # fmt: skip
                     queries = [encoded[i].prompt.query for i in found["prompt"]]
@@ -146,9 +140,7 @@ def _words(run: Run, case: Encoded) -> pd.DataFrame:
     from twotowers.analysis import project
     from twotowers.model.answers import answers
 
-    words = project.top_word_table(
-        run.lm, case, run.heads(), _lexicon(run), run.parameters.n_words, run.parameters.norm
-    )
+    words = project.top_word_table(run.lm, case, run.heads(), run.lexicon, run.parameters.n_words, run.parameters.norm)
     texts = dict(zip(case.label_positions, (d.text for d in case.prompt.demonstrations), strict=True))
     texts[case.last] = case.prompt.query
     short = {at: text if len(text) <= 24 else text[:22] + "…" for at, text in texts.items()}

@@ -8,9 +8,10 @@ run.table(mrr.by_head)
 from __future__ import annotations
 
 import random
+from functools import cached_property
+from typing import Any
 
-from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, control_heads, random_heads
+from twotowers.heads import Head, check_inside, control_heads, random_heads
 from twotowers.prompts.datasets import counterbalanced, with_other_class_text
 from twotowers.prompts.prompt import Encoded
 from twotowers.studies.context import Context, Form
@@ -55,18 +56,20 @@ class Run(Context):
 
         return self.keep(("either class", dataset, n), make)
 
+    @cached_property
+    def lexicon(self) -> Any:
+        """`token_text.Lexicon`: what the tokens of the model's vocabulary spell."""
+        from twotowers.model.token_text import Lexicon
+
+        return Lexicon.of(self.lm.tokenizer, self.lm.unembedding.vocabulary)
+
     def heads(self) -> list[Head]:
         """The in-context heads, highest first: the parameter `heads`, or the `top_k` of `ranking` on the first set.
 
         Raises TwoTowersError for a head outside the model and when no head is left.
         """
         p, about = self.parameters, self.about
-        for head in p.heads:
-            if head.layer >= about["layers"] or head.head >= about["heads"]:
-                raise TwoTowersError(
-                    f"head {head} is not in {about['name']}: layers go to {about['layers'] - 1}, heads to "
-                    f"{about['heads'] - 1}"
-                )
+        check_inside(p.heads, about["layers"], about["heads"], about["name"])
         return list(p.heads) or top(self.table(heads), p.datasets[0], p.ranking, p.top_k)
 
     def controls(self, draw: int = 0) -> list[Head]:

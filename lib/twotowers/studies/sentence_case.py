@@ -10,8 +10,9 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
+from twotowers.prompts.datasets import alternated
 from twotowers.stats.intervals import bootstrap, bootstrap_difference
-from twotowers.studies.best_head import BEST, RANDOM, available, best, both_labels
+from twotowers.studies.best_head import BEST, RANDOM, available, best
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.run import Run
 
@@ -32,18 +33,12 @@ def _case(run: Run):
         here = here if len(here.parameters.datasets) == 1 else run.on(here.parameters.datasets[:1])
         head, others = best(here)
         judged = here.encode(
-            both_labels(here.prompts(here.parameters.datasets[0], n=min(run.parameters.n_prompts, MOST)))
+            alternated(here.prompts(here.parameters.datasets[0], n=min(run.parameters.n_prompts, MOST)))
         )
         read = attention.read(here.lm, judged, [head, *others], progress="attention")
         return here, head, others, judged, read, int(read.answers["correct"].idxmax())
 
     return run.keep("case", make)
-
-
-def _lexicon(run: Run):
-    from twotowers.model.token_text import Lexicon
-
-    return run.keep("lexicon", lambda: Lexicon.of(run.lm.tokenizer, run.lm.unembedding.vocabulary))
 
 
 def prompt_text(run: Run) -> str:
@@ -90,7 +85,7 @@ def words(run: Run) -> pd.DataFrame:
 
     _, head, _, judged, _, at = _case(run)
     case, p = judged[at], run.parameters
-    table = project.top_word_table(run.lm, case, [head], _lexicon(run), p.n_words, p.norm)
+    table = project.top_word_table(run.lm, case, [head], run.lexicon, p.n_words, p.norm)
     number = {position: i + 1 for i, position in enumerate(case.label_positions)}
     table["number"] = [number.get(position, 0) for position in table["position"]]
     of = [(d.cls, d.label) for d in case.prompt.demonstrations]
@@ -112,7 +107,7 @@ def counted(run: Run) -> pd.DataFrame:
     few, p, rows = judged[:COUNTED], run.parameters, []
     queries = np.array([e.prompt.query for e in few])
     found = {
-        source: project.related_words(here.lm, few, [head], _lexicon(run), p.n_words, p.norm, seed, progress=source)
+        source: project.related_words(here.lm, few, [head], run.lexicon, p.n_words, p.norm, seed, progress=source)
         for source, seed in (("this head", None), ("random direction", p.seed))
     }
     for kind in dict.fromkeys(found["this head"]["kind"]):
@@ -142,7 +137,7 @@ def chat(run: Run) -> pd.DataFrame:
         raise TwoTowersError("no chat model was named, so nothing was asked: give chat_model")
     asking.check(p.chat_model)
     _, head, _, judged, _, at = _case(run)
-    case, lexicon = judged[at], _lexicon(run)
+    case, lexicon = judged[at], run.lexicon
 
     def key_words(encoded, place: int) -> list[str]:
         table = project.top_word_table(run.lm, encoded, [head], lexicon, p.n_words, p.norm)

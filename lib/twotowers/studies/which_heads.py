@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, control_heads, named
-from twotowers.prompts.datasets import counterbalanced, swapped_labels
+from twotowers.heads import Head, control_heads, lacking, named
+from twotowers.prompts.datasets import both_assignments, counterbalanced
 from twotowers.prompts.prompt import Encoded, Prompt
 from twotowers.prompts.uninformative import uninformative
 from twotowers.stats import agreement as agreeing
-from twotowers.stats.intervals import bootstrap, discoveries, p_value, rate
+from twotowers.stats.intervals import bootstrap, discoveries, overlap_within_layers, p_value, rate
 from twotowers.studies import located
+from twotowers.studies.cells import queries
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import of_different_queries, sets_of
 from twotowers.studies.interventions import MEASURES
@@ -40,11 +41,7 @@ CHANGE, OVER, VERSUS = "less nothing", "less random", "less random, less the pap
 
 
 def _both_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
-    return [q for one in counterbalanced(prompts) for q in (one, swapped_labels(one))]
-
-
-def _queries(encoded: Sequence[Encoded]) -> np.ndarray:
-    return np.array([f"{e.prompt.dataset} {e.prompt.query}" for e in encoded])
+    return both_assignments(counterbalanced(prompts))
 
 
 def _ranking_on(run: Run) -> list[Encoded]:
@@ -67,7 +64,7 @@ def _vectors(run: Run) -> tuple[np.ndarray, np.ndarray]:
         clean += [p for p, away in zip(made, apart, strict=True) if not away and run.fits(p)]
         without += [p for p, here in zip(made, apart & first, strict=True) if here and run.fits(p)]
     encoded = run.encode(uninformative(without, run.parameters.seed))
-    return function_vector_scores(run.lm, run.encode(clean), encoded, progress="function vectors"), _queries(encoded)
+    return function_vector_scores(run.lm, run.encode(clean), encoded, progress="function vectors"), queries(encoded)
 
 
 def _induction(run: Run) -> np.ndarray:
@@ -78,11 +75,11 @@ def _induction(run: Run) -> np.ndarray:
     return induction_scores(run.lm, seed=seed) - induction_scores(run.lm, seed=seed, repeated=False)
 
 
-def _tested(values: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def _tested(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Mean of every head, its two-sided p with queries as clusters, and their number."""
-    p = np.array([[p_value(values[:, i, j], clusters=queries) for j in range(values.shape[2])]
+    p = np.array([[p_value(values[:, i, j], clusters=clusters) for j in range(values.shape[2])]
                   for i in range(values.shape[1])])  # fmt: skip
-    return values.mean(0), p, len(set(queries))
+    return values.mean(0), p, len(set(clusters))
 
 
 def _scores(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray | None, int]]:
@@ -93,9 +90,9 @@ def _scores(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray | None, int]]:
     table, encoded = run.table(located.heads), _ranking_on(run)
     table = table[table["dataset"].isin(sets_of(run))].groupby(["layer", "head"])["increase"].mean().unstack()
     makers: dict[str, Callable] = {
-        LABEL: lambda: _tested(known.label_margin(run.lm, encoded, progress=LABEL), _queries(encoded)),
-        CLASS: lambda: _tested(known.attention_by_class(run.lm, encoded, progress=CLASS), _queries(encoded)),
-        ATTRIBUTION: lambda: _tested(attribution_patching(run.lm, encoded, progress=ATTRIBUTION), _queries(encoded)),
+        LABEL: lambda: _tested(known.label_margin(run.lm, encoded, progress=LABEL), queries(encoded)),
+        CLASS: lambda: _tested(known.attention_by_class(run.lm, encoded, progress=CLASS), queries(encoded)),
+        ATTRIBUTION: lambda: _tested(attribution_patching(run.lm, encoded, progress=ATTRIBUTION), queries(encoded)),
         INDUCTION: lambda: (_induction(run), None, 0),
         VECTOR: lambda: _tested(*_vectors(run)),
     }
@@ -135,7 +132,7 @@ def rankings(run: Run) -> pd.DataFrame:
 def _clearest(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]], heads: int) -> float:
     """The chance of the largest overlap that two sets with these layers can have: the smallest p there is."""
     first = [{(at, i) for at, n in Counter(layer for layer, _ in some).items() for i in range(n)} for some in (a, b)]
-    return agreeing.overlap_within_layers(*first, heads)[2]
+    return overlap_within_layers(*first, heads).probability
 
 
 @study
@@ -158,7 +155,7 @@ def agreement(run: Run) -> pd.DataFrame:
     return found.assign(class_heads=count, learned=bool(run.passing))
 
 
-def _compared(values: dict[str, np.ndarray], queries: np.ndarray, seed: int) -> list[dict]:
+def _compared(values: dict[str, np.ndarray], clusters: np.ndarray, seed: int) -> list[dict]:
     """Rows of one measure: nothing, the ranking's heads, their random draws, and paired differences by query.
 
     `values`: NOTHING (prompt,), OURS (prompt,), RANDOM (draw, prompt), and the paper's difference where it is to be had.
@@ -172,8 +169,8 @@ def _compared(values: dict[str, np.ndarray], queries: np.ndarray, seed: int) -> 
     rows = []
     for heads, one in wanted.items():
         shares = heads in (NOTHING, OURS) and set(np.unique(one)) <= {0.0, 1.0}
-        found = rate(one, clusters=queries) if shares else bootstrap(one, clusters=queries, seed=seed)
-        p = p_value(one, clusters=queries) if heads == OVER else np.nan
+        found = rate(one, clusters=clusters) if shares else bootstrap(one, clusters=clusters, seed=seed)
+        p = p_value(one, clusters=clusters) if heads == OVER else np.nan
         rows.append({"heads": heads, **found.as_row("value"), "p": p})
     low = int((draws.mean(1) <= ours.mean()).sum())
     return [row | {"draws": len(draws), "draws_as_low": low} for row in rows]
@@ -208,15 +205,14 @@ def what_they_do(run: Run) -> pd.DataFrame:
             values = {NOTHING: plain, OURS: block[0], RANDOM: block[1:]}
             if name != INCREASE and INCREASE in blocks:
                 values[VERSUS] = blocks[INCREASE][0] - blocks[INCREASE][1:].mean(0)
-            made = _compared(values, _queries(encoded), p.seed)
+            made = _compared(values, queries(encoded), p.seed)
             rows += [{"ranking": name, "measure": measure, **row} for row in made]
     out = pd.DataFrame(rows)
     out["discovery"] = False
     for measure in MEASURES:
         over = (out["heads"] == OVER) & (out["measure"] == measure)
         out.loc[over, "discovery"] = discoveries(out.loc[over, "p"])
-    each = {name: Counter(layer for layer, _ in heads) for name, heads in picked.items()}
-    short = {name: sum(max(0, 2 * n - about["heads"]) for n in layers.values()) for name, layers in each.items()}
+    short = {name: lacking(heads, about["heads"]) for name, heads in picked.items()}
     for column, value in (
         ("k", {name: len(heads) for name, heads in picked.items()}),
         ("names", {name: ", ".join(named(heads)) for name, heads in picked.items()}),

@@ -1,0 +1,43 @@
+"""Changes of a stock model for as long as asked: what heads write, or one attribute of one module. Always let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from twotowers.model.model import Model
+
+Change = Callable[[Float[Tensor, "batch position head d_head"]], None]
+
+
+@contextmanager
+def changing_z(model: Model, changes: Mapping[int, Change]) -> Iterator[None]:
+    """The model with what the heads of some layers feed to W_O changed, in place, by the function of the layer."""
+
+    def hook_of(change: Change) -> Callable:
+        def hook(_, args):
+            z = args[0].clone()
+            change(z.view(*z.shape[:-1], model.n_heads, model.d_head))
+            return (z, *args[1:])
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer, change in changes.items():
+            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(hook_of(change)).remove)
+        yield
+
+
+@contextmanager
+def attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """The module with an attribute of its own, which hides the class's; what it had of its own before comes back."""
+    before = module.__dict__.get(name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before) if before is not None else delattr(module, name)
