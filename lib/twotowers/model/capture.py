@@ -8,7 +8,8 @@ Nothing in transformers is edited: hooks read the residual stream, and `reading`
 it. Hooks always come off again, also after an error.
 
 Prompts of equal token length form a batch, so there is no padding. Memory is bounded: one batch holds at most
-`max_tokens` tokens, and only last-position vectors of it are kept unless more is asked for with `want`.
+`max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of it are kept unless
+more is asked for with `want`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tqdm.auto import tqdm
 
 from twotowers.errors import TwoTowersError
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model, norm_eps, rms
 from twotowers.prompts.prompt import Encoded, batches
 
@@ -227,18 +229,21 @@ def predict(
     model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
 ) -> tuple[Int[Tensor, "prompt"], Float[Tensor, "prompt label"]]:
     """The model's top word, and its log-probability (nats) of each label word in `label_ids` order."""
+    device = model.hf.get_input_embeddings().weight.device
+
+    def answer(_, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+        ids = torch.tensor([e.ids for e in batch], device=device)
+        logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
+        return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
+
     top = torch.empty(len(encoded), dtype=torch.long)
     labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
-    device = model.hf.get_input_embeddings().weight.device
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
-            ids = torch.tensor([e.ids for e in batch], device=device)
-            logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-            words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
-            top[index] = logits.argmax(-1).cpu()
-            labels[index] = logits.gather(-1, words).cpu().double()
-            bar.update(len(batch))
+        for index, (words, log_prob) in in_memory(answer, batches(encoded, max_tokens)):
+            top[index], labels[index] = words, log_prob
+            bar.update(len(index))
     return top, labels
 
 
@@ -254,6 +259,8 @@ def captures(
     `progress` is the label of a progress bar over prompts (none when None).
     """
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
-            yield capture(model, batch, record, index)
-            bar.update(len(batch))
+        run = lambda index, batch: capture(model, batch, record, index)  # noqa: E731
+        for index, found in in_memory(run, batches(encoded, max_tokens)):
+            yield found
+            del found  # or two batches would be held at once
+            bar.update(len(index))
