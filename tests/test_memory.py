@@ -3,11 +3,13 @@
 import gc
 import weakref
 
+import pandas as pd
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from twotowers.analysis import blocking, edit_heads
 from twotowers.errors import TwoTowersError
-from twotowers.model import capture, memory
+from twotowers.model import attention_edits, capture, memory
 from twotowers.prompts.prompt import batches
 
 CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to")
@@ -83,6 +85,60 @@ def test_only_one_batch_is_held_at_a_time():
         n += 1
         del found
     assert n == 3
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """Let a model's memory hold two prompts at a time; one more fails in the last layer, when hooks have seen the rest."""
+
+    def limit(model):
+        block, tried = model.blocks[-1], []
+        forward = block.forward
+
+        def run(hidden, *args, **kwargs):
+            tried.append(len(hidden))
+            if len(hidden) > 2:
+                raise CPU
+            return forward(hidden, *args, **kwargs)
+
+        monkeypatch.setattr(block, "forward", run)
+        return tried
+
+    return limit
+
+
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_a_batch_that_failed_halfway_is_not_in_the_mean(limited, positions):
+    model, encoded = tiny("gpt2"), random_prompts(7)
+    whole = edit_heads.mean_fed(model, encoded, positions)
+    tried = limited(model)
+    again = edit_heads.mean_fed(model, encoded, positions)
+    assert max(tried) > 2 and torch.allclose(again, whole)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_blocked_attention_stays_with_its_prompts_in_small_memory(limited, kind):
+    model, encoded = tiny(kind), random_prompts(7)
+    edges = {
+        "first label": lambda e: [([len(e.ids) - 1], [e.label_positions[0]])] if e.prompt.true_label == "foo" else []
+    }
+    whole = blocking.blocked_margins(model, encoded, edges, {"all": range(model.n_layers)})
+    tried = limited(model)
+    again = blocking.blocked_margins(model, encoded, edges, {"all": range(model.n_layers)})
+    assert max(tried) > 2
+    order = ["prompt", "edges"]
+    pd.testing.assert_frame_equal(
+        again.sort_values(order, ignore_index=True), whole.sort_values(order, ignore_index=True), rtol=1e-9
+    )
+    assert (whole["plain"] != whole["blocked"]).any()
+
+
+def test_a_run_of_other_prompts_than_the_blocked_ones_is_refused():
+    model, encoded = tiny("gpt2"), prompts(2)
+    closed = torch.zeros(2, 14, 14, dtype=torch.bool)
+    closed[0, 13, 2] = True
+    with attention_edits.blocked(model, [0], closed), pytest.raises(TwoTowersError, match=r"a batch of 1 where .* in 2"):
+        capture.answer(model, encoded[:1])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

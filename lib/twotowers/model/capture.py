@@ -225,23 +225,24 @@ def capture(
 
 
 @torch.inference_mode()
+def answer(model: Model, batch: Sequence[Encoded]) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+    """As `predict`, for one batch of equal length that is never divided: for runs whose edits belong to these rows."""
+    ids = torch.tensor([e.ids for e in batch], device=model.hf.get_input_embeddings().weight.device)
+    logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
+    return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
+
+
+@torch.inference_mode()
 def predict(
     model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
 ) -> tuple[Int[Tensor, "prompt"], Float[Tensor, "prompt label"]]:
     """The model's top word, and its log-probability (nats) of each label word in `label_ids` order."""
-    device = model.hf.get_input_embeddings().weight.device
-
-    def answer(_, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-        ids = torch.tensor([e.ids for e in batch], device=device)
-        logits = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-        words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
-        return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
-
     top = torch.empty(len(encoded), dtype=torch.long)
     labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, (words, log_prob) in in_memory(answer, batches(encoded, max_tokens)):
+        for index, (words, log_prob) in in_memory(lambda _, one: answer(model, one), batches(encoded, max_tokens)):
             top[index], labels[index] = words, log_prob
             bar.update(len(index))
     return top, labels
