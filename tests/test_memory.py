@@ -137,7 +137,10 @@ def test_a_run_of_other_prompts_than_the_blocked_ones_is_refused():
     model, encoded = tiny("gpt2"), prompts(2)
     closed = torch.zeros(2, 14, 14, dtype=torch.bool)
     closed[0, 13, 2] = True
-    with attention_edits.blocked(model, [0], closed), pytest.raises(TwoTowersError, match=r"a batch of 1 where .* in 2"):
+    with (
+        attention_edits.blocked(model, [0], closed),
+        pytest.raises(TwoTowersError, match=r"a batch of 1 where .* in 2"),
+    ):
         capture.answer(model, encoded[:1])
 
 
