@@ -19,6 +19,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN   := exec $(BIN)/python -m twotowers.cli
+# Nothing is installed whose hash is not in a lock, nor is anything built with what is in none.
+LOCKED := $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --require-hashes
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # These reach a command as variables of its environment ("$$MODEL"), so nothing in them is ever run.
 GIVEN := SET JOBS THREADS SENTENCES N_SENTENCES
@@ -27,7 +29,7 @@ $(foreach name,MODEL $(GIVEN),$(if $(findstring $$,$(value $(name))),$(error $(n
 MODEL_GIVEN := $(if $(filter undefined,$(origin MODEL)),,--model "$$MODEL")
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages pdf verify sentences miniatures lab lock clean
+.PHONY: help book test check pages pdf verify sentences miniatures lab peers licences lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -63,12 +65,18 @@ miniatures: $(STAMP)  ## train the shipped models again; the third needs the sen
 	$(BIN)/python -m miniatures.train mini-sentences
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
-	@$(BIN)/python -m pip install --quiet --constraint requirements.lock jupyterlab
+	@$(LOCKED) --requirement locks/lab.lock
 	$(BIN)/python -m jupyter lab --notebook-dir=. book
+
+peers: $(STAMP)  ## install what benchmarks/ compares with
+	@$(LOCKED) --requirement locks/peers.lock
+
+licences: $(STAMP)  ## the licence of every package that is installed
+	@$(BIN)/python locks/licences.py
 
 # The stamp is written last, so an interrupted installation is taken up again by the next make.
 # PyTorch goes first: on Linux the registry's own build brings gigabytes of CUDA libraries.
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "This book needs Python 3.11 or newer ($(PYTHON) is older or missing): make book PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
@@ -78,23 +86,18 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null || \
 	  { [ "$(TORCH)" != cuda ] && \
-	    $(BIN)/python -m pip install --quiet --retries 0 --timeout 10 --index-url $(TORCH_CPU_INDEX) \
-	      torch==$(TORCH_VERSION) 2>/dev/null; } || \
-	  $(BIN)/python -m pip install --quiet torch==$(TORCH_VERSION)
+	    $(LOCKED) --retries 0 --timeout 10 --index-url $(TORCH_CPU_INDEX) --requirement locks/cpu.lock 2>/dev/null; } || \
+	  $(LOCKED) --requirement locks/cuda.lock
 	@echo "Installing into $(VENV), once: 2 of 2, the other packages (a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[book,test]'
+	@$(LOCKED) --requirement locks/build.lock
+	@$(LOCKED) --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# uv resolves for every Python from 3.11 on. The libraries that only the CUDA build of
-# PyTorch needs are left out: pip adds them by itself where that build is chosen.
+# uv resolves for every Python from 3.11 on; KEEP=1 keeps the versions and looks up the hashes again.
 lock: $(STAMP)  ## choose the exact versions again
 	@$(BIN)/python -m pip install --quiet uv
-	@mkdir -p _build && echo "torch==$(TORCH_VERSION)" > _build/torch.txt
-	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --all-extras \
-	  --constraint _build/torch.txt --no-header --no-annotate --output-file _build/lock.txt pyproject.toml > /dev/null
-	@{ echo "# Exact versions for Python 3.11 and newer, written by \`make lock\`."; \
-	   grep -vE '^(nvidia-|cuda-|triton)' _build/lock.txt; } > _build/requirements.lock
-	@mv _build/requirements.lock requirements.lock
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python locks/lock.py $(if $(KEEP),--keep) $(TORCH_VERSION) $(TORCH_CPU_INDEX)
 
 clean:  ## remove what was built (the installation in .venv stays)
 	rm -rf _build .snakemake runs/.snakemake

@@ -308,7 +308,7 @@ class Method:
     def missing(self) -> str | None:
         """Why it cannot run here, or None."""
         if self.package and importlib.util.find_spec(self.make.__name__) is None:
-            return f"{self.name} is not installed: pip install -e '.[peers]'"
+            return f"{self.name} is not installed: make peers"
         return None
 
 

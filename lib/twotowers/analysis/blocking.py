@@ -30,7 +30,8 @@ from twotowers.errors import TwoTowersError
 from twotowers.model import query_key
 from twotowers.model.answers import Answers
 from twotowers.model.attention_edits import blocked
-from twotowers.model.capture import capture, predict
+from twotowers.model.capture import answer, capture
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
 from twotowers.stats.intervals import bootstrap
@@ -129,16 +130,20 @@ def _runs(
     """(index, batch, measure with nothing blocked, {(edges, layers): measure}) of every batch."""
     if not encoded:
         raise TwoTowersError("no prompts to block attention in: draw at least one")
+
+    def run(_, batch: list[Encoded]) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray]]:
+        found = {}
+        for name, maker in edges.items():
+            closed = closed_edges(batch, maker)
+            for part, some in layers.items():
+                with blocked(model, some, closed) if closed.any() else nullcontext():
+                    found[name, part] = measure(batch)
+        return measure(batch), found
+
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
-            found = {}
-            for name, maker in edges.items():
-                closed = closed_edges(batch, maker)
-                for part, some in layers.items():
-                    with blocked(model, some, closed) if closed.any() else nullcontext():
-                        found[name, part] = measure(batch)
-            yield index, batch, measure(batch), found
-            bar.update(len(batch))
+        for index, (plain, found) in in_memory(run, batches(encoded, max_tokens)):
+            yield index, [encoded[i] for i in index], plain, found
+            bar.update(len(index))
 
 
 @torch.inference_mode()
@@ -157,7 +162,7 @@ def blocked_margins(
     """
 
     def measure(batch: list[Encoded]) -> np.ndarray:
-        top, labels = predict(model, batch, max(max_tokens, len(batch) * len(batch[0].ids)))  # one batch
+        top, labels = answer(model, batch)
         return Answers.read(top.numpy(), labels.numpy(), batch).margin
 
     parts = []

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from twotowers.analysis.locate import Head, check_heads
 from twotowers.errors import TwoTowersError
-from twotowers.model.capture import predict
+from twotowers.model.capture import answer
 from twotowers.model.hooks import changing_z
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
-from twotowers.prompts.prompt import Encoded
+from twotowers.prompts.prompt import Encoded, batches
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,19 @@ def mean_fed(
         raise TwoTowersError(f"positions='{positions}': choose 'all' or 'last'")
     if not encoded:
         raise TwoTowersError("no prompts to average over: draw at least one")
-    total = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=torch.float64)
+    total, sums = torch.zeros(2, model.n_layers, model.n_heads, model.d_head, dtype=torch.float64)
 
     def adding(layer: int):
         def hook(_, args):
             rows = args[0] if positions == "all" else args[0][:, -1:]
-            total[layer] += rows.double().sum((0, 1)).reshape(model.n_heads, model.d_head).cpu()
+            sums[layer] = rows.double().sum((0, 1)).reshape(model.n_heads, model.d_head).cpu()
 
         return hook
 
     with ExitStack() as stack:
         for layer in range(model.n_layers):
             stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(adding(layer)).remove)
-        predict(model, encoded, max_tokens)
+        # Added only when a batch is done: one that does not fit in memory ends halfway up.
+        for _ in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
+            total += sums
     return total / sum(len(e.ids) if positions == "all" else 1 for e in encoded)

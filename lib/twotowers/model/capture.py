@@ -8,7 +8,8 @@ Nothing in transformers is edited: hooks read the residual stream, and `reading`
 it. Hooks always come off again, also after an error.
 
 Prompts of equal token length form a batch, so there is no padding. Memory is bounded: one batch holds at most
-`max_tokens` tokens, and only last-position vectors of it are kept unless more is asked for with `want`.
+`max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of it are kept unless
+more is asked for with `want`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tqdm.auto import tqdm
 
 from twotowers.errors import TwoTowersError
 from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model, norm_eps, rms
 from twotowers.prompts.prompt import Encoded, batches
 
@@ -214,6 +216,15 @@ def capture(
 
 
 @torch.inference_mode()
+def answer(model: Model, batch: Sequence[Encoded]) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+    """As `predict`, for one batch of equal length that is never divided: for runs whose edits belong to these rows."""
+    logits = model.logits(batch)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
+    return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
+
+
+@torch.inference_mode()
 def predict(
     model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
 ) -> tuple[Int[Tensor, "prompt"], Float[Tensor, "prompt label"]]:
@@ -221,13 +232,9 @@ def predict(
     top = torch.empty(len(encoded), dtype=torch.long)
     labels = torch.empty(len(encoded), len(encoded[0].label_ids), dtype=torch.float64)
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
-            logits = model.logits(batch)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-            words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
-            top[index] = logits.argmax(-1).cpu()
-            labels[index] = logits.gather(-1, words).cpu().double()
-            bar.update(len(batch))
+        for index, (words, log_prob) in in_memory(lambda _, one: answer(model, one), batches(encoded, max_tokens)):
+            top[index], labels[index] = words, log_prob
+            bar.update(len(index))
     return top, labels
 
 
@@ -243,6 +250,8 @@ def captures(
     `progress` is the label of a progress bar over prompts (none when None).
     """
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
-            yield capture(model, batch, record, index)
-            bar.update(len(batch))
+        run = lambda index, batch: capture(model, batch, record, index)  # noqa: E731
+        for index, found in in_memory(run, batches(encoded, max_tokens)):
+            yield found
+            del found  # or two batches would be held at once
+            bar.update(len(index))

@@ -1,0 +1,168 @@
+"""A batch that does not fit in memory: halved until it does, then one line; with a memory that we make small."""
+
+import gc
+import weakref
+
+import pandas as pd
+import pytest
+import torch
+from conftest import random_prompts, tiny
+from twotowers.analysis import blocking, edit_heads
+from twotowers.errors import TwoTowersError
+from twotowers.model import attention_edits, capture, memory
+from twotowers.prompts.prompt import batches
+
+CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to")
+ERRORS = [
+    CPU,
+    torch.OutOfMemoryError("CUDA out of memory. Tried to"),
+    MemoryError(),
+    RuntimeError("MPS: out of memory"),
+]
+
+
+def small(most, error, tried):
+    """A run that fits `most` prompts at a time."""
+
+    def run(index, batch):
+        tried.append(len(batch))
+        if len(batch) > most:
+            raise error
+        return [2 * i for i in index]
+
+    return run
+
+
+def prompts(n):
+    """Prompts of one length: eight of them are a batch of 112 tokens."""
+    return random_prompts(n, lengths=(14,))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__} {e}"[:30])
+@pytest.mark.parametrize(
+    "most, sizes", [(8, [8, 8, 5]), (3, [8, 4, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1]), (1, [8, 4, 2] + [1] * 21)]
+)
+def test_a_batch_is_halved_until_it_fits_and_later_ones_are_no_larger(error, most, sizes):
+    tried, encoded = [], prompts(21)
+    found = list(memory.in_memory(small(most, error, tried), batches(encoded, 112)))
+    assert tried == sizes
+    assert [i for index, _ in found for i in index] == list(range(21))
+    assert [i for _, got in found for i in got] == [2 * i for i in range(21)]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__} {e}"[:30])
+def test_one_prompt_that_does_not_fit_is_one_line(error):
+    with pytest.raises(
+        TwoTowersError, match="a prompt of 14 tokens does not fit in memory: take a smaller k"
+    ) as raised:
+        list(memory.in_memory(small(0, error, []), batches(prompts(5), 112)))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("memory"), KeyboardInterrupt()])
+def test_other_errors_are_not_taken_for_it(error):
+    tried = []
+    with pytest.raises(type(error)):
+        list(memory.in_memory(small(3, error, tried), batches(prompts(8), 112)))
+    assert tried == [8]
+
+
+def test_only_one_batch_is_held_at_a_time():
+    class Held:
+        pass
+
+    held = weakref.WeakSet()
+
+    def run(index, batch):
+        gc.collect()
+        assert len(held) == 0
+        one = Held()
+        held.add(one)
+        return one
+
+    n = 0
+    for _, found in memory.in_memory(run, batches(prompts(24), 112)):
+        n += 1
+        del found
+    assert n == 3
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """Let a model's memory hold two prompts at a time; one more fails in the last layer, when hooks have seen the rest."""
+
+    def limit(model):
+        block, tried = model.blocks[-1], []
+        forward = block.forward
+
+        def run(hidden, *args, **kwargs):
+            tried.append(len(hidden))
+            if len(hidden) > 2:
+                raise CPU
+            return forward(hidden, *args, **kwargs)
+
+        monkeypatch.setattr(block, "forward", run)
+        return tried
+
+    return limit
+
+
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_a_batch_that_failed_halfway_is_not_in_the_mean(limited, positions):
+    model, encoded = tiny("gpt2"), random_prompts(7)
+    whole = edit_heads.mean_fed(model, encoded, positions)
+    tried = limited(model)
+    again = edit_heads.mean_fed(model, encoded, positions)
+    assert max(tried) > 2 and torch.allclose(again, whole)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_blocked_attention_stays_with_its_prompts_in_small_memory(limited, kind):
+    model, encoded = tiny(kind), random_prompts(7)
+    edges = {
+        "first label": lambda e: [([len(e.ids) - 1], [e.label_positions[0]])] if e.prompt.true_label == "foo" else []
+    }
+    whole = blocking.blocked_margins(model, encoded, edges, {"all": range(model.n_layers)})
+    tried = limited(model)
+    again = blocking.blocked_margins(model, encoded, edges, {"all": range(model.n_layers)})
+    assert max(tried) > 2
+    order = ["prompt", "edges"]
+    pd.testing.assert_frame_equal(
+        again.sort_values(order, ignore_index=True), whole.sort_values(order, ignore_index=True), rtol=1e-9
+    )
+    assert (whole["plain"] != whole["blocked"]).any()
+
+
+def test_a_run_of_other_prompts_than_the_blocked_ones_is_refused():
+    model, encoded = tiny("gpt2"), prompts(2)
+    closed = torch.zeros(2, 14, 14, dtype=torch.bool)
+    closed[0, 13, 2] = True
+    with (
+        attention_edits.blocked(model, [0], closed),
+        pytest.raises(TwoTowersError, match=r"a batch of 1 where .* in 2"),
+    ):
+        capture.answer(model, encoded[:1])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_captures_and_predictions_are_the_same_in_small_memory(kind, monkeypatch):
+    model = tiny(kind)
+    encoded = random_prompts(7)
+    whole = {i: c.logits[k] for c in capture.captures(model, encoded, {"weights"}) for k, i in enumerate(c.index)}
+    top, labels = capture.predict(model, encoded)
+    forward, most = model.hf.forward, []
+
+    def limited(*args, **kwargs):
+        most.append(len(kwargs["input_ids"]))
+        if most[-1] > 2:
+            raise CPU
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.hf, "forward", limited)
+    seen = []
+    for c in capture.captures(model, encoded, {"weights"}):
+        seen += c.index
+        assert all(torch.allclose(c.logits[k], whole[i]) for k, i in enumerate(c.index))
+    assert sorted(seen) == list(range(7)) and max(most) > 2
+    again = capture.predict(model, encoded)
+    assert torch.equal(again[0], top) and torch.allclose(again[1], labels)
