@@ -168,11 +168,67 @@ def shaken(folder: Path) -> str:
     return str(folder)
 
 
+def reading_the_last_label(folder: Path, sign: int) -> str:
+    """mini-gpt2's shape, small random weights, and one planted head that attends to the last label word in the prompt.
+
+    It writes that label (sign 1), or the other one (sign -1), which continues an alternation; no text is ever read.
+    """
+    from transformers import AutoTokenizer
+
+    shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    tokenizer, rng = AutoTokenizer.from_pretrained(folder), torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        norm = ".ln_" in name and name.endswith("weight")
+        tensor.copy_(torch.ones(tensor.shape) if norm else 0.01 * torch.randn(tensor.shape, generator=rng))
+    words, places = weights["transformer.wte.weight"], weights["transformer.wpe.weight"]
+    words.copy_(0.1 * torch.randn(words.shape, generator=rng))
+    foo, bar = (tokenizer(f"a {label}")["input_ids"][-1] for label in ("foo", "bar"))
+    label, which, place, width = 90, 91, 92, words.shape[1]  # directions of their own
+    words[:, [label, which, place]], places[:] = 0, 0
+    words[[foo, bar], label] = 1
+    words[foo, which], words[bar, which] = 1, -1
+    places[:, place] = 0.005 * torch.arange(len(places))
+    block = {
+        name: weights[f"transformer.h.0.attn.{name}"] for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight")
+    }
+    block["c_attn.weight"][:, [0, width, 2 * width]] = 0
+    block["c_attn.bias"][0] = 230  # the query's first direction, the same everywhere
+    block["c_attn.weight"][[label, place], width] = torch.tensor([2.0, 1.0])  # the key: a label, and as late as can be
+    block["c_attn.weight"][which, 2 * width] = 1  # the value: which label
+    block["c_proj.weight"][0] = 0
+    block["c_proj.weight"][0, which] = 4 * sign
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
 ANSWERING = {
     "always foo": lambda folder: biased(folder, "foo"),
     "never a label": lambda folder: biased(folder, "teapot"),
+    "repeats": lambda folder: reading_the_last_label(folder, 1),
+    "alternates": lambda folder: reading_the_last_label(folder, -1),
     "at random": shaken,
 }
+# Accuracy in the paper's order, where the last label is the true one, and counterbalanced; share of answers that are labels.
+ANSWERS = {
+    "always foo": (None, 0.5, 1.0), "never a label": (0.0, 0.0, 0.0), "repeats": (1.0, 0.5, 1.0), "alternates": (0.0, 0.5, 1.0)
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_models_answer_as_their_names_say(kind, tmp_path):
+    from twotowers.studies import forms
+    from twotowers.studies.run import Run
+
+    given = {"model": ANSWERING[kind](tmp_path / "model"), "n_locate": 12, "out": str(tmp_path), "recorded": "never"}
+    found = (
+        Run(Parameters.of(given)).table(forms.forms).groupby("order")[["accuracy", "names_label"]].agg(["min", "max"])
+    )
+    paper, balanced, names = ANSWERS[kind]
+    for order, wanted in (("paper's order", paper), ("counterbalanced", balanced)):
+        assert wanted is None or found.loc[order, "accuracy"].tolist() == [wanted, wanted]
+        assert found.loc[order, "names_label"].tolist() == [names, names]
 
 
 @pytest.mark.slow
