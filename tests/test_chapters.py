@@ -79,7 +79,8 @@ def test_a_chapter_makes_its_golden_tables(chapter, tmp_path):
     """To write them again after a change of numbers: TWOTOWERS_GOLDEN=write, and raise the study's version."""
     if chapter in ON_SENTENCES and not (SHARED / "datasets").is_dir():
         pytest.skip("the sentence sets are not here")
-    page = Page(chapter, **FEW, out=str(tmp_path)).run()
+    few = FEW | {"n_locate": 20} if chapter in ON_SENTENCES else FEW  # long prompts, of six sets
+    page = Page(chapter, **few, out=str(tmp_path)).run()
     assert not says_nan(page.text)
     made = {path.stem: path for path in tmp_path.glob(f"{chapter}-*.csv")}
     assert made
@@ -208,6 +209,7 @@ ANSWERING = {
     "repeats": lambda folder: reading_the_last_label(folder, 1),
     "alternates": lambda folder: reading_the_last_label(folder, -1),
     "at random": shaken,
+    "stories260K": lambda folder: str(SHARED / "models/stories260K"),  # trained on children's stories, not on labels
 }
 # Accuracy in the paper's order, where the last label is the true one, and counterbalanced; share of answers that are labels.
 ANSWERS = {
@@ -236,7 +238,9 @@ def test_the_models_answer_as_their_names_say(kind, tmp_path):
 def test_chapters_hold_for_any_outcome(kind, tmp_path):
     """No failure, no "nan", and no claim about learning that holds on a model that does not learn."""
     model = ANSWERING[kind](tmp_path / "model")
-    few = {"n_prompts": 8, "n_locate": 12, "recorded": "use", "model": model, "out": str(tmp_path / "out")}
+    if not Path(model).is_dir():
+        pytest.skip(f"{kind} is not here")
+    few = {"n_prompts": 8, "n_locate": 12, "draws": 5, "recorded": "use", "model": model, "out": str(tmp_path / "out")}
     few["datasets"] = ["animal/country", "sentiment/number"]
     for chapter in CHAPTERS:
         if chapter not in ON_SENTENCES:

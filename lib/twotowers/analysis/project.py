@@ -222,6 +222,9 @@ def related_words(
     generator = None if random_seed is None else torch.Generator().manual_seed(random_seed)
     for seen in captures(model, encoded, WANT, max_tokens, progress):
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
+        told = {
+            (row, kind): _relations_of(one, kind, classes) for row, one in enumerate(seen.prompts) for kind in KINDS
+        }
         for reading in readings(seen, model, heads):
             vectors = reading.vectors
             if means is not None:
@@ -230,7 +233,7 @@ def related_words(
                 vectors = random_directions(vectors, generator)
             _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.stopword_ids)
             for row, (at, one) in enumerate(zip(seen.index, seen.prompts, strict=True)):
-                for place, known in enumerate(_relations_of(one, reading.kind, classes)):
+                for place, known in enumerate(told[row, reading.kind]):
                     words = {lexicon.plain[i] for i in ids[row, place].tolist()}
                     counts = [known.get(word) for word in words]
                     where = (at, len(one.label_positions), reading.kind, reading.of, int(reading.places[row, place]))

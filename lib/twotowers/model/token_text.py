@@ -76,9 +76,10 @@ class Lexicon:
         ).long()
 
 
-def content_words(text: str) -> set[str]:
+@lru_cache(maxsize=100_000)
+def content_words(text: str) -> frozenset[str]:
     """The words of a text that are not stop words, in lower case."""
-    return {w for w in re.findall(r"[^\W_]+", text.casefold()) if is_content_word(w)} - stop_words()
+    return frozenset(w for w in re.findall(r"[^\W_]+", text.casefold()) if is_content_word(w)) - stop_words()
 
 
 def is_content_word(plain: str) -> bool:
