@@ -12,7 +12,7 @@ def means(column, effect, over, outdone=0, learned=True, null=0.0):
     rows = [
         {"dataset": dataset, "form": form, "heads": kind, column: value, "low": value - 0.05, "high": value + 0.05,
          "n": 40, "prompts": 80, "outdone": outdone, "draws": 20, "passes": learned, "names": "1-0, 1-2"}
-        for dataset in ("a/b", *([POOLED] if learned else []))
+        for dataset in ("a/b", "b/a", *([POOLED] if learned else []))
         for form in (PAPER, BALANCED)
         for kind, value in ((IN, null + effect), (RANDOM, null + effect - over), (OVER, over))
     ]  # fmt: skip
@@ -34,6 +34,21 @@ def test_verdicts_need_zero_random_heads_and_nearly_every_draw_beaten(
     assert found.verdict is verdict
     words = {Verdict.HOLDS: "random heads", Verdict.CONTROL: "but no more than", Verdict.FAILS: "do not"}
     assert words.get(verdict, "cannot be told") in found.sentence
+
+
+@pytest.mark.parametrize("claim, column, null", [(shown.leaning, "difference", 0.0), (shown.similarity, "auc", 0.5)])
+def test_a_liking_for_one_class_is_no_metric(claim, column, null):
+    t = means(column, 0.2, 0.2, null=null)
+    other = (t["dataset"] == "b/a") & (t["heads"] == IN)
+    t.loc[other, [column, "low", "high"]] = [null - 0.1, null - 0.15, null - 0.05]
+    found = sayable(claim(t))
+    assert found.verdict is Verdict.CONTROL and "not clearly when the other is" in found.sentence
+    found = sayable(claim(t[t["dataset"] != "b/a"]))
+    assert found.verdict is Verdict.UNDECIDED and "may only prefer the labels of one class" in found.sentence
+    whole = t[t["dataset"] != "b/a"].replace({"dataset": {"a/b": "trec"}})  # asks about all its classes
+    assert claim(whole).verdict is Verdict.HOLDS
+    apart = means(column, 0.2, 0.2, null=null).replace({"dataset": {"a/b": "trec:x/y", "b/a": "trec:y/x"}})
+    assert claim(apart).verdict is Verdict.HOLDS
 
 
 @pytest.mark.parametrize("claim, column", [(shown.leaning, "difference"), (shown.similarity, "auc")])

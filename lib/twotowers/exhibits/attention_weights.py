@@ -17,15 +17,45 @@ ALLOWED = 0.05  # of the random sets of heads may reach the in-context heads, an
 UNLEARNED = "The model is not shown to learn any of these sets, so this cannot be judged"
 
 
-def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interval, Interval, str]:
-    """Verdict over the sets that are learned: beyond `null`, beyond random heads, and beyond nearly every draw of them."""
+def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interval, Interval, str, str]:
+    """Verdict over the sets that are learned: beyond `null`, beyond random heads, and beyond nearly every draw of them.
+
+    And not a liking for one class: see `_either_way`, which HOLDS alone counts on.
+    """
     own = t[(t["dataset"] == POOLED) & (t["form"] == BALANCED)]
     effect, over = (estimate(own, column, heads=kind) for kind in (IN, OVER))
     outdone, draws = (int(own[name].iloc[0]) for name in ("outdone", "draws"))
     verdict = judge(effect, over, null=null)
     if verdict is Verdict.HOLDS and outdone > ALLOWED * draws:
         verdict = Verdict.CONTROL
-    return verdict, effect, over, f"{outdone} of {plural(draws, 'random set')} of heads reach as much"
+    reached, liked = f"{outdone} of {plural(draws, 'random set')} of heads reach as much", ""
+    if verdict is Verdict.HOLDS:
+        verdict, liked = _either_way(t, null)
+    return verdict, effect, over, reached, liked
+
+
+def _either_way(t: pd.DataFrame, null: float) -> tuple[Verdict, str]:
+    """Is it the query's class, or one class that is liked whatever is asked about?
+
+    In the set a/b only b is asked about, so each learned pair of classes stands beside its mirror b/a: a liking for the
+    labels of one class has the other sign there. A set of all its classes ("trec") asks about each.
+    """
+    rows = t[(t["form"] == BALANCED) & (t["heads"] == IN) & (t["dataset"] != POOLED)].set_index("dataset")
+    pairs, alone = set(), 0
+    for name in rows.index[rows["passes"].astype(bool)]:
+        source, colon, classes = name.rpartition(":")
+        mirror = source + colon + "/".join(classes.split("/")[::-1])
+        if mirror != name and mirror in rows.index:
+            pairs.add(frozenset((name, mirror)))
+        alone += mirror != name
+    if any(rows.loc[list(pair), "low"].min() <= null for pair in pairs):
+        return (
+            Verdict.CONTROL,
+            "prefer the query's class when one class of a pair is asked about, not clearly when the other is",
+        )
+    if alone and not pairs:
+        return Verdict.UNDECIDED, "may only prefer the labels of one class, since no other is asked about"
+    return Verdict.HOLDS, ""
 
 
 def leaning(t: pd.DataFrame) -> Claim:
@@ -36,9 +66,9 @@ def leaning(t: pd.DataFrame) -> Claim:
             f"{UNLEARNED}. On {code(t['dataset'].iloc[0])}, counterbalanced, the heads {listed(t['names'].iloc[0].split(', '))} "
             f"give true labels {found:+.3f} more attention than false ones."
         )
-    verdict, effect, over, reached = _judged(t, "difference", 0.0)
+    verdict, effect, over, reached, liked = _judged(t, "difference", 0.0)
     printed = estimate(t, "difference", dataset=POOLED, form=PAPER, heads=IN)
-    said = {
+    said = liked or {
         Verdict.HOLDS: "look more at labels of the query's class than at the others, and more so than random heads",
         Verdict.CONTROL: "look more at labels of the query's class, but no more than random heads at the same depths",
         Verdict.FAILS: "do not look more at labels of the query's class than at the others",
@@ -196,8 +226,8 @@ def similarity(t: pd.DataFrame) -> Claim:
         return untestable(
             f"{UNLEARNED}. On {code(t['dataset'].iloc[0])} the AUC within prompts is {found:.3f} (a half is chance)."
         )
-    verdict, effect, over, reached = _judged(t, "auc", 0.5)
-    said = {
+    verdict, effect, over, reached, liked = _judged(t, "auc", 0.5)
+    said = liked or {
         Verdict.HOLDS: "score labels of the query's class higher more often than not, and more often than random heads do",
         Verdict.CONTROL: "score labels of the query's class higher more often than not, but no more than random heads do",
         Verdict.FAILS: "do not score labels of the query's class higher than the others",
