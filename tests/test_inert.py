@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it.renderer import RendererHTML
 from myst_parser.config.main import MdParserConfig
@@ -98,6 +98,7 @@ def test_a_caption_is_shown_whole_without_any_markup(raw):
 
 
 @given(st.lists(WILD, min_size=1, max_size=4))
+@example(["\x00"])
 def test_tables_of_the_scorecard_keep_their_cells(words):
     rows = [{"where": "v1", "says": "it", "model": words[0], "verdict": "holds", "sentence": f"{w} {code(w)}",
              "published": w, "numbers": "", "page": "03-mrr", "claim": "it", "pages": "03-mrr"} for w in words]  # fmt: skip

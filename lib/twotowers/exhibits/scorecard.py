@@ -304,7 +304,7 @@ def score_markdown(t: pd.DataFrame, model: str) -> str:
     rows = [
         [f"{r.where}: {_linked(r.says, r.page)}", inert(r.published + (f"; {r.numbers}" if r.numbers else "")),
          f"**{r.verdict}**", inert(r.sentence)]
-        for r in t[t["model"] == model].itertuples()
+        for r in t.itertuples() if r.model == model  # not by pandas, whose texts lose a NUL when compared
     ]  # fmt: skip
     return _table(["the paper", "published", "here", "what was measured"], rows)
 
