@@ -240,7 +240,7 @@ def test_chapters_hold_for_any_outcome(kind, tmp_path):
     model = ANSWERING[kind](tmp_path / "model")
     if not Path(model).is_dir():
         pytest.skip(f"{kind} is not here")
-    few = {"n_prompts": 8, "n_locate": 12, "draws": 5, "recorded": "use", "model": model, "out": str(tmp_path / "out")}
+    few = {"n_prompts": 8, "n_locate": 12, "recorded": "use", "model": model, "out": str(tmp_path / "out")}
     few["datasets"] = ["animal/country", "sentiment/number"]
     for chapter in CHAPTERS:
         if chapter not in ON_SENTENCES:
