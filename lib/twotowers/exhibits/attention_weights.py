@@ -80,34 +80,31 @@ def leaning(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="dataset", y="difference", group="heads", facet="form",
-    y_title="attention on true less false labels", title="Attention on true less false labels, mean over heads",
-    description="Grouped bars with 95% intervals, one pair a set: in-context heads and random heads at the same depths; "
-    "left in the paper's order, right counterbalanced.",
-)  # fmt: skip
-def leaning_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[t["heads"] != OVER]
+def leaning_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[t["heads"] != OVER], x="dataset", y="difference", group="heads", facet="form",
+        y_title="attention on true less false labels", title="Attention on true less false labels, mean over heads",
+        description="Grouped bars with 95% intervals, one pair a set: in-context heads and random heads at the same depths; "
+        "left in the paper's order, right counterbalanced.",
+    )  # fmt: skip
 
 
-@charts.bars_of(
-    x="head", y="weight", group="label", facet="form",
-    y_title="attention, summed over labels", title="Attention of the last position on true and on false labels",
-    description="Grouped bars with 95% intervals, one pair for each in-context head; left the paper's order, right the "
-    "same prompts counterbalanced.",
-)  # fmt: skip
-def true_false_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[t["kind"] == IN]
+def true_false_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[t["kind"] == IN], x="head", y="weight", group="label", facet="form",
+        y_title="attention, summed over labels", title="Attention of the last position on true and on false labels",
+        description="Grouped bars with 95% intervals, one pair for each in-context head; left the paper's order, right the "
+        "same prompts counterbalanced.",
+    )  # fmt: skip
 
 
-@charts.bars_of(
-    x="head", y="difference", group="form", facet="kind", y_title="attention on true less false labels",
-    title="What is left when place and label word say nothing",
-    description="Grouped bars with 95% intervals: difference of attention in the paper's order and counterbalanced; left "
-    "in-context heads, right a random head of each one's layer.",
-)  # fmt: skip
-def differences_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def differences_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="difference", group="form", facet="kind", y_title="attention on true less false labels",
+        title="What is left when place and label word say nothing",
+        description="Grouped bars with 95% intervals: difference of attention in the paper's order and counterbalanced; left "
+        "in-context heads, right a random head of each one's layer.",
+    )  # fmt: skip
 
 
 def differences(t: pd.DataFrame) -> Claim:
@@ -172,13 +169,12 @@ def points_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
-@charts.bars_of(
-    x="head", y="correlation", group="kind", facet="kind",
-    y_title="rank correlation", title="Rank correlation of attention and increase",
-    description="Bars with 95% intervals over label positions; left in-context heads, right random heads.",
-)  # fmt: skip
-def correlations_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[t["measure"] == "spearman"]
+def correlations_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[t["measure"] == "spearman"], x="head", y="correlation", group="kind", facet="kind",
+        y_title="rank correlation", title="Rank correlation of attention and increase",
+        description="Bars with 95% intervals over label positions; left in-context heads, right random heads.",
+    )  # fmt: skip
 
 
 def correlations(t: pd.DataFrame) -> Claim:
@@ -196,14 +192,13 @@ def correlations(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="head", y="gap", group="kind", facet="kind", y_title="difference when right less when wrong",
-    title="Attention in prompts answered right, less answered wrong",
-    description="Bars with 95% intervals: attention on true less false labels, among prompts with the same label word "
-    "and the same nearest label; left in-context heads, right random heads.",
-)  # fmt: skip
-def right_wrong_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def right_wrong_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="gap", group="kind", facet="kind", y_title="difference when right less when wrong",
+        title="Attention in prompts answered right, less answered wrong",
+        description="Bars with 95% intervals: attention on true less false labels, among prompts with the same label word "
+        "and the same nearest label; left in-context heads, right random heads.",
+    )  # fmt: skip
 
 
 def right_wrong(t: pd.DataFrame) -> Claim:
@@ -243,23 +238,21 @@ def _above_half(t: pd.DataFrame) -> pd.DataFrame:
     return t.assign(above=t["auc"] - 0.5, low=t["low"] - 0.5, high=t["high"] - 0.5)
 
 
-@charts.bars_of(
-    x="dataset", y="above", group="heads", y_title="AUC less one half",
-    title="How often a query scores higher with labels of its own class",
-    description="Grouped bars with 95% intervals, zero is chance: mean over in-context heads and over random heads at the "
-    "same depths, for each set.",
-)  # fmt: skip
-def similarity_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return _above_half(t[t["heads"] != OVER])
+def similarity_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        _above_half(t[t["heads"] != OVER]), x="dataset", y="above", group="heads", y_title="AUC less one half",
+        title="How often a query scores higher with labels of its own class",
+        description="Grouped bars with 95% intervals, zero is chance: mean over in-context heads and over random heads at the "
+        "same depths, for each set.",
+    )  # fmt: skip
 
 
-@charts.bars_of(
-    x="head", y="above", group="reading", facet="kind", y_title="AUC less one half",
-    title="Class separation, head by head",
-    description="Grouped bars with 95% intervals, zero is chance; left in-context heads, right random heads.",
-)  # fmt: skip
-def separation_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return _above_half(t)
+def separation_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        _above_half(t), x="head", y="above", group="reading", facet="kind", y_title="AUC less one half",
+        title="Class separation, head by head",
+        description="Grouped bars with 95% intervals, zero is chance; left in-context heads, right random heads.",
+    )  # fmt: skip
 
 
 def separation(t: pd.DataFrame) -> Claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import altair as alt
 import pandas as pd
 
 from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, plural, together
@@ -22,13 +23,12 @@ def chosen(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="dataset", y="accuracy", group="form", x_title="set", y_title="accuracy", title="Accuracy on each set",
-    description="Grouped bars with 95% Wilson intervals, in the paper's order and counterbalanced; guessing one of the two "
-    "labels gives one half.",
-)  # fmt: skip
-def accuracy_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="dataset", y="accuracy", group="form", x_title="set", y_title="accuracy", title="Accuracy on each set",
+        description="Grouped bars with 95% Wilson intervals, in the paper's order and counterbalanced; guessing one of the two "
+        "labels gives one half.",
+    )  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -90,40 +90,36 @@ def looks(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="dataset", y="mrr", group="source", x_title="set", y_title="MRR",
-    title="The label's own word in what a head reads off it",
-    description="Grouped bars with 95% intervals for each set: the best head and random other heads of its layer.",
-)  # fmt: skip
-def mrr_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def mrr_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="dataset", y="mrr", group="source", x_title="set", y_title="MRR",
+        title="The label's own word in what a head reads off it",
+        description="Grouped bars with 95% intervals for each set: the best head and random other heads of its layer.",
+    )  # fmt: skip
 
 
-@charts.bars_of(
-    x="shown", y="mrr", group="source",
-    x_title="set and label read", y_title="MRR", title="MRR of each label",
-    description="Grouped bars with 95% intervals for each set and label: the best head and random heads of its layer.",
-)  # fmt: skip
-def by_label_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t.assign(shown=t["dataset"] + ", " + t["label"].astype(str))
+def by_label_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t.assign(shown=t["dataset"] + ", " + t["label"].astype(str)), x="shown", y="mrr", group="source",
+        x_title="set and label read", y_title="MRR", title="MRR of each label",
+        description="Grouped bars with 95% intervals for each set and label: the best head and random heads of its layer.",
+    )  # fmt: skip
 
 
-@charts.bars_of(
-    x="dataset",
-    y="weight", group="side", x_title="set", y_title="attention, summed over label positions",
-    title="Attention of the best head on true and on false labels",
-    description="Grouped bars with 95% intervals for each set: sum of attention on the true and on the false labels, in the "
-    "paper's order.",
-)  # fmt: skip
-def looks_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[(t["source"] == BEST) & (t["side"] != "difference") & (t["form"] == PAPER)]
+def looks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[(t["source"] == BEST) & (t["side"] != "difference") & (t["form"] == PAPER)], x="dataset",
+        y="weight", group="side", x_title="set", y_title="attention, summed over label positions",
+        title="Attention of the best head on true and on false labels",
+        description="Grouped bars with 95% intervals for each set: sum of attention on the true and on the false labels, in the "
+        "paper's order.",
+    )  # fmt: skip
 
 
-@charts.bars_of(
-    x="dataset", y="weight", group="form",
-    x_title="set", y_title="attention on true less false labels",
-    title="What is left when place and label word say nothing",
-    description="Grouped bars with 95% intervals for each set: difference of attention in the paper's order and counterbalanced.",
-)  # fmt: skip
-def forms_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[(t["source"] == BEST) & (t["side"] == "difference")]
+def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[(t["source"] == BEST) & (t["side"] == "difference")], x="dataset", y="weight", group="form",
+        x_title="set", y_title="attention on true less false labels",
+        title="What is left when place and label word say nothing",
+        description="Grouped bars with 95% intervals for each set: difference of attention in the paper's order and counterbalanced.",
+    )  # fmt: skip

@@ -67,13 +67,13 @@ def accuracy_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(2).set_index(["dataset", "order", "true_label"])
 
 
-@charts.bars_of(
-    x="dataset", y="accuracy", group="asked", y_title="accuracy",
-    title="Accuracy in the paper's order, and counterbalanced",
-    description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
-)  # fmt: skip
-def accuracy_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true")
+def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t.assign(asked=t["order"] + ", " + t["true_label"].replace("both", "either label") + " true"),
+        x="dataset", y="accuracy", group="asked", y_title="accuracy",
+        title="Accuracy in the paper's order, and counterbalanced",
+        description="Grouped bars with 95% Wilson intervals; in the paper's order the nearest label is always the true one.",
+    )  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -169,13 +169,12 @@ def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     )  # fmt: skip
 
 
-@charts.bars_of(
-    x="head", y="increase", group="dataset", facet="kind", y_title="mean increase (nats)",
-    title="The in-context heads on every set, and random heads of their layers",
-    description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
-)  # fmt: skip
-def top_heads_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def top_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="increase", group="dataset", facet="kind", y_title="mean increase (nats)",
+        title="The in-context heads on every set, and random heads of their layers",
+        description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
+    )  # fmt: skip
 
 
 def top_heads(t: pd.DataFrame) -> Claim:
@@ -211,13 +210,12 @@ def overlaps(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="head", y="increase", group="role", y_title="summed increase of the role (nats)",
-    title="Where in the prompt the in-context heads read",
-    description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
-)  # fmt: skip
-def positions_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def positions_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="head", y="increase", group="role", y_title="summed increase of the role (nats)",
+        title="Where in the prompt the in-context heads read",
+        description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
+    )  # fmt: skip
 
 
 def positions(t: pd.DataFrame) -> Claim:
@@ -236,13 +234,12 @@ def parts(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
-    y_title="probability", title="Adding a vector whose top word is foo",
-    description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
-)  # fmt: skip
-def toy_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def toy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
+        y_title="probability", title="Adding a vector whose top word is foo",
+        description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
+    )  # fmt: skip
 
 
 def order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:

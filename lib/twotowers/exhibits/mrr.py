@@ -48,14 +48,13 @@ def overall_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(4).set_index("source")
 
 
-@charts.bars_of(
-    x="of", y="mrr", group="source", x_title="located head (layer-head)", y_title="MRR",
-    title="The label's own word in what a head reads off it",
-    description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
-    "in a random other head of the same layer.",
-)  # fmt: skip
-def by_head_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="of", y="mrr", group="source", x_title="located head (layer-head)", y_title="MRR",
+        title="The label's own word in what a head reads off it",
+        description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
+        "in a random other head of the same layer.",
+    )  # fmt: skip
 
 
 def by_head(t: pd.DataFrame) -> Claim:
@@ -71,13 +70,12 @@ def by_head(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="shown", y="mrr", group="source", y_title="MRR", x_title="set (false/true class) and label read",
-    title="MRR by set and label",
-    description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
-)  # fmt: skip
-def by_set_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def by_set_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="shown", y="mrr", group="source", y_title="MRR", x_title="set (false/true class) and label read",
+        title="MRR by set and label",
+        description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
+    )  # fmt: skip
 
 
 def by_set(t: pd.DataFrame) -> Claim:

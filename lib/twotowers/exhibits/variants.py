@@ -14,13 +14,12 @@ IN, RANDOM, OVER, ALL = "in-context heads", "random heads", "in-context less ran
 REST = "in-context less softmax alone"
 
 
-@charts.bars_of(
-    x="dataset", y="accuracy", group="form", y_title="accuracy", title="Accuracy of the three forms",
-    description="Grouped bars with 95% Wilson intervals: accuracy of the original prompts, the imbalanced and the "
-    "reordered ones.",
-)  # fmt: skip
-def accuracy_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t, x="dataset", y="accuracy", group="form", y_title="accuracy", title="Accuracy of the three forms",
+        description="Grouped bars with 95% Wilson intervals: accuracy of the original prompts, the imbalanced and the "
+        "reordered ones.",
+    )  # fmt: skip
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
@@ -72,15 +71,14 @@ def removed(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="kind", y="change", group="source", x_title="heads",
-    y_title="change of the sum on true labels",
-    title="One true demonstration fewer: measured, and by the softmax alone",
-    description="Grouped bars with 95% intervals: measured change, the change that the softmax alone would make, and "
-    "the rest, for in-context heads and for random heads of the same layers.",
-)  # fmt: skip
-def softmax_alone_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[t["kind"].isin([IN, RANDOM])]
+def softmax_alone_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[t["kind"].isin([IN, RANDOM])], x="kind", y="change", group="source", x_title="heads",
+        y_title="change of the sum on true labels",
+        title="One true demonstration fewer: measured, and by the softmax alone",
+        description="Grouped bars with 95% intervals: measured change, the change that the softmax alone would make, and "
+        "the rest, for in-context heads and for random heads of the same layers.",
+    )  # fmt: skip
 
 
 @about_learning
@@ -103,14 +101,13 @@ def softmax_alone(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="removed", y="change", group="heads",
-    x_title="which demonstration is removed", y_title="change of attention, true less false",
-    title="Removing each demonstration in turn",
-    description="Grouped bars with 95% intervals: change of the difference between attention on true and false labels.",
-)  # fmt: skip
-def which_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t[t["heads"].isin([IN, RANDOM])]
+def which_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t[t["heads"].isin([IN, RANDOM])], x="removed", y="change", group="heads",
+        x_title="which demonstration is removed", y_title="change of attention, true less false",
+        title="Removing each demonstration in turn",
+        description="Grouped bars with 95% intervals: change of the difference between attention on true and false labels.",
+    )  # fmt: skip
 
 
 @about_learning
@@ -158,13 +155,13 @@ def reordering(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="order", y="difference", group="heads", x_title="order of the demonstrations, the query at the right end",
-    y_title="attention on true less false labels", title="Attention over orders of the demonstrations",
-    description="Grouped bars with 95% intervals: difference between attention on true and false labels, order by order.",
-)  # fmt: skip
-def orders_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def orders_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t,
+        x="order", y="difference", group="heads", x_title="order of the demonstrations, the query at the right end",
+        y_title="attention on true less false labels", title="Attention over orders of the demonstrations",
+        description="Grouped bars with 95% intervals: difference between attention on true and false labels, order by order.",
+    )  # fmt: skip
 
 
 def orders(t: pd.DataFrame) -> Claim:
@@ -179,13 +176,13 @@ def orders(t: pd.DataFrame) -> Claim:
     )
 
 
-@charts.bars_of(
-    x="dataset", y="correlation", group="heads", facet="form", x_title="set", y_title="correlation over prompts",
-    title="How far the margin moves with attention",
-    description="Grouped bars with 95% intervals: correlation over prompts, in-context heads and random heads.",
-)  # fmt: skip
-def together_chart(t: pd.DataFrame) -> pd.DataFrame:
-    return t
+def together_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    return charts.bars(
+        t,
+        x="dataset", y="correlation", group="heads", facet="form", x_title="set", y_title="correlation over prompts",
+        title="How far the margin moves with attention",
+        description="Grouped bars with 95% intervals: correlation over prompts, in-context heads and random heads.",
+    )  # fmt: skip
 
 
 def together(t: pd.DataFrame) -> Claim:

@@ -7,7 +7,6 @@ stands here and nowhere else; backgrounds are transparent so that the page's lig
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 
 import altair as alt
 import pandas as pd
@@ -159,11 +158,6 @@ def bars(
         panels = _side_by_side(panel, table, facet, height).resolve_scale(y="shared")
         return finished(panels, title, description)
     return finished(panel(table), title, description, height=height)
-
-
-def bars_of(**told: object) -> Callable[[Callable], Callable[[pd.DataFrame], alt.TopLevelMixin]]:
-    """Decorates a function of a table: `bars` of what it returns, with everything else fixed."""
-    return lambda shown: wraps(shown)(lambda table: bars(shown(table), **told))
 
 
 def _tooltip(table: pd.DataFrame, columns) -> list:
