@@ -20,7 +20,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN   := exec $(BIN)/python -m twotowers.cli
 # Nothing is installed whose hash is not in a lock, nor is anything built with what is in none.
-LOCKED := $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --require-hashes
+LOCKED := $(BIN)/python -m pip install --quiet --use-pep517 --no-deps --no-build-isolation --require-hashes
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # These reach a command as variables of its environment ("$$MODEL"), so nothing in them is ever run.
 GIVEN := SET JOBS THREADS SENTENCES N_SENTENCES
