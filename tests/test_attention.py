@@ -135,8 +135,8 @@ def test_where_only_tokens_count_a_removal_is_all_softmax():
         )  # fmt: skip
     expected = attention.renormalised(before)
     after = read(model, shorter, [(0, 1), (0, 2)])
-    beyond = _beyond_softmax(before, attention.changes(before, after), -1, "true")
-    assert beyond["difference"].abs().max() > 1e-3
+    beyond = _beyond_softmax(before, attention.changes(before, after), "difference")
+    assert beyond["measured"].abs().max() > 1e-3
     np.testing.assert_allclose(beyond["rest"], 0, atol=1e-12)
     got = after.sums()
     both = got.merge(expected, on=["prompt", "head"])

@@ -132,7 +132,9 @@ def test_log_prob_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, 
     expected = full.log_softmax(-1).gather(-1, words[..., None])[..., 0]
     torch.testing.assert_close(unembed.log_prob(v, words, e, "recomputed"), expected)
     own = full.gather(-1, words[..., None])
-    assert torch.equal(unembed.rank(v, words, e, "recomputed"), 1 + (full > own).sum(-1))
+    assert torch.equal(unembed.rank(v, words[..., None], e, "recomputed")[..., 0], 1 + (full > own).sum(-1))
+    every = unembed.rank(v, torch.arange(e.vocabulary).expand(3, 5, -1), e, "recomputed")  # each word of each row
+    assert torch.equal(every, 1 + (full[..., None, :] > full[..., None]).sum(-1))
     values, ids = unembed.top_words(v, 4, e, "recomputed")
     torch.testing.assert_close(values, full.topk(4).values)
     torch.testing.assert_close(full.gather(-1, ids), values)

@@ -101,7 +101,7 @@ def test_a_planted_head_that_suppresses_has_the_opposite_signs():
     e = model.unembedding
     for sign in (1, -1):
         v = sign * e.weight[[7, 9]] / e.gamma
-        rank = unembed.rank(v, torch.tensor([7, 9]), e).numpy()
+        rank = unembed.rank(v, torch.tensor([[7], [9]]), e)[:, 0].numpy()
         assert (np.sign(label_reading.signed_rank(rank, e.vocabulary)) == sign).all()
 
 

@@ -132,11 +132,15 @@ def test_a_planted_label_vector_finds_its_word_at_rank_1():
     for centred in (True, False):
         e = Unembedding(eye, None, ones, None, centred, 1e-6)
         for norm, scale in (("frozen", torch.tensor(3.0)), ("recomputed", None), ("raw", None)):
-            ranks = [int(unembed.rank(v, torch.tensor(word), e, norm, scale)) for word in range(6)]
-            assert ranks == [5, 3, 1, 4, 6, 2]
+            ranks = unembed.rank(v, torch.arange(6), e, norm, scale).tolist()
+            assert (
+                ranks
+                == [5, 3, 1, 4, 6, 2]
+                == [int(unembed.rank(v, torch.tensor([i]), e, norm, scale)) for i in range(6)]
+            )
             assert unembed.top_words(v, 2, e, norm, scale)[1].tolist() == [2, 5]
             assert unembed.top_words(v, 2, e, norm, scale, torch.tensor([2]))[1].tolist() == [5, 1]
-        assert int(unembed.rank(-v, torch.tensor(2), e)) == 6
+        assert int(unembed.rank(-v, torch.tensor([2]), e)) == 6
 
 
 def test_top_words_pass_over_the_silent_ones(any_model, monkeypatch):

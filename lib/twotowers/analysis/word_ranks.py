@@ -46,7 +46,7 @@ def label_ranks(
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
         for layer, head in heads:
             values = value_outputs(seen, model, layer, [head], places)[:, 0]
-            both = unembed.ranks(values, words, model.unembedding, norm, scale).flatten(0, 1).cpu().numpy()
+            both = unembed.rank(values, words, model.unembedding, norm, scale).flatten(0, 1).cpu().numpy()
             ranks = {"head": f"{layer}-{head}", "rank": both[:, 0], "other_rank": both[:, 1]}
             parts.append(pd.DataFrame(common | ranks))
     return pd.concat(parts, ignore_index=True)[

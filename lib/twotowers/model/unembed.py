@@ -125,26 +125,16 @@ def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Fl
 
 def rank(
     v: Float[Tensor, "*rows d_model"],
-    words: Int[Tensor, "*#rows"],
-    unembedding: Unembedding,
-    norm: str = "frozen",
-    scale: Float[Tensor, "*#rows"] | None = None,
-) -> Int[Tensor, "*rows"]:
-    """Rank of each row's word by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
-
-    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike.
-    """
-    return ranks(v, words.expand(v.shape[:-1])[..., None], unembedding, norm, scale)[..., 0]
-
-
-def ranks(
-    v: Float[Tensor, "*rows d_model"],
     words: Int[Tensor, "*rows word"],
     unembedding: Unembedding,
     norm: str = "frozen",
     scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Int[Tensor, "*rows word"]:
-    """`rank` of several words of each row, for the price of one: 2 x rows x vocabulary x d_model operations."""
+    """Ranks of each row's words by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
+
+    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike. Several words of a row cost
+    little more than one: 2 x rows x vocabulary x d_model operations.
+    """
     if norm == "frozen" and scale is None:
         norm = "recomputed"
     p = prepared(v, unembedding, norm, scale)

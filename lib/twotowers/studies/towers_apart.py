@@ -210,7 +210,7 @@ def mixing(run: Run) -> pd.DataFrame:
             "order effect, silent texts": other["plain"],
             "shrinks": shrunk,
             "shrinks, less margin lost": shrunk - own["lost"],
-            "shrinks, less silent texts": shrunk - (other["plain"] - other["blocked"]).to_numpy(),
+            "shrinks, less silent texts": shrunk - (other["plain"] - other["blocked"]),
         }
         for kind, values in kinds.items():
             found = bootstrap(values, clusters=queries, seed=run.parameters.seed)

@@ -17,7 +17,6 @@ IN, RANDOM, ALL = "in-context heads", "random heads", "mean of all"
 ORIGINAL, IMBALANCED, REORDERED = "original", "last true one removed", "true ones first"
 FORMS = {ORIGINAL: lambda prompt: prompt, IMBALANCED: imbalanced, REORDERED: reordered}
 MOST = 200  # prompts for exhibits that read a set once for each order or each removed demonstration
-ALL_GONE = "every head gave the removed demonstration all its attention: there is nothing to share out"
 
 
 def _read(run: Run, dataset: str, name: str, change, n: int | None = None):
@@ -113,21 +112,25 @@ def reordering(run: Run) -> pd.DataFrame:
     return _attention_changes(run, REORDERED)
 
 
-def _beyond_softmax(before, changes: pd.DataFrame, drop: int, kind: str) -> pd.DataFrame:
-    """`changes` with `rest`: the change of the difference that a softmax over unchanged scores does not make.
+def _beyond_softmax(before, changes: pd.DataFrame, side: str, drop: int = -1, kind: str = "true") -> pd.DataFrame:
+    """prompt, head, and of the change of `side` ("true" or "difference"): measured, alone (what a softmax over unchanged
+    scores makes of it), rest.
 
     Without heads that gave the removed demonstration everything. Raises TwoTowersError when none is left.
     """
     from twotowers.analysis import attention
 
+    keys = ["prompt", "head"]
     alone = attention.renormalised(before, drop, kind)
-    alone["alone"] = alone["true"] - alone["false"]
-    both = before.sums()[["prompt", "head", "difference"]].merge(alone[["prompt", "head", "alone"]])
-    both["alone"] -= both.pop("difference")
-    found = changes.merge(both, on=["prompt", "head"]).dropna(subset="alone")
+    alone["difference"] = alone["true"] - alone["false"]
+    both = before.sums()[[*keys, side]].merge(alone[[*keys, side]], on=keys, suffixes=("_before", ""))
+    both["alone"] = both[side] - both[f"{side}_before"]
+    found = changes[[*keys, side]].rename(columns={side: "measured"}).merge(both[[*keys, "alone"]], on=keys).dropna()
     if found.empty:
-        raise TwoTowersError(ALL_GONE)
-    return found.assign(rest=found["difference"] - found["alone"])
+        raise TwoTowersError(
+            "every head gave the removed demonstration all its attention: there is nothing to share out"
+        )
+    return found.assign(rest=found["measured"] - found["alone"])
 
 
 @study(version=2)
@@ -138,22 +141,9 @@ def softmax_alone(run: Run) -> pd.DataFrame:
     "in-context less random" holds the paired difference of the rests. Prompts in which a head gave the removed
     demonstration all its attention are left out: `left_out` counts rows.
     """
-    from twotowers.analysis import attention
-
-    p = run.parameters
-    dataset = run.judged[0]
-    queries = _queries(run, dataset)
-    before = _read(run, dataset, ORIGINAL, FORMS[ORIGINAL])
-    base = before.sums()[["prompt", "head", "true"]]
-    alone = attention.renormalised(before)[["prompt", "head", "true"]].merge(
-        base, on=["prompt", "head"], suffixes=("", "_0")
-    )
-    alone["alone"] = alone["true"] - alone["true_0"]
-    both = _changes(run, dataset, IMBALANCED)[["prompt", "head", "true"]].merge(alone[["prompt", "head", "alone"]])
-    usable = both.dropna()
-    if usable.empty:
-        raise TwoTowersError(ALL_GONE)
-    usable = usable.assign(measured=usable["true"], rest=usable["true"] - usable["alone"])
+    p, dataset = run.parameters, run.judged[0]
+    queries, changes = _queries(run, dataset), _changes(run, dataset, IMBALANCED)
+    usable = _beyond_softmax(_read(run, dataset, ORIGINAL, FORMS[ORIGINAL]), changes, "true")
     rows, rests = [], {}
     for kind, heads in _kinds(run).items():
         for source, column in (("measured", "measured"), ("softmax alone", "alone"), ("rest", "rest")):
@@ -164,7 +154,7 @@ def softmax_alone(run: Run) -> pd.DataFrame:
     ours, theirs = rests[IN].align(rests[RANDOM], join="inner")
     over = bootstrap_difference(ours, theirs, clusters=queries[ours.index], seed=p.seed)
     rows.append({"kind": "in-context less random", "source": "rest", **over.as_row("change")})
-    return pd.DataFrame(rows).assign(dataset=dataset, left_out=len(both) - len(usable), learned=bool(run.passing))
+    return pd.DataFrame(rows).assign(dataset=dataset, left_out=len(changes) - len(usable), learned=bool(run.passing))
 
 
 @study(version=3)
@@ -194,7 +184,7 @@ def which_removed(run: Run) -> pd.DataFrame:
             intervals["in-context less random"] = bootstrap_difference(
                 means[IN], means[RANDOM], clusters=queries, seed=p.seed
             )
-            rest = _mean(_beyond_softmax(base, table, drop, kind), _kinds(run)[IN], "rest")
+            rest = _mean(_beyond_softmax(base, table, "difference", drop, kind), _kinds(run)[IN], "rest")
             rest = bootstrap(rest, clusters=queries[rest.index], seed=p.seed)
             intervals["in-context less softmax alone"] = rest
             rows += [
