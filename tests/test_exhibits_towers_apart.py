@@ -10,6 +10,7 @@ from twotowers.studies import towers_apart as towers
 from twotowers.studies.run import Run
 
 MOVES, STAYS, UNSURE, BACK = (1.0, 0.8, 1.2), (0.0, 0.0, 0.0), (0.1, -0.1, 0.3), (-1.0, -1.2, -0.8)
+NONE = (np.nan, np.nan, np.nan)
 
 
 def said(claim):
@@ -90,12 +91,13 @@ def test_the_lower_third_must_cost_more_than_its_control_and_than_deeper_ones(gi
     assert shown.blocked_chart(t).to_dict() and shown.keys_chart(t).to_dict()
 
 
-def orders(effect=MOVES, shrinks=MOVES, more=MOVES, texts=MOVES, learned=True):
+def orders(effect=MOVES, shrinks=MOVES, more=MOVES, share=MOVES, texts=MOVES, texts_share=MOVES, learned=True):
     rows = [
         (kind, edges, third, *value)
         for edges in ("last to demonstrations", shown.NEIGHBOURS) for third in shown.THIRDS
         for kind, value in (("order effect", effect), ("order effect, silent texts", effect), ("shrinks", shrinks),
-                            ("shrinks, less margin lost", more), ("shrinks, less silent texts", texts))
+                            ("shrinks, less margin lost", more), ("shrinks, less margin's share", share),
+                            ("shrinks, less silent texts", texts), ("shrinks, less silent texts' share", texts_share))
     ]  # fmt: skip
     t = pd.DataFrame(rows, columns=["kind", "edges", "layers", "nats", "low", "high"])
     t.loc[t["edges"] == shown.NEIGHBOURS, ["nats", "low", "high"]] += 9  # never judged: it hides labels too
@@ -110,6 +112,14 @@ def orders(effect=MOVES, shrinks=MOVES, more=MOVES, texts=MOVES, learned=True):
         ({"more": UNSURE}, Verdict.CONTROL, "the margin itself falls as much"),
         ({"texts": UNSURE}, Verdict.CONTROL, "the effect of the order of labels alone does as much"),
         ({"texts": STAYS}, Verdict.CONTROL, "the effect of the order of labels alone does as much"),
+        ({"share": STAYS}, Verdict.CONTROL, "by no larger share of itself than the margin falls"),
+        ({"share": NONE}, Verdict.UNDECIDED, "cannot be told"),  # no mean margin: no share to compare with
+        (
+            {"texts_share": UNSURE},
+            Verdict.CONTROL,
+            "by no larger share of itself than the effect of the order of labels",
+        ),
+        ({"texts_share": NONE}, Verdict.HOLDS, "than labels alone lose"),  # order of labels alone does nothing
         ({"shrinks": STAYS}, Verdict.FAILS, "does not make it smaller"),
         ({"shrinks": (0.3, 0.05, 0.5)}, Verdict.UNDECIDED, "cannot be told"),  # clear alone, not as the best of nine
         ({"effect": STAYS}, Verdict.FAILS, "no clear effect of order"),
@@ -122,6 +132,18 @@ def test_the_effect_of_order_must_shrink_by_more_than_the_margin(given, verdict,
     found, sentence = said(shown.mixing(t))
     assert found is verdict and words in sentence and "last to demonstrations" in sentence
     assert shown.mixing_chart(t).to_dict() and len(shown.mixing_rows(t)) == 6
+
+
+def test_a_block_that_only_scales_the_answer_shrinks_nothing_beyond_its_share():
+    rng = np.random.default_rng(0)
+    effect, other = rng.normal(3, 1, 40), rng.normal(2, 1, 40)
+    both = [pd.DataFrame({"plain": one, "blocked": 0.6 * one}) for one in (effect, other)]
+    scaled = towers._beyond_share(*both, seed=0)
+    assert abs(scaled.estimate) < 1e-12 and scaled.low <= 0 <= scaled.high
+    both[0]["blocked"] -= 1  # and one nat of the effect itself
+    assert towers._beyond_share(*both, seed=0).estimate == pytest.approx(1)
+    nothing = pd.DataFrame({"plain": other - other.mean(), "blocked": other})
+    assert np.isnan(towers._beyond_share(both[0], nothing, seed=0).low)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 import altair as alt
 import pandas as pd
 
@@ -15,6 +17,14 @@ QUERIES, KEYS, VALUES = "query pairs", "key pairs", "value pairs"
 TEXTS, QUERY = "labels and colons to own text", "last to query"
 NEIGHBOURS = "labels to earlier demonstrations"
 THIRDS = ("lower", "middle", "upper")
+MARGIN_SHARE = "margin's share"
+CONTROLS = {
+    "margin lost": "the margin itself falls as much",
+    MARGIN_SHARE: "by no larger share of itself than the margin falls",
+    "silent texts": "the effect of the order of labels alone does as much",
+    "silent texts' share": "by no larger share of itself than the effect of the order of labels alone",
+}
+"""Of the mixing: kinds of its table, and what is said when the effect shrinks no more than one"""
 WIDER = 1.41  # 2.77 / 1.96: normal quantiles of 95% over nine intervals, and of one
 
 
@@ -186,29 +196,27 @@ def mixing(t: pd.DataFrame) -> Claim:
     after which the effect shrinks most.
 
     Shortcuts: repeating near labels has an effect of order without any text, and a block that weakens the whole answer
-    weakens that too. So the effect must shrink by more than the margin, and by more than where texts are silent.
+    weakens that too. So the effect must shrink by more nats and by a larger share than the margin, and than where texts
+    are silent; without a mean margin there is no share to compare with, and nothing is decided.
     """
     effect = estimate(t[t["kind"] == "order effect"].head(1), "nats")
     shrinks = t[(t["kind"] == "shrinks") & (t["edges"] != NEIGHBOURS)]
     top = shrinks.loc[shrinks["nats"].idxmax()]
     where = {"edges": top["edges"], "layers": top["layers"]}
     level = estimate(t, "nats", kind="shrinks", **where)
-    # nine such blocks are tried, so an interval of the best one alone is too narrow: widen it as Bonferroni would
-    less = [estimate(t, "nats", kind=f"shrinks, less {what}", **where) for what in ("margin lost", "silent texts")]
-    wider = [Interval(i.estimate, i.estimate - WIDER * (i.estimate - i.low), i.estimate + WIDER * (i.high - i.estimate), i.n)
-             for i in (level, *less)]  # fmt: skip
+    less = {name: estimate(t, "nats", kind=f"shrinks, less {name}", **where) for name in CONTROLS}
     there, silent = judge(effect, effect), estimate(t[t["kind"] == "order effect, silent texts"].head(1), "nats")
-    verdicts = [judge(wider[0], control) for control in wider[1:]]
-    verdict = together(verdicts) if there is Verdict.HOLDS else there
-    as_much = (
-        "the margin itself falls" if verdicts[0] is Verdict.CONTROL else "the effect of the order of labels alone does"
-    )
+    verdicts = {name: judge(_widened(level), _widened(one)) for name, one in less.items() if not isnan(one.low)}
+    verdict = there
+    if there is Verdict.HOLDS:
+        verdict = together([*verdicts.values(), *([] if MARGIN_SHARE in verdicts else [Verdict.UNDECIDED])])
+    as_much = next((CONTROLS[name] for name, one in verdicts.items() if one is Verdict.CONTROL), "")
     if there is not Verdict.HOLDS:
         said = "there is no clear effect of order to explain"
     else:
         said = {
             Verdict.HOLDS: "hiding texts of neighbours takes a part of it, more than the margin loses and than labels alone lose",
-            Verdict.CONTROL: f"hiding texts of neighbours makes it smaller, but {as_much} as much",
+            Verdict.CONTROL: f"hiding texts of neighbours makes it smaller, but {as_much}",
             Verdict.FAILS: "hiding texts of neighbours does not make it smaller",
             Verdict.UNDECIDED: "whether hiding texts of neighbours makes it smaller cannot be told",
         }[verdict]
@@ -217,4 +225,11 @@ def mixing(t: pd.DataFrame) -> Claim:
         f"True demonstrations near the query give {effect:+.2f} nats more margin than far ones, and labels in the same places "
         f"beside texts that do not tell them {silent:+.2f}; {said}. The effect "
         f"shrinks most, by {level:.2f}, with “{top['edges']}” blocked in the {top['layers']} third.",
+    )
+
+
+def _widened(i: Interval) -> Interval:
+    """Nine such blocks are tried, so an interval of the best one alone is too narrow: widened as Bonferroni would."""
+    return Interval(
+        i.estimate, i.estimate - WIDER * (i.estimate - i.low), i.estimate + WIDER * (i.high - i.estimate), i.n
     )

@@ -11,7 +11,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.prompts.datasets import counterbalanced, reordered, swapped_labels
 from twotowers.prompts.uninformative import silent_texts
-from twotowers.stats.intervals import bootstrap
+from twotowers.stats.intervals import Interval, bootstrap, bootstrap_of_means
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import of_different_queries, sets_of
 from twotowers.studies.run import Run
@@ -182,37 +182,56 @@ def keys(run: Run) -> pd.DataFrame:
 
 
 def _effects(table: pd.DataFrame, edges: str, third: str) -> pd.DataFrame:
-    """The effect of order of each (source, query): plain, blocked; and lost, the fall of the margin over both orders."""
+    """The effect of order of each (source, query), plain and blocked; and the mean margin of both orders, plain and blocked."""
     cell = table[(table["edges"] == edges) & (table["layers"] == third)]
     wide = cell.pivot(index=["source", "query"], columns="far", values=["plain", "blocked"])
-    found = pd.DataFrame({one: wide[one, False] - wide[one, True] for one in ("plain", "blocked")})
-    return found.assign(lost=(wide["plain"] - wide["blocked"]).mean(axis=1))
+    found = {one: wide[one, False] - wide[one, True] for one in ("plain", "blocked")}
+    return pd.DataFrame(found | {f"margin {one}": wide[one].mean(axis=1) for one in ("plain", "blocked")})
 
 
-@study(version=2)
+def _beyond_share(effect: pd.DataFrame, other: pd.DataFrame, **drawn) -> Interval:
+    """Nats that the effect (plain, blocked) loses beyond what it would, did it lose the share that `other` loses.
+
+    A block that only scales the whole answer gives 0, to nine digits: less is rounding. NaN where the interval of `other`, nothing blocked, holds zero.
+    """
+    whole = bootstrap(other.iloc[:, 0], **drawn)
+    if not (whole.low > 0 or whole.high < 0):
+        return Interval(np.nan, np.nan, np.nan, whole.n)
+    columns = np.column_stack([effect, other])
+    return bootstrap_of_means(columns, lambda m: (m[..., 0] * m[..., 3] / m[..., 2] - m[..., 1]).round(9), **drawn)
+
+
+@study(version=3)
 def mixing(run: Run) -> pd.DataFrame:
     """Section 5.2 by intervention: the effect of order, and how far it shrinks when neighbours cannot be seen.
 
     The effect is the true label's margin with the true demonstrations nearest less that with them farthest. kind ("order
     effect": nothing blocked; "order effect, silent texts": of prompts with labels in the same places and texts that do
-    not tell them, so of the order of labels alone; "shrinks"; paired, "shrinks, less margin lost": less what the mean
-    margin of the two orders loses, and "shrinks, less silent texts": less what the second effect does), edges, layers,
-    nats, low, high, n (queries).
+    not tell them, so of the order of labels alone; "shrinks"; and paired, "shrinks, less ..." four controls: "margin lost"
+    and "silent texts", the nats that the mean margin of both orders and the second effect lose; "margin's share" and
+    "silent texts' share", what the effect would lose with the share of itself that each of them loses), edges, layers,
+    nats, low, high, n (queries). A share is NaN where the interval of its whole holds zero.
     """
     told, silent, rows = _margins(run), _margins(run, silent=True), []
     for name, third in told[["edges", "layers"]].drop_duplicates().itertuples(index=False, name=None):
         if name not in MIXED:
             continue
         own, other = _effects(told, name, third), _effects(silent, name, third)
-        queries, shrunk = own.index.get_level_values("query"), own["plain"] - own["blocked"]
-        kinds = {
-            "order effect": own["plain"],
-            "order effect, silent texts": other["plain"],
-            "shrinks": shrunk,
-            "shrinks, less margin lost": shrunk - own["lost"],
-            "shrinks, less silent texts": shrunk - (other["plain"] - other["blocked"]),
+        effect, margin, alone = (
+            own[["plain", "blocked"]],
+            own[["margin plain", "margin blocked"]],
+            other[["plain", "blocked"]],
+        )
+        drawn = {"clusters": own.index.get_level_values("query"), "seed": run.parameters.seed}
+        shrunk, lost, lost_alone = (one.iloc[:, 0] - one.iloc[:, 1] for one in (effect, margin, alone))
+        found = {
+            "order effect": bootstrap(own["plain"], **drawn),
+            "order effect, silent texts": bootstrap(other["plain"], **drawn),
+            "shrinks": bootstrap(shrunk, **drawn),
+            "shrinks, less margin lost": bootstrap(shrunk - lost, **drawn),
+            "shrinks, less margin's share": _beyond_share(effect, margin, **drawn),
+            "shrinks, less silent texts": bootstrap(shrunk - lost_alone, **drawn),
+            "shrinks, less silent texts' share": _beyond_share(effect, alone, **drawn),
         }
-        for kind, values in kinds.items():
-            found = bootstrap(values, clusters=queries, seed=run.parameters.seed)
-            rows.append({"kind": kind, "edges": name, "layers": third, **found.as_row("nats")})
+        rows += [{"kind": kind, "edges": name, "layers": third, **one.as_row("nats")} for kind, one in found.items()]
     return pd.DataFrame(rows).assign(learned=bool(run.passing))
