@@ -1,7 +1,11 @@
 """Tiny random models of every architecture in float64, and the places of the shared test material."""
 
 import hashlib
+import os
 from pathlib import Path
+
+# Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest

@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import jaxtyping
+import numpy as np
 import pytest
+from beartype.roar import BeartypeCallHintParamViolation
 from conftest import ROOT
+from twotowers.exhibits.claim import Claim
 
 LIB = ROOT / "lib" / "twotowers"
 FLOORS = (  # bottom first; CONTRIBUTING.md says what each holds
@@ -119,3 +123,16 @@ def test_ruff_finds_nothing():
     for command in (["check", "--quiet", "."], ["format", "--check", "--quiet", "lib", "tests", "benchmarks"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_annotations_are_checked_with_shapes_and_without():
+    from twotowers.analysis.blocking import _sums
+    from twotowers.stats.charts import bars
+
+    assert _sums(np.ones((2, 3)), np.array([0, 0])).tolist() == [[2, 2, 2]]
+    with pytest.raises(jaxtyping.TypeCheckError):
+        _sums(np.ones(2), np.array([0, 0]))
+    with pytest.raises(BeartypeCallHintParamViolation):
+        bars("no table", x="a", y="b")
+    with pytest.raises(BeartypeCallHintParamViolation):  # the initialiser of a dataclass
+        Claim("holds", 3)

@@ -192,7 +192,8 @@ def _effects(table: pd.DataFrame, edges: str, third: str) -> pd.DataFrame:
 def _beyond_share(effect: pd.DataFrame, other: pd.DataFrame, **drawn) -> Interval:
     """Nats that the effect (plain, blocked) loses beyond what it would, did it lose the share that `other` loses.
 
-    A block that only scales the whole answer gives 0, to nine digits: less is rounding. NaN where the interval of `other`, nothing blocked, holds zero.
+    A block that only scales the whole answer gives 0, to nine digits: less is rounding. NaN where the interval of
+    `other`, nothing blocked, holds zero.
     """
     whole = bootstrap(other.iloc[:, 0], **drawn)
     if not (whole.low > 0 or whole.high < 0):
