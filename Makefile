@@ -41,7 +41,7 @@ book: $(STAMP)  ## run the chapters that changed and build the HTML
 test: $(STAMP)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-check: $(STAMP)  ## run the quick tests: three architectures, no chapter, no page
+check: $(STAMP)  ## run the quick tests: three architectures, no chapter, no page, no benchmark
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser

@@ -23,6 +23,7 @@ from methods import METHODS
 from presets import PRESETS
 from timing import Cell
 
+pytestmark = pytest.mark.slow
 CELL = Cell(shape="tiny", prompts=3, tokens=5, repeats=1)
 RESULTS = ROOT / "benchmarks/results"
 FAKE = {

@@ -65,6 +65,7 @@ def all_orders(n):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("shortcut", [None, "mean", "replace", "add"])
 def test_weights_follow_a_demonstration_through_the_orders(kind, shortcut):

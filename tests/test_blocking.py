@@ -122,6 +122,7 @@ def test_keys_whose_class_place_or_label_word_tells_are_refused():
         class_auc(keys[:1], cls[:1], texts[:1], np.zeros_like(texts[:1]))
 
 
+@pytest.mark.slow
 def test_class_in_keys_is_there_in_the_miniature_and_goes_with_its_texts(mini):
     prompts = counterbalanced(draw("animal/country", 36))
     encoded = encode_all(prompts, mini.tokenizer)

@@ -118,6 +118,7 @@ def link(name):
     return entry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "members, named",
     [
@@ -144,6 +145,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(known, whole, tmp_path,
     assert {path.name for path in left} <= {"cache", "models", ".tiny.lock"}
 
 
+@pytest.mark.slow
 def test_no_code_of_a_package_is_run(known, whole, tmp_path):
     """Neither what an installation or a start of Python would run, nor what builds a source archive."""
     writes = f"open({str(tmp_path / 'was-run')!r}, 'w')"

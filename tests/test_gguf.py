@@ -347,6 +347,7 @@ def through_a_file(tmp_path, kind, pre, tokens, merges=None, scores=None, types=
     return loading.Files.of(str(path)).tokenizer()
 
 
+@pytest.mark.slow
 def test_gpt2s_tokenizer_survives(tmp_path):
     folder = shared("tokenizers/gpt2")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -360,6 +361,7 @@ def test_gpt2s_tokenizer_survives(tmp_path):
     assert ours.eos_token == "<|endoftext|>" and ours("<|endoftext|>")["input_ids"] == [50256]
 
 
+@pytest.mark.slow
 def test_llamas_tokenizer_survives(tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     folder = shared("tokenizers/llama2")

@@ -73,6 +73,7 @@ def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
             assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mini-gpt2", "mini-llama"])
 @pytest.mark.parametrize("prompts", [2, 60])
 def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(name, prompts):

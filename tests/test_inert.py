@@ -191,6 +191,7 @@ def test_the_exhibits_are_found():
     assert sum(bool(list(saved(name))) for _, name, _ in EXHIBITS) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(len(EXHIBITS)), ids=[f"{c}-{n}-{f.__name__}" for c, n, f in EXHIBITS])
 def test_no_exhibit_makes_markup_of_a_label_or_the_name_of_a_set(at):
     _, name, make = EXHIBITS[at]

@@ -50,6 +50,7 @@ def one_line(error) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(TINY))
 def test_every_architecture_loads_from_a_folder_and_is_proven(saved, kind):
     folder = saved(kind)

@@ -92,6 +92,7 @@ def test_any_text_comes_back(any_miniature, text):
         at = end
 
 
+@pytest.mark.slow
 def test_behaviour_on_a_sample(miniature):
     _, model, tokenizer = miniature
     rows = measure(model, tokenizer, WORD_SETS, count=200, seed=0)

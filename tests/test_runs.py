@@ -377,6 +377,7 @@ with runs.alone(Path(sys.argv[1]), sys.argv[2:]):
 """
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_model_wait_for_each_other_and_a_killed_one_holds_nothing(tmp_path):
     def hold(*names):
         return subprocess.Popen(
@@ -403,6 +404,7 @@ def results(home, model="m"):
     }
 
 
+@pytest.mark.slow
 def test_chapters_run_once_and_again_when_something_changed(home):
     done = twotowers(home, *RUN, "--n-prompts", "7", "--heads", "3-7,2-5", "--jobs", "2")
     assert done.returncode == 0, done.stdout

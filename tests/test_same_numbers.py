@@ -13,6 +13,7 @@ from twotowers.studies import locate as studied
 from twotowers.studies import mrr
 from twotowers.studies.run import Run
 
+pytestmark = pytest.mark.slow
 GIVEN = {"n_prompts": 6, "n_locate": 5, "datasets": "animal/country", "k": 2, "separator": "space", "heads": "2-1,3-4"}
 STUDIES = (studied.forms, studied.accuracy, studied.blocks, mrr.by_head, mrr.overall)
 

@@ -250,6 +250,7 @@ def test_the_real_sets_give_a_thousand_prompts(name, real):
         assert len({p.query for p in prompts}) == min(1000, inputs.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", corpora.SETS)
 def test_real_prompts_are_encoded(name, real, tokenizer):
     prompts = draw(name, 30)
