@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, listed, plural, untestable
+from twotowers.exhibits.claim import Claim, Verdict, code, either_way, finding, judge, listed, plural, untestable
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -20,7 +20,7 @@ UNLEARNED = "The model is not shown to learn any of these sets, so this cannot b
 def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interval, Interval, str, str]:
     """Verdict over the sets that are learned: beyond `null`, beyond random heads, and beyond nearly every draw of them.
 
-    And not a liking for one class: see `_either_way`, which HOLDS alone counts on.
+    And not a liking for one class: see `either_way`, which HOLDS alone counts on.
     """
     own = t[(t["dataset"] == POOLED) & (t["form"] == BALANCED)]
     effect, over = (estimate(own, column, heads=kind) for kind in (IN, OVER))
@@ -30,32 +30,9 @@ def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interva
         verdict = Verdict.CONTROL
     reached, liked = f"{outdone} of {plural(draws, 'random set')} of heads reach as much", ""
     if verdict is Verdict.HOLDS:
-        verdict, liked = _either_way(t, null)
+        rows = t[(t["form"] == BALANCED) & (t["heads"] == IN) & (t["dataset"] != POOLED)].set_index("dataset")
+        verdict, liked = either_way(rows["low"], rows.index[rows["passes"].astype(bool)], null)
     return verdict, effect, over, reached, liked
-
-
-def _either_way(t: pd.DataFrame, null: float) -> tuple[Verdict, str]:
-    """Is it the query's class, or one class that is liked whatever is asked about?
-
-    In the set a/b only b is asked about, so each learned pair of classes stands beside its mirror b/a: a liking for the
-    labels of one class has the other sign there. A set of all its classes ("trec") asks about each.
-    """
-    rows = t[(t["form"] == BALANCED) & (t["heads"] == IN) & (t["dataset"] != POOLED)].set_index("dataset")
-    pairs, alone = set(), 0
-    for name in rows.index[rows["passes"].astype(bool)]:
-        source, colon, classes = name.rpartition(":")
-        mirror = source + colon + "/".join(classes.split("/")[::-1])
-        if mirror != name and mirror in rows.index:
-            pairs.add(frozenset((name, mirror)))
-        alone += mirror != name
-    if any(rows.loc[list(pair), "low"].min() <= null for pair in pairs):
-        return (
-            Verdict.CONTROL,
-            "prefer the query's class when one class of a pair is asked about, not clearly when the other is",
-        )
-    if alone and not pairs:
-        return Verdict.UNDECIDED, "may only prefer the labels of one class, since no other is asked about"
-    return Verdict.HOLDS, ""
 
 
 def leaning(t: pd.DataFrame) -> Claim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, finding, judge, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, code, either_way, finding, judge, plural, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -75,7 +75,10 @@ def reads(t: pd.DataFrame) -> Claim:
 
 
 def looks(t: pd.DataFrame) -> Claim:
-    """Appendix D, second half, judged where neither a place nor a label word tells the class."""
+    """Appendix D, second half, judged where neither a place nor a label word tells the class.
+
+    Shortcut: a liking for the labels of one class, where a set asks about one class only; see `either_way`.
+    """
     verdict, gap, clear = _gap(t, BALANCED)
     _, paper, _ = _gap(t, PAPER)
     if gap is None:
@@ -83,10 +86,19 @@ def looks(t: pd.DataFrame) -> Claim:
             verdict,
             f"The model learns none of the sets, so nothing is judged; the best head leans more on {clear} sets.",
         )
+    liked = ""
+    if verdict is Verdict.HOLDS:
+        low = t[(t["of"] == BALANCED) & (t["dataset"] != EVERY)].set_index("dataset")["effect_low"]
+        verdict, _ = either_way(low, t["passing"].iloc[0].split(", "), 0.0)
+        liked = {
+            Verdict.CONTROL: " But with the other class of a pair asked about, it does not clearly lean to the query's class.",
+            Verdict.UNDECIDED: " With one class asked about, a liking for the labels of that class would look the same.",
+        }.get(verdict, "")
     return Claim(
         verdict,
         f"Counterbalanced, attention on true less false labels in the best head less that in random heads is {gap:+.3f}, clearly "
-        f"above on {clear} sets; in the paper's order, where near labels are the true ones, {paper:+.3f}.",
+        f"above on {clear} sets; in the paper's order, where near labels are the true ones, {paper:+.3f}."
+        f"{liked}",
     )
 
 
