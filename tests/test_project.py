@@ -132,15 +132,28 @@ def test_a_planted_label_vector_finds_its_word_at_rank_1():
     for centred in (True, False):
         e = Unembedding(eye, None, ones, None, centred, 1e-6)
         for norm, scale in (("frozen", torch.tensor(3.0)), ("recomputed", None), ("raw", None)):
-            ranks = unembed.rank(v, torch.arange(6), e, norm, scale).tolist()
-            assert (
-                ranks
-                == [5, 3, 1, 4, 6, 2]
-                == [int(unembed.rank(v, torch.tensor([i]), e, norm, scale)) for i in range(6)]
-            )
+            assert unembed.rank(v[None], torch.arange(6)[None], e, norm).tolist() == [[5, 3, 1, 4, 6, 2]]
+            assert [int(unembed.rank(v[None], torch.tensor([[i]]), e, norm)) for i in range(6)] == [5, 3, 1, 4, 6, 2]
             assert unembed.top_words(v, 2, e, norm, scale)[1].tolist() == [2, 5]
             assert unembed.top_words(v, 2, e, norm, scale, torch.tensor([2]))[1].tolist() == [5, 1]
-        assert int(unembed.rank(-v, torch.tensor([2]), e)) == 6
+        assert int(unembed.rank(-v[None], torch.tensor([[2]]), e)) == 6
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("norm", unembed.NORMS)
+def test_vectors_rank_the_same_through_the_matrix_that_makes_them(rows, norm, any_model, monkeypatch):
+    monkeypatch.setattr(unembed, "ROWS", 16)
+    monkeypatch.setattr(unembed, "SLAB", 25)
+    weight, rng = any_model.output_weight(1)[0], torch.Generator().manual_seed(0)
+    z = torch.randn(rows, len(weight), dtype=weight.dtype, generator=rng)
+    words = torch.randint(any_model.unembedding.vocabulary, (rows, 3), generator=rng)
+    bs = unembed.bs_values(z @ weight, any_model.unembedding, norm.replace("frozen", "recomputed"))
+    above = (bs[:, None] > bs.gather(1, words)[..., None] + 1e-12).sum(-1)
+    for found in (
+        unembed.rank(z, words, any_model.unembedding, norm, weight),
+        unembed.rank(z @ weight, words, any_model.unembedding, norm),
+    ):
+        assert torch.equal(found, above + 1)
 
 
 def test_top_words_pass_over_the_silent_ones(any_model, monkeypatch):

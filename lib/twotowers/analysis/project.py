@@ -80,7 +80,7 @@ def key_inputs(
     """
     capture.require("stream_inputs", "stream_attention")
     whole = capture.stream_attention[:layer].sum(0) if attention_only else capture.stream_inputs[layer]
-    return _at(whole, places)
+    return at_places(whole, places)
 
 
 def carried_query(
@@ -96,17 +96,24 @@ def carried_query(
     if places is None:
         query = query_key.rotated(model, layer, query, last[:, 0], back=True)
         return query_key.query_in_input_space(
-            model, layer, head, query, None, query_key.normed(model, layer, _at(capture.stream_inputs[layer], last))
+            model,
+            layer,
+            head,
+            query,
+            None,
+            query_key.normed(model, layer, at_places(capture.stream_inputs[layer], last)),
         )[0]
     if not model.rotates(layer):
         raise TwoTowersError(
             f"layer {layer} of {model.name} does not rotate its queries: leave out the places, all see the same"
         )
-    seen = query_key.normed(model, layer, _at(capture.stream_inputs[layer], places))
+    seen = query_key.normed(model, layer, at_places(capture.stream_inputs[layer], places))
     return query_key.query_in_input_space(model, layer, head, query, places, seen)[0]
 
 
-def _at(x: Float[Tensor, "batch position d"], places: Int[Tensor, "batch place"]) -> Float[Tensor, "batch place d"]:
+def at_places(
+    x: Float[Tensor, "batch position d"], places: Int[Tensor, "batch place"]
+) -> Float[Tensor, "batch place d"]:
     return x.gather(1, places[:, :, None].expand(-1, -1, x.shape[-1]))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from twotowers.analysis.project import per_prompt, value_outputs
+from twotowers.analysis.project import at_places, per_prompt
 from twotowers.heads import Heads
 from twotowers.model import unembed
 from twotowers.model.capture import captures
@@ -29,29 +29,33 @@ def label_ranks(
     One row per (prompt, head, demonstration): prompt, head ("22-0"), demonstration, label, true (does it carry the
     query's label?), rank, other_rank (of the other label's word in the same value: as good where a head writes one word,
     or any label, whatever stands there).
+
+    Memory: the values of all prompts and heads at label positions, d_head numbers each; they are read through
+    `E gamma W_O^h`, made once for each head.
     """
-    parts = []
+    words, values, parts = [], {tuple(head): [] for head in heads}, []
     for seen in captures(model, encoded, {"values"}, progress=progress):
         places = seen.label_positions
         own = torch.tensor([e.ids for e in seen.prompts], device=places.device).gather(1, places)
         others = [[e.label_ids[_other(e, d.label)] for d in e.prompt.demonstrations] for e in seen.prompts]
-        words = torch.stack([own, torch.tensor(others, device=places.device)], -1)
+        words.append(torch.stack([own, torch.tensor(others, device=places.device)], -1).flatten(0, 1))
+        for (layer, head), rows in values.items():
+            rows.append(at_places(seen.values[layer][:, model.value_head(head)], places).flatten(0, 1))
         batch, k = places.shape
-        common = {
+        shown = {
             "prompt": np.repeat(seen.index, k),
             "demonstration": np.tile(np.arange(k), batch),
             "label": [d.label for e in seen.prompts for d in e.prompt.demonstrations],
             "true": [true for e in seen.prompts for true in e.prompt.is_true],
         }
-        scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
-        for layer, head in heads:
-            values = value_outputs(seen, model, layer, [head], places)[:, 0]
-            both = unembed.rank(values, words, model.unembedding, norm, scale).flatten(0, 1).cpu().numpy()
-            ranks = {"head": f"{layer}-{head}", "rank": both[:, 0], "other_rank": both[:, 1]}
-            parts.append(pd.DataFrame(common | ranks))
-    return pd.concat(parts, ignore_index=True)[
-        ["prompt", "head", "demonstration", "label", "true", "rank", "other_rank"]
-    ]
+        parts.append(pd.DataFrame(shown))
+    common, read = pd.concat(parts, ignore_index=True), []
+    for (layer, head), rows in values.items():
+        weight = model.output_weight(layer)[head]
+        found = unembed.rank(torch.cat(rows), torch.cat(words), model.unembedding, norm, weight).cpu().numpy()
+        read.append(common.assign(head=f"{layer}-{head}", rank=found[:, 0], other_rank=found[:, 1]))
+    columns = ["prompt", "head", "demonstration", "label", "true", "rank", "other_rank"]
+    return pd.concat(read, ignore_index=True)[columns]
 
 
 def _other(encoded: Encoded, label: str) -> str:

@@ -25,6 +25,7 @@ from twotowers.model.products import matmul_t
 
 NORMS = ("frozen", "recomputed", "raw")
 SLAB = 4096  # vocabulary entries projected at a time
+ROWS = 4096  # vectors ranked at a time
 
 
 def check_norm(norm: str) -> str:
@@ -124,31 +125,40 @@ def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Fl
 
 
 def rank(
-    v: Float[Tensor, "*rows d_model"],
-    words: Int[Tensor, "*rows word"],
+    v: Float[Tensor, "row d"],
+    words: Int[Tensor, "row word"],
     unembedding: Unembedding,
     norm: str = "frozen",
-    scale: Float[Tensor, "*#rows"] | None = None,
-) -> Int[Tensor, "*rows word"]:
+    through: Float[Tensor, "d d_model"] | None = None,
+) -> Int[Tensor, "row word"]:
     """Ranks of each row's words by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
 
-    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike. Several words of a row cost
-    little more than one: 2 x rows x vocabulary x d_model operations.
+    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike. `through`: the vectors are
+    `v @ through`, a head's values by its W_O, never made where that costs more. Operations for V words: 2 rows V d_model,
+    or 2 V d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
     """
-    if norm == "frozen" and scale is None:
-        norm = "recomputed"
-    p = prepared(v, unembedding, norm, scale)
-    rows, targets = p.reshape(-1, p.shape[-1]), words.reshape(-1, words.shape[-1])
-    own = torch.stack([_of_words(rows, target, unembedding) for target in targets.T], -1)
-    above = torch.zeros_like(targets)
-    for start, slab in vocab_chunks(unembedding):
-        product = matmul_t(rows, slab)
-        for column, (target, value) in enumerate(zip(targets.T, own.T, strict=True)):
-            above[:, column] += (product > value[:, None]).sum(-1)
-            # A word must not outrank itself by the rounding of another product.
-            here = ((target >= start) & (target < start + len(slab))).nonzero()[:, 0]
-            above[here, column] -= (product[here, target[here] - start] > value[here]).long()
-    return (above + 1).reshape(words.shape)
+    check_norm(norm)
+    v, d_model = _wide(v), unembedding.weight.shape[-1]
+    if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
+        v, through = v @ through.to(v), None
+    if through is None:
+        v, read = direction(v, unembedding, norm), _wide
+    else:
+        carried = through.to(v)
+        read = lambda words: matmul_t(fold_norm(unembedding, words, norm, v.dtype), carried)  # noqa: E731
+    above = []
+    for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
+        own = torch.stack([(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T], -1)
+        above.append(torch.zeros_like(targets))
+        for start in range(0, unembedding.vocabulary, SLAB):
+            slab = read(unembedding.weight[start : start + SLAB])
+            product = matmul_t(rows, slab)
+            for column, (target, value) in enumerate(zip(targets.T, own.T, strict=True)):
+                above[-1][:, column] += (product > value[:, None]).sum(-1)
+                # A word must not outrank itself by the rounding of another product.
+                here = ((target >= start) & (target < start + len(slab))).nonzero()[:, 0]
+                above[-1][here, column] -= (product[here, target[here] - start] > value[here]).long()
+    return torch.cat(above) + 1
 
 
 def top_words(

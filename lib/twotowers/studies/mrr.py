@@ -28,14 +28,20 @@ def _ranks(run: Run) -> pd.DataFrame:
         located, partners, p = run.heads(), run.controls(), run.parameters
         both = list(dict.fromkeys([*located, *partners]))
         beside = other_heads_of_layers(located, run.about["heads"])
+        every = list(dict.fromkeys([*both, *beside]))
         parts = []
         for dataset in p.datasets:
             for label in p.labels:
                 prompts, where = run.encoded(dataset, label), {"dataset": dataset, "true_label": label}
                 queries = np.array([e.prompt.query for e in prompts])
-                found = word_ranks.label_ranks(run.lm, prompts, both, p.norm, progress=f"{dataset}, {label} true")
+                name, few = f"{dataset}, {label} true", prompts[:MOST_FOR_ALL]
+                found = word_ranks.label_ranks(run.lm, few, every, p.norm, progress=name)
+                rest = found[found["head"].isin(named(beside))]
+                if len(prompts) > len(few):
+                    more = word_ranks.label_ranks(run.lm, prompts[len(few) :], both, p.norm, progress=name)
+                    found = pd.concat([found, more.assign(prompt=more["prompt"] + len(few))], ignore_index=True)
+                found = found[found["head"].isin(named(both))]
                 own = found[found["head"].isin(named(located))]
-                rest = word_ranks.label_ranks(run.lm, prompts[:MOST_FOR_ALL], beside, p.norm)
                 for source, rows in (
                     (IN, own.assign(of=own["head"])),
                     (RANDOM, repeat_per_head(found, located, partners)),
