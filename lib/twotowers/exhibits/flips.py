@@ -152,6 +152,7 @@ def flips_rows(t: pd.DataFrame) -> pd.DataFrame:
         shown=[f"{r.value:{f}} [{r.low:{f}}, {r.high:{f}}]" for r, f in zip(own.itertuples(), forms, strict=True)],
     )
     wide = shown.pivot(index=["move", "heads", "at"], columns="column", values="shown").fillna("too few")
+    wide = wide[[column for column in dict.fromkeys([*WHEN, *named]) if column in wide]]
     expected = {-1: "falls", 1: "rises", 0: ""}
     wide["expected"] = [expected[_decisive(t, heads, at)] for _, heads, at in wide.index]
     return wide.rename_axis(columns=None)
