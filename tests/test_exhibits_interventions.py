@@ -208,7 +208,18 @@ def test_flips():
     assert said(shown_flips.flips(flipped(1, 1, 1)))[0] is Verdict.FAILS
     assert said(shown_flips.flips(flipped(-1, 1, 1, passes=False)))[0] is Verdict.UNTESTABLE
     assert said(shown_flips.flips(flipped(-1, 1, 1).assign(at="none")))[0] is Verdict.UNTESTABLE
-    assert shown_flips.flips_chart(flipped(-1, 1, 1)).to_dict() and len(shown_flips.flips_rows(flipped(-1, 1, 1))) == 4
+    half = flipped(-1, 1, 1)
+    half.loc[half["move"] == flips.DEMONSTRATION, ["low", "high"]] = -3.0, 3.0
+    verdict, sentence = said(shown_flips.flips(half))
+    assert (
+        verdict is Verdict.UNDECIDED and "in 2 of 4 decisive cells" in sentence and "(demonstration moved)" in sentence
+    )
+    crossed = flipped(-1, 1, 1).replace({"heads": {"fooheads": "barheads", "barheads": "fooheads"}})
+    assert said(shown_flips.flips(crossed))[0] is Verdict.UNTESTABLE  # heads at the other label decide nothing
+    assert set(shown_flips.flips_rows(crossed)["expected"]) == {""}
+    rows = shown_flips.flips_rows(flipped(-1, 1, 1))
+    assert rows["expected"].tolist() == ["rises", "falls"] * 2 and rows["attention before"].iloc[0].startswith("0.500")
+    assert shown_flips.flips_chart(flipped(-1, 1, 1)).to_dict()
 
 
 def test_values_against_attention():

@@ -1,11 +1,13 @@
 """Chapter 1: every claim on hand-made rows."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import DOWN, UP, WIDE, ZERO, interval, sayable
 from twotowers.exhibits import locate as shown
 from twotowers.exhibits.claim import Verdict
 from twotowers.exhibits.locate import BALANCED, BASELINES, IN, PAPER, RANDOM
+from twotowers.studies.locate import left_out
 
 BIG = (2.0, 1.8, 2.2)
 
@@ -102,6 +104,55 @@ def pair(p, learned=True, compared="sets"):
 def test_shared_heads_are_counted_on_learned_sets_against_chance_within_layers(pairs, verdict):
     t = pd.DataFrame([*pairs, pair(0.5, compared="rankings")])
     assert sayable(shown.overlaps(t)).verdict is verdict and len(shown.overlaps_rows(t)) == len(t)
+
+
+def test_heads_in_the_lists_of_all_learned_sets_are_named():
+    def said(*lists):
+        rows = [pair(0.001) | {"both": both} for both in lists]
+        return sayable(shown.overlaps(pd.DataFrame([*rows, pair(0.5, compared="rankings")]))).sentence
+
+    assert "(`1-0`, `2-3` stand in the lists of all of them)" in said("1-0, 2-3", "2-3, 1-0, 3-1")
+    assert "(`2-3` stands in" in said("1-0, 2-3", "2-3, 12-3")
+    assert "(no head stands in all lists)" in said("1-0, 2-3", None)
+
+
+def right(kept=30, p=0.9, learned=True, shared=4.0, n=40):
+    return {"ranking": "label", "dataset": "a", "kept": kept, "n": n, "k": 5, "shared": shared, "p": p, "by_chance": 4.6,
+            "rank_correlation": 0.8, "correlation_by_chance": 0.9, "learned": learned}  # fmt: skip
+
+
+NONE = {"kept": 5, "shared": None, "p": None}
+
+
+@pytest.mark.parametrize(
+    "rows, verdict, words",
+    [
+        ([right(), right(p=0.4)], Verdict.HOLDS, "4 of their top 5"),
+        ([right(), right(p=0.001)], Verdict.FAILS, "clearly fewer in 1 of 2 lists"),
+        ([right(), right(p=0.04)], Verdict.UNDECIDED, "cannot be told"),
+        ([right(p=0.001, learned=False), right()], Verdict.HOLDS, "0 of 1 list"),
+        ([right(**NONE), right()], Verdict.HOLDS, "0 of 1 list"),
+        ([right(**NONE)], Verdict.UNDECIDED, "At most 5 of 40 prompts"),
+        ([right(kept=40, shared=5.0)], Verdict.UNTESTABLE, "leaves none out"),
+        ([right(learned=False)], Verdict.UNTESTABLE, "No set is learned"),
+    ],
+)
+def test_right_answers_only(rows, verdict, words):
+    t = pd.DataFrame(rows).astype({"shared": float, "p": float})
+    claim = sayable(shown.right_only(t))
+    assert claim.verdict is verdict and words in claim.sentence
+    assert len(shown.right_only_rows(t)) == len(t)
+
+
+def test_lists_of_some_prompts_beside_as_many_by_chance():
+    queries = [f"word {i % 10}" for i in range(40)]
+    keep = np.array([i % 10 < 5 for i in range(40)])
+    values = np.where(keep[:, None], [1.0, 0.0, 0.2], [0.0, 2.0, 0.1])  # the right ones have another head on top
+    found = left_out(values, keep, queries, 1, 0)
+    assert found["shared"] == 0 and found["by_chance"] > 0.8 and found["p"] < 0.2 and found["rank_correlation"] < 0
+    alike = left_out(np.tile([1.0, 0.0, 0.2], (40, 1)), keep, queries, 1, 0)
+    assert alike == {"k": 1, "shared": 1, "rank_correlation": 1, "by_chance": 1, "correlation_by_chance": 1, "p": 1}
+    assert np.isnan(left_out(values, np.arange(40) < 9, queries, 1, 0)["shared"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from conftest import DOWN, UP, WIDE, interval, sayable
 from twotowers.exhibits import project as shown
 from twotowers.exhibits.claim import Verdict
-from twotowers.exhibits.project import CENTRED, DIRECTION, IN, PROMPT, RANDOM, RAW
+from twotowers.exhibits.project import CENTRED, DIRECTION, IN, OVER, PROMPT, RANDOM, RAW
 
 WANTED = {"value": "own label", "key": "own class", "query": "own class"}
 CLAIMS = {"value": shown.values, "key": shown.keys, "query": shown.queries}
@@ -80,3 +80,24 @@ def test_charts_of_counts():
     for chart in (shown.texts_chart, shown.classes_chart, shown.values_chart):
         assert chart(t).to_dict()
     assert CENTRED in str(shown.classes_chart(pd.concat([t, t.assign(reading=CENTRED)])).to_dict())
+
+
+@pytest.mark.parametrize(
+    "given, verdict",
+    [
+        ({}, Verdict.HOLDS),
+        ({"over": WIDE}, Verdict.CONTROL),
+        ({"ours": DOWN}, Verdict.FAILS),
+        ({"ours": WIDE}, Verdict.UNDECIDED),
+        ({"these": WIDE}, Verdict.UNTESTABLE),  # the neurons give no lead that could be explained
+        ({"n": 1}, Verdict.UNTESTABLE),
+        ({"learned": False}, Verdict.UNTESTABLE),
+    ],
+)
+def test_what_heads_wrote_must_raise_coefficients_more_than_what_random_heads_wrote(given, verdict):
+    given = {"these": UP, "ours": UP, "over": UP, "learned": True, "n": 20} | given
+    values = {"these neurons": given["these"], IN: given["ours"], OVER: given["over"]}
+    values |= dict.fromkeys(("all FFN blocks", RANDOM, "other heads", "FFN blocks"), DOWN)
+    t = pd.DataFrame({"part": part, **interval("nats", value, given["n"])} for part, value in values.items())
+    t = t.assign(k=20, neurons="1-5 1-7", learned=given["learned"])
+    assert sayable(shown.neurons(t)).verdict is verdict and shown.neurons_chart(t).to_dict()

@@ -15,6 +15,7 @@ from twotowers.prompts import datasets
 from twotowers.prompts.prompt import encode_all
 
 WANT = {"weights", "values", "neurons"}
+FFN = {"parallel", "ffn_norm", "ffn_in"}  # fields of a row
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
@@ -157,12 +158,16 @@ def test_a_wrong_row_of_the_table_is_refused(any_model):
     ("kind", "change"),
     [("qwen3", {"head_norms": ("", "")}), ("olmo2", {"attention_norm": "post_attention_layernorm"}),
      ("smollm3", {"rotating_layers": ""}), ("gemma3_text", {"head_norms": ("q_norm", "q_norm")}),
-     ("gpt_neox", {"rotates_neighbours": True}), ("gptj", {"rotates_neighbours": False})],
+     ("gpt_neox", {"rotates_neighbours": True}), ("gptj", {"rotates_neighbours": False}),
+     ("gptj", {"parallel": False}), ("olmo2", {"ffn_norm": "post_feedforward_layernorm"}),
+     ("gemma", {"ffn_in": ("mlp.up_proj", "mlp.gate_proj")})],
 )  # fmt: skip
-def test_a_row_that_is_wrong_about_query_and_key_alone_is_refused(kind, change, float64):
+def test_a_row_that_is_wrong_about_a_product_alone_is_refused(kind, change, float64):
     model = tiny(kind)
     wrong = replace(model, architecture=replace(model.architecture, **change))
-    with pytest.raises(TwoTowersError, match="product of query and key"):
+    with pytest.raises(
+        TwoTowersError, match="a product with a subkey" if {*change} & FFN else "a product of query and key"
+    ):
         proof.prove(wrong)
 
 

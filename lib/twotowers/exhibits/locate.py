@@ -202,11 +202,62 @@ def overlaps(t: pd.DataFrame) -> Claim:
     found = discoveries(ours["p"])
     verdict = Verdict.HOLDS if found.all() else Verdict.UNDECIDED if found.any() else Verdict.CONTROL
     rankings = t[t["compared"] == "rankings"].iloc[0]
+    lists = [str(both).split(", ") for both in ours["both"].fillna("")]
+    every = [head for head in lists[0] if head and all(head in one for one in lists)]
+    named = (
+        f"{listed(every)} {'stands' if len(every) == 1 else 'stand'} in the lists of all of them"
+        if every
+        else "no head stands in all lists"
+    )
     return Claim(
         verdict,
-        f"Pairs of learned sets share {counted(ours['shared'])} of their top {ours['k'].iloc[0]} heads; more "
+        f"Pairs of learned sets share {counted(ours['shared'])} of their top {ours['k'].iloc[0]} heads ({named}); more "
         f"than chance within the layers in {int(found.sum())} of {len(ours)} pairs (false discovery rate 5%). Our ranking and "
         f"the paper's share {rankings['shared']} heads.",
+    )
+
+
+def right_only_rows(t: pd.DataFrame) -> pd.DataFrame:
+    columns = [
+        "ranking",
+        "dataset",
+        "kept",
+        "n",
+        "shared",
+        "by_chance",
+        "p",
+        "rank_correlation",
+        "correlation_by_chance",
+        "k",
+    ]
+    return t[columns].round(3).astype(object).fillna("too few").set_index("ranking")
+
+
+def right_only(t: pd.DataFrame) -> Claim:
+    """Appendix A keeps right answers only. The list must stay what it is where as many prompts are left out by chance."""
+    own = t[t["learned"]]
+    if own.empty:
+        return untestable("No set is learned, so right answers are no sign of learning.")
+    enough = own[own["shared"].notna()]
+    if enough.empty:
+        return Claim(
+            Verdict.UNDECIDED,
+            f"At most {own['kept'].max()} of {own['n'].max()} prompts of a set are answered right: too few to locate heads on.",
+        )
+    some = enough[enough["kept"] < enough["n"]]
+    if some.empty:
+        return untestable("Every prompt is answered right, so keeping right answers only leaves none out.")
+    fewer, k = discoveries(some["p"]), some["k"].iloc[0]
+    verdict = Verdict.FAILS if fewer.any() else Verdict.UNDECIDED if (some["p"] <= 0.05).any() else Verdict.HOLDS
+    said = {
+        Verdict.HOLDS: "Keeping right answers only finds the same heads as leaving out as many prompts by chance",
+        Verdict.FAILS: "Keeping right answers only changes which heads are found",
+        Verdict.UNDECIDED: "Whether keeping right answers only changes which heads are found cannot be told",
+    }[verdict]
+    return Claim(
+        verdict,
+        f"{said}: the lists share {counted(some['shared'])} of their top {k} heads with those of all prompts (by chance "
+        f"{some['by_chance'].mean():.1f} on average), clearly fewer in {int(fewer.sum())} of {plural(len(some), 'list')}.",
     )
 
 

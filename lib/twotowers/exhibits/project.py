@@ -10,6 +10,7 @@ from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
 IN, RANDOM, DIRECTION = "in-context heads", "random heads", "random direction"
+OVER = "in-context less random"
 RAW, CENTRED = "as the paper", "mean taken out"
 PROMPT = "other in the prompt"
 SAID = {
@@ -127,3 +128,40 @@ def values_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         y_title=f"words among the top {t['n_words'].iloc[0]} (a label position)", title="Label words among the top words of values",
         description="Grouped bars with 95% intervals for each located head: own label, other label, and two controls.",
     )  # fmt: skip
+
+
+def neurons_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    own = t[~t["part"].isin(["all FFN blocks", "these neurons", OVER])]
+    return charts.bars(
+        own.assign(neurons="that choose the label"), x="part", y="nats", group="neurons",
+        x_title="what their subkeys meet", y_title="lead of the true label (nats)",
+        title="What made the neurons that choose the label do so",
+        description="Bars with 95% intervals: what each part of the model contributes, through the neurons' coefficients, "
+        "to the lead that these neurons give the true label; random heads are among the other heads.",
+    )  # fmt: skip
+
+
+@about_learning
+def neurons(t: pd.DataFrame) -> Claim:
+    """Appendix E: what heads wrote raises the coefficients of helpful neurons. Random heads of the layers are the control."""
+    every, these, ours, over, blocks = (
+        estimate(t, "nats", part=part) for part in ("all FFN blocks", "these neurons", IN, OVER, "FFN blocks")
+    )
+    k = int(t["k"].iloc[0])
+    if these.low <= 0 or these.n < 2:
+        return untestable(
+            f"The {k} neurons that added most to the true label's lead on other prompts add {these:+.3f} nats here: there is "
+            "no lead to explain."
+        )
+    verdict = judge(ours, over)
+    said = {
+        Verdict.HOLDS: "What in-context heads wrote makes them do so, more than what random heads of the layers wrote",
+        Verdict.CONTROL: "What in-context heads wrote makes them do so, but no more than what random heads of the layers wrote",
+        Verdict.FAILS: "What in-context heads wrote does not make them do so",
+    }.get(verdict, "Whether what in-context heads wrote makes them do so cannot be told")
+    return Claim(
+        verdict,
+        f"{k} neurons add {these:+.3f} nats to the true label's lead (all FFN blocks {every:+.3f}). {said}: through their "
+        f"coefficients {ours:+.3f} comes from in-context heads ({over:+.3f} more than from random ones), {blocks:+.3f} from "
+        "earlier FFN blocks.",
+    )

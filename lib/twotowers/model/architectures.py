@@ -26,6 +26,9 @@ class Architecture:
     attention_block: str
     ffn_out: str
     ffn_block: str
+    ffn_norm: str  # "" where the FFN reads the residual stream as it is (OLMo 2)
+    ffn_in: tuple[str, ...]  # fc1; of a gated FFN the gate's map and the one that it multiplies, or one map with both
+    ffn_activation: str  # of fc1, or of the gate alone
     final_norm: str
     centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
     positions: str  # "learned" (added to the embeddings) or "rotary" (turns query and key)
@@ -42,6 +45,9 @@ class Architecture:
     divides_scores: bool = False  # scores are divided by that attribute instead (GPT-J)
     window: tuple[str, str, str] = ("sliding_window", "layer_types", "sliding_attention")
     # Fields of the config: length of the window, kind of each layer; and the kind that has it. Without kinds all have.
+    parallel: bool | str = (
+        False  # the FFN reads the layer's input, not what its attention added; or the field saying so
+    )
     attention_method: str = ""  # not on transformers' AttentionInterface: the method that gets query, key, value, mask
     requires: tuple[tuple[str, Any], ...] = ()  # fields of the config with their only supported value, or its field
 
@@ -57,19 +63,21 @@ class Architecture:
 _LLAMA = Architecture(
     blocks="model.layers", attention="self_attn", attention_norm="input_layernorm",
     attention_out="self_attn.o_proj", attention_block="self_attn.o_proj",
-    ffn_out="mlp.down_proj", ffn_block="mlp.down_proj",
+    ffn_out="mlp.down_proj", ffn_block="mlp.down_proj", ffn_norm="post_attention_layernorm",
+    ffn_in=("mlp.gate_proj", "mlp.up_proj"), ffn_activation="mlp.act_fn",
     final_norm="model.norm", centred=False, positions="rotary", rotary="model.rotary_emb",
 )  # fmt: skip
 
 _GPT2 = Architecture(
     blocks="transformer.h", attention="attn", attention_norm="ln_1",
     attention_out="attn.c_proj", attention_block="attn.c_proj",
-    ffn_out="mlp.c_proj", ffn_block="mlp.c_proj",
+    ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_norm="ln_2", ffn_in=("mlp.c_fc",), ffn_activation="mlp.act",
     final_norm="transformer.ln_f", centred=True, positions="learned", qkv="fused", qkv_maps=("c_attn",),
 )  # fmt: skip
 
 _NORM_AFTER = replace(
     _LLAMA, attention_block="post_attention_layernorm", ffn_block="post_feedforward_layernorm",
+    ffn_norm="pre_feedforward_layernorm",
     # A bias before the norm would be scaled by it, differently in every prompt; no published model has one.
     requires=(("attention_bias", False),),
 )  # fmt: skip
@@ -86,20 +94,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gptj": Architecture(
         blocks="transformer.h", attention="attn", attention_norm="ln_1",
         attention_out="attn.out_proj", attention_block="attn.out_proj",
-        ffn_out="mlp.fc_out", ffn_block="mlp.fc_out",
+        ffn_out="mlp.fc_out", ffn_block="mlp.fc_out", ffn_norm="ln_1", ffn_in=("mlp.fc_in",),
+        ffn_activation="mlp.act", parallel=True,
         final_norm="transformer.ln_f", centred=True, positions="rotary",
         rotates_neighbours=True, scaling="scale_attn", divides_scores=True, attention_method="_attn",
     ),
     "gpt_neox": Architecture(
         blocks="gpt_neox.layers", attention="attention", attention_norm="input_layernorm",
         attention_out="attention.dense", attention_block="attention.dense",
-        ffn_out="mlp.dense_4h_to_h", ffn_block="mlp.dense_4h_to_h",
+        ffn_out="mlp.dense_4h_to_h", ffn_block="mlp.dense_4h_to_h", ffn_norm="post_attention_layernorm",
+        ffn_in=("mlp.dense_h_to_4h",), ffn_activation="mlp.act", parallel="use_parallel_residual",
         final_norm="gpt_neox.final_layer_norm", centred=True, positions="rotary", rotary="gpt_neox.rotary_emb",
         qkv="by head", qkv_maps=("query_key_value",),
     ),
     "opt": Architecture(
         blocks="model.decoder.layers", attention="self_attn", attention_norm="self_attn_layer_norm",
         attention_out="self_attn.out_proj", attention_block="self_attn.out_proj", ffn_out="fc2", ffn_block="fc2",
+        ffn_norm="final_layer_norm", ffn_in=("fc1",), ffn_activation="activation_fn",
         final_norm="model.decoder.final_layer_norm", centred=True, positions="learned",
         # opt-350m normalises after each block and has no final norm; it also projects between two widths.
         requires=(("do_layer_norm_before", True), ("_remove_final_layer_norm", False),
@@ -108,10 +119,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "smollm3": replace(_LLAMA, rotating_layers="no_rope_layers"),  # 1 where a layer does rotate, whatever the name says
-    "phi3": replace(_LLAMA, qkv="fused", qkv_maps=("qkv_proj",)),
+    "phi3": replace(
+        _LLAMA, qkv="fused", qkv_maps=("qkv_proj",), ffn_in=("mlp.gate_up_proj",), ffn_activation="mlp.activation_fn",
+    ),
     "qwen2": _LLAMA,
     "qwen3": replace(_LLAMA, head_norms=("q_norm", "k_norm")),
-    "olmo2": replace(_NORM_AFTER, attention_norm="", head_norms=("q_norm", "k_norm")),
+    "olmo2": replace(_NORM_AFTER, attention_norm="", ffn_norm="", head_norms=("q_norm", "k_norm")),
     "gemma": replace(_LLAMA, gain=1.0),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(

@@ -32,7 +32,7 @@ from twotowers.prompts.prompt import Encoded, batches
 WANT = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})
 OPTIONAL = (
     "weights", "scores", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention",
-    "attention_scale",
+    "attention_scale", "ffn_scale",
 )  # fmt: skip
 
 
@@ -46,8 +46,8 @@ class Capture:
     `queries`.
 
     Where a norm follows W_O (Gemma 2), `mixed` and `values` are divided by its scale at the last position of the same
-    pass (`attention_scale`), and where one follows fc2 so are `neurons`. That scale frozen, everything here is linear,
-    and with `Model.output_weight` / `ffn_weight` (which hold the norm's weight) adds up to what the block writes.
+    pass (`attention_scale`), and where one follows fc2 so are `neurons` (`ffn_scale`). That scale frozen, everything here
+    is linear, and with `Model.output_weight` / `ffn_weight` (which hold the norm's weight) adds up to what the block writes.
     """
 
     prompts: list[Encoded]
@@ -68,6 +68,7 @@ class Capture:
     stream_inputs: Float[Tensor, "layer batch position d_model"] | None = None
     stream_attention: Float[Tensor, "layer batch position d_model"] | None = None
     attention_scale: Float[Tensor, "layer batch"] | None = None
+    ffn_scale: Float[Tensor, "layer batch"] | None = None
 
     @property
     def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
@@ -200,8 +201,8 @@ def capture(
         z = _times(z, 1 / optional["attention_scale"])
         if "values" in optional:
             optional["values"] = _times(optional["values"], 1 / optional["attention_scale"])
-    if "ffn_scale" in recorder.entries and "neurons" in optional:
-        optional["neurons"] = _times(optional["neurons"], 1 / recorder.stacked("ffn_scale"))
+    if "ffn_scale" in optional and "neurons" in optional:
+        optional["neurons"] = _times(optional["neurons"], 1 / optional["ffn_scale"])
     return Capture(
         prompts=list(encoded),
         index=list(range(len(encoded))) if index is None else list(index),

@@ -27,7 +27,8 @@ def prove(model: Model) -> dict[str, float]:
 
     Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions sum to heads;
     neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the model's logits; attention scores
-    rebuilt from layer inputs (`query_key`) = those of the model. Raises TwoTowersError naming the identity that failed.
+    rebuilt from layer inputs (`query_key`), and neurons' coefficients from what their FFN reads, = those of the model.
+    Raises TwoTowersError naming the identity that failed.
     """
     errors = identity_errors(model, capture(model, [_probe(model)], PROVEN))
     tolerance = TOLERANCE[model.dtype]
@@ -53,7 +54,7 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
     e = model.unembedding
     # Summed in float32 at least: of a narrow model only its own rounding is left.
     total = _wide(seen.resid_pre[0]) + _wide(seen.attention_output).sum(0) + _wide(seen.ffn_output).sum(0)
-    heads, positions, neurons, scores = 0.0, 0.0, 0.0, 0.0
+    heads, positions, neurons, scores, coefficients = 0.0, 0.0, 0.0, 0.0, 0.0
     places = torch.arange(len(seen.prompts[0].ids), device=seen.resid_final.device)
     for layer in range(model.n_layers):
         vectors = torch.einsum("bhk,hkd->bhd", seen.z[layer], model.output_weight(layer).to(seen.z.device))
@@ -66,6 +67,7 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
         scores = max(scores, _error(own[inside], seen.scores[layer][inside]))
         ffn = seen.neurons[layer] @ model.ffn_weight(layer).to(seen.neurons.device)
         neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), seen.ffn_output[layer]))
+        coefficients = max(coefficients, _error(_coefficients(model, layer, seen), seen.neurons[layer]))
     logits = unembed.bs_values(seen.resid_final, e, "frozen", unembed.norm_scale(seen.resid_final, e))
     if e.norm_bias is not None:
         logits = logits + (e.norm_bias @ e.weight.T).to(logits.dtype)
@@ -75,8 +77,20 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
         "the sum of positions": positions,
         "a product of query and key": scores,
         "the sum of neurons": neurons,
+        "a product with a subkey": coefficients,
         "our logits": _error(capped(_plus(logits, e.bias), e.softcap), seen.logits),
     }
+
+
+def _coefficients(model: Model, layer: int, seen: Capture) -> torch.Tensor:
+    """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
+    x = seen.resid_pre[layer] if model.parallel else seen.resid_pre[layer] + seen.attention_output[layer]
+    key, bias = model.subkeys(layer)
+    if model.architecture.ffn_norm:
+        x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
+    first, *second = _plus(torch.einsum("bd,mnd->bmn", x, key.to(x)), bias).unbind(1)
+    found = model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
+    return found if seen.ffn_scale is None else found / seen.ffn_scale[layer][:, None]
 
 
 def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:

@@ -25,10 +25,10 @@ from twotowers.model.model import Model, norm_eps, rms
 def normed(model: Model, layer: int, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
     """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`), or x
     itself where there is none (OLMo 2)."""
-    return _of(model.part(layer, "attention_norm"), x) if model.architecture.attention_norm else x
+    return through_norm(model.part(layer, "attention_norm"), x) if model.architecture.attention_norm else x
 
 
-def _of(norm: nn.Module, x: Tensor) -> Tensor:
+def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """The norm of x; under a device_map the norm may live elsewhere than what was captured."""
     return norm(x.to(norm.weight.device)).to(x.device)
 
@@ -63,7 +63,7 @@ def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
         return v
     norm = model.part(layer, "attention").get_submodule(name)
     together = v.flatten(-2).unflatten(-1, (-1, len(norm.weight)))  # one head a row, or all heads
-    return _of(norm, together).reshape(v.shape)
+    return through_norm(norm, together).reshape(v.shape)
 
 
 def rotated(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from twotowers.heads import named, random_heads
-from twotowers.prompts.datasets import paper_example
+from twotowers.prompts.datasets import both_assignments, counterbalanced, paper_example
 from twotowers.stats.intervals import bootstrap, grouped, overlap_within_layers, spearman
 from twotowers.studies.cells import answered, places
 from twotowers.studies.context import chapter_studies
@@ -19,8 +21,9 @@ from twotowers.studies.run import Run
 study = chapter_studies("01-locate")
 __all__ = [
     "accuracy", "apart", "blocks", "case", "forms", "heads", "norms", "order", "overlaps", "parts", "positions",
-    "top_heads", "toy",
+    "right_only", "top_heads", "toy",
 ]  # fmt: skip
+FEWEST, DRAWS = 10, 400  # prompts to locate heads on; samples by chance
 SAMPLE = 200  # prompts for exhibits that cost more than one walk over the vocabulary a set
 NORMS = ("frozen", "recomputed", "raw")
 PAPER, BALANCED = "paper's order", "counterbalanced"
@@ -172,6 +175,59 @@ def overlaps(run: Run) -> pd.DataFrame:
                 add("sets", (a, ranking), (b, ranking))
     add("rankings", (p.datasets[0], "label"), (p.datasets[0], "paper"))
     return pd.DataFrame(rows)
+
+
+@study
+def right_only(run: Run) -> pd.DataFrame:
+    """Heads located on prompts that are answered right, as the paper does on sentences (v1 appendix A), against all
+    prompts.
+
+    One row per (ranking, dataset): kept, n (prompts; for "label" prompts of which both assignments must be right),
+    k, shared (of the top k heads), rank_correlation over all heads; by_chance, correlation_by_chance (means where as many
+    prompts are kept by chance, whole query words at a time), p (of sharing as few by chance), learned. Below FEWEST
+    prompts kept there is no list, and these are missing.
+    """
+    from twotowers.analysis import rankings
+    from twotowers.model.answers import answers
+
+    (found, at), p, cells = _increases(run), run.parameters, {}
+    for dataset in p.datasets:
+        prompts = run.prompts(dataset)[:SAMPLE]
+        pairs = run.encode(both_assignments(counterbalanced(prompts)))
+        margin = rankings.label_margin(run.lm, pairs, progress=f"{dataset}, label positions")
+        right = answers(run.lm, pairs).correct.reshape(-1, 2).all(1)
+        cells["label", dataset] = margin.reshape(len(prompts), 2, *margin.shape[1:]).mean(1), right
+        cells["paper", dataset] = found.heads[at[dataset]], found.correct[at[dataset]]
+    rows = []
+    for (ranking, dataset), (values, right) in cells.items():
+        queries = [prompt.query for prompt in run.prompts(dataset)[: len(values)]]
+        row = {"ranking": ranking, "dataset": dataset, "kept": int(right.sum()), "n": len(right)}
+        rows.append(row | left_out(values.reshape(len(values), -1), right, queries, p.top_k, p.seed))
+    return pd.DataFrame(rows).assign(learned=[row["dataset"] in run.passing for row in rows])
+
+
+def left_out(values: np.ndarray, keep: np.ndarray, queries: Sequence[str], k: int, seed: int) -> dict[str, float]:
+    """What becomes of the top k heads by their mean over prompts where only some are kept; see `right_only`.
+
+    `values` (prompt, head), `keep` and `queries` (prompt,). Whole query words are left out by chance, as prompts that
+    share one are not independent; the last of them in part, so that as many prompts are kept.
+    """
+
+    def compared(some: np.ndarray) -> tuple[int, float]:
+        mean = values[some].mean(0)
+        return len(whole & set(np.argsort(-mean, kind="stable")[:k].tolist())), spearman(values.mean(0), mean)
+
+    whole = set(np.argsort(-values.mean(0), kind="stable")[:k].tolist())
+    kept, names = int(keep.sum()), ("shared", "rank_correlation", "by_chance", "correlation_by_chance", "p")
+    if kept < FEWEST:
+        return {"k": k} | dict.fromkeys(names, float("nan"))
+    words, rng = np.unique(queries, return_inverse=True)[1], np.random.default_rng([seed, 46])
+    draws = [np.argsort(rng.permutation(words.max() + 1)[words], kind="stable")[:kept] for _ in range(DRAWS)]
+    shared, correlation = compared(keep)
+    by_chance, correlations = np.array([compared(one) for one in draws]).T
+    p = (1 + (by_chance <= shared).sum()) / (1 + DRAWS)
+    found = (float(shared), correlation, by_chance.mean(), correlations.mean(), p)
+    return {"k": k} | dict(zip(names, found, strict=True))
 
 
 @study

@@ -6,16 +6,19 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named, repeat_per_head
-from twotowers.prompts.datasets import is_word_set, paper_example
+from twotowers.prompts.datasets import both_assignments, counterbalanced, is_word_set, paper_example
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 from twotowers.stats.intervals import bootstrap, bootstrap_difference
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.decides import sets_of
 from twotowers.studies.run import Run
 
 study = chapter_studies("02-project")
 IN, RANDOM, DIRECTION = "in-context heads", "random heads", "random direction"
 RAW, CENTRED = "as the paper", "mean taken out"
 MOST = 100  # prompts a set that are counted
+NEURONS = 20  # that add most to the true label's lead
+CONTROLS = 5  # sets of random heads
 CLASS = ["own class", "other class"]
 CLAIMS = {  # kind of vector -> what should be said, and what must be said less often for it to count
     "value": ("own label", "other label"),
@@ -179,3 +182,36 @@ def sentence_prompt(run: Run) -> pd.DataFrame:
             "them: run the chapter on a model of ordinary text"
         )
     return _words(run, case)
+
+
+@study
+def neurons(run: Run) -> pd.DataFrame:
+    """What the FFN neurons that choose the label add to the true label's lead, and which parts of the model made their
+    coefficients do so (v1 appendix E; `analysis.neurons`).
+
+    Neurons are located on other prompts than those that judge them; either class is asked about, counterbalanced, each
+    text with either assignment of the labels. One row per part: nats, low, high, n (query words); "all FFN blocks" is
+    their lead, "these neurons" that of the chosen, which "embedding", IN, "other heads", "FFN blocks",
+    "biases" and "scales" sum to; RANDOM is the mean of CONTROLS sets of random heads of the layers of IN, among the others.
+    """
+    from twotowers.analysis import neurons
+
+    some, p = sets_of(run), run.parameters
+    locating = [q for d in some for q in counterbalanced(run.locating(d)[: MOST // len(some)])]
+    judged = [e.prompt for d in some for e in run.either_class(d, MOST // len(some))]
+    chosen = neurons.top_neurons(run.lm, run.encode(both_assignments(locating)), NEURONS, "neurons, located")
+    groups = [run.heads(), *run.control_sets()[:CONTROLS]]
+    found, every = neurons.read_pairs(run.lm, run.encode(both_assignments(judged)), chosen, groups, "neurons, judged")
+    embedding, heads, blocks, biases, ours, *random, scales = found.T
+    parts = {
+        "all FFN blocks": every, "these neurons": embedding + heads + blocks + biases + scales, IN: ours,
+        RANDOM: sum(random) / len(random), "in-context less random": ours - sum(random) / len(random),
+        "other heads": heads - ours, "FFN blocks": blocks, "embedding": embedding, "biases": biases, "scales": scales,
+    }  # fmt: skip
+    queries = [f"{q.dataset} {q.query}" for q in judged]
+    rows = [
+        {"part": part, **bootstrap(one, clusters=queries, seed=p.seed).as_row("nats")} for part, one in parts.items()
+    ]
+    return pd.DataFrame(rows).assign(
+        k=len(chosen), neurons=" ".join(named(chosen)), prompts=len(judged), learned=bool(run.passing)
+    )
