@@ -14,13 +14,13 @@ from twotowers.analysis import mitigate
 from twotowers.analysis.edit_heads import Edit, edited
 from twotowers.analysis.locate import head_increases
 from twotowers.chapters import playground
-from twotowers.chapters.explore import ACTIONS, State, figures, heads_from_text, results
+from twotowers.chapters.explore import ACTIONS, State, exchanged, figures, heads_from_text, results
 from twotowers.chapters.playground import Playground
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.model import proof
 from twotowers.model.capture import capture, predict
-from twotowers.prompts.datasets import imbalanced, paper_example
+from twotowers.prompts.datasets import imbalanced, paper_example, swapped_labels
 from twotowers.prompts.prompt import encode
 from twotowers.stats import charts
 
@@ -73,6 +73,11 @@ def test_every_action_shows_what_its_edit_does(model, action):
     if action in ("zero", "scale"):
         with edited(model, [Edit(HEADS, scale={"zero": 0.0, "scale": 0.25}[action])]):
             logits = capture(model, [one]).logits
+    elif action == "patch":
+        source = capture(model, [encoded(model, swapped_labels(prompt))])
+        instead = torch.stack([source.attention_out_input[layer, 0, head] for layer, head in HEADS])
+        with edited(model, [Edit(HEADS, positions="last", replacement=instead)]):
+            logits = capture(model, [one]).logits
     elif action == "mend recency":
         with mitigate.position_free(model, HEADS, "mean"):
             logits = capture(model, [one]).logits
@@ -83,10 +88,20 @@ def test_every_action_shows_what_its_edit_does(model, action):
     after = found.labels.set_index("label").after
     assert after["foo"] == pytest.approx(float(logits[0].softmax(-1)[2]))
     changed = not np.allclose(found.labels.before, found.labels.after)
-    assert changed == (action != "nothing")
-    assert found.shown == HEADS and ("0-1, 1-2" in found.sentence) == (action != "nothing")
+    assert changed == (action != "leave")
+    assert found.shown == HEADS and ("0-1, 1-2" in found.sentence) == (action != "leave")
     said = found.says.set_index("head").words
     assert (said["0-1"] == "nothing") == (action == "zero")
+
+
+def test_a_patch_exchanges_every_label_for_the_next_as_the_page_does():
+    two = exchanged(PROMPT)
+    assert [d.label for d in two.demonstrations] == ["foo", "foo", "bar", "bar"] and two.true_label == "foo"
+    rows = tuple(
+        replace(d, label=label) for d, label in zip(PROMPT.demonstrations, ["bar", "foo", "qux", "bar"], strict=True)
+    )
+    three = exchanged(replace(PROMPT, demonstrations=rows, labels=("bar", "foo", "qux")))
+    assert [d.label for d in three.demonstrations] == ["qux", "bar", "foo", "qux"]
 
 
 def test_mending_recency_shows_the_weights_that_act(model):
@@ -103,7 +118,7 @@ def test_mending_recency_shows_the_weights_that_act(model):
     ("change", "says"),
     [
         ({"heads": (Head(9, 9),)}, "is not in"),
-        ({"action": "explode"}, "choose one of nothing"),
+        ({"action": "explode"}, "choose one of leave"),
         ({"heads": HEADS, "action": "scale", "amount": float("nan")}, "finite number"),
         ({"heads": HEADS, "action": "mend majority"}, "equal counts"),
     ],
@@ -198,6 +213,30 @@ def test_demonstrations_can_be_changed_moved_taken_away_and_added(play):
     assert play.state().prompt.labels == ("bar", "foo", "qux") and "label qux" in play.panels[0].value
     play.query.value = "two"
     assert play.state().prompt.query == "two" and play.error.value == ""
+
+
+def test_undo_takes_back_one_change_and_reset_all_of_them(play, model):
+    start, seen = play.state(), play.found
+    assert play.undo.disabled
+    play.query.value = "two"
+    play.buttons[1, 2].click()
+    play.separator.value = "\n"
+    play.rows.children[0].children[3].click()
+    assert play.state().prompt.separator == "\n" and len(play.state().prompt.demonstrations) == 3
+    play.undo.click()
+    assert len(play.state().prompt.demonstrations) == 4
+    play.undo.click()
+    assert play.state() == replace(start, prompt=replace(start.prompt, query="two"), heads=(Head(1, 2),))
+    assert "1-2 zeroed" in play.sentence.value and play.buttons[1, 2].description == "●"
+    play.reset.click()
+    assert play.state() == start and play.found.words.equals(seen.words) and not play.buttons[1, 2].description
+    play.undo.click()  # a reset can be undone as well
+    assert play.state().prompt.query == "two" and play.state().heads == ((1, 2),)
+    play.undo.click()
+    play.undo.click()
+    assert play.state() == start and play.undo.disabled and play.error.value == ""
+    play.rows.children[0].children[0].value = "eight"  # rows that were brought back are as good as new ones
+    assert "1. eight" in play.panels[1].value and not play.undo.disabled
 
 
 def test_an_error_is_one_line_and_leaves_the_last_results(play):

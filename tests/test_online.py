@@ -1,5 +1,6 @@
 """Buttons, citation, sitemap and 404: what needs an address is left out where none is given."""
 
+import struct
 import sys
 from types import SimpleNamespace
 
@@ -7,9 +8,11 @@ import pytest
 import yaml
 from conftest import ROOT
 from twotowers.errors import TwoTowersError
+from twotowers.stats import tables
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import online
+import opening
 
 CONFIG = (ROOT / "_config.yml").read_bytes()
 
@@ -49,6 +52,29 @@ def test_the_sitemap_lists_every_page_and_titles_are_no_markup(monkeypatch, tmp_
     assert "<loc>https://name.github.io/book/book/01-a&amp;b.html</loc>" in (tmp_path / "sitemap.xml").read_text()
     assert "404" not in (tmp_path / "sitemap.xml").read_text()
     context = {"title": 'A "quoted" <em>title</em>', "metatags": "<meta />"}
-    online.add_citation(SimpleNamespace(config=SimpleNamespace(project="Book")), "book/a", "", context, None)
+    app = SimpleNamespace(config=SimpleNamespace(project="Book"), outdir=tmp_path)
+    online.add_citation(app, "book/a", "", context, None)
     assert context["metatags"].startswith("<meta />") and 'content="A &quot;quoted&quot; title"' in context["metatags"]
     assert "https://name.github.io/book/book/a.html" in context["metatags"]
+    assert "og:title" in context["metatags"] and "og:image" not in context["metatags"]  # no table, no picture
+
+
+def test_the_picture_to_share_is_figure_1_where_the_address_is_known(monkeypatch, tmp_path):
+    from test_drawings import HOSTILE, table
+
+    (tmp_path / "_static/book").mkdir(parents=True)
+    for labels in ({}, {"true": HOSTILE}):
+        tables.save(table(**labels), tmp_path / "tables/model", opening.TABLE, {})
+        app = SimpleNamespace(config=SimpleNamespace(project="A <book> & more"), outdir=tmp_path, srcdir=tmp_path)
+        monkeypatch.setenv(online.SITE, "https://name.github.io/book")
+        online.write_card(app)
+        drawn = (tmp_path / online.CARD).read_bytes()
+        assert drawn[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", drawn[16:24]) == (1200, 630)
+        context = {"title": "A"}
+        online.add_citation(app, "book/a", "", context, None)
+        assert 'property="og:image" content="https://name.github.io/book/_static/book/card.png"' in context["metatags"]
+    monkeypatch.delenv(online.SITE)
+    online.write_card(app)
+    context = {"title": "A"}
+    online.add_citation(app, "book/a", "", context, None)
+    assert not (tmp_path / online.CARD).exists() and "og:" not in context["metatags"]

@@ -45,6 +45,7 @@ def write_files(app) -> None:
     for source in PAGE.iterdir():
         shutil.copy(source, target)
     tinker.write_data(Path(app.srcdir), target)
+    online.write_card(app)
     vega = target / "vega.js"
     if not vega.exists():
         vega.write_text(vega_script(), "utf8")

@@ -1,4 +1,5 @@
-"""What pages say and link to once they are online: buttons that need the repository's address, citation, sitemap, 404.
+"""What pages say and link to once they are online: buttons that need the repository's address, citation, the picture that
+other sites show beside a link, sitemap, 404.
 
 `TWOTOWERS_REPOSITORY` is the repository's address on GitHub, `TWOTOWERS_SITE` that of the published pages. What needs an
 address that is not given is left out.
@@ -9,10 +10,13 @@ import re
 from html import escape
 from pathlib import Path
 
+import opening
 import yaml
 from twotowers.errors import TwoTowersError
 from twotowers.paths import REPOSITORY, SITE
 
+CARD = "_static/book/card.png"
+PICTURE = "The book's title, and its Figure 1: how an in-context head answers, drawn for one prompt."
 ADDRESS = re.compile(r"https://[\w.-]+(?:/[\w.-]+)*/?")
 NOT_FOUND = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Page not found</title>
@@ -46,8 +50,20 @@ def with_buttons(config: bytes) -> bytes:
     return yaml.safe_dump(whole, sort_keys=False).encode()
 
 
+def write_card(app) -> None:
+    """The picture, where the site's address is known and the table that it is drawn from lies in the stage."""
+    target = Path(app.outdir) / CARD
+    target.unlink(missing_ok=True)
+    for table in Path(app.srcdir).glob(f"tables/*/{opening.TABLE}.csv") if address(SITE) else ():
+        if drawn := opening.card(table.parent, app.config.project):
+            target.write_bytes(drawn)
+
+
 def add_citation(app, pagename, templatename, context, doctree) -> None:
-    """Highwire tags, which reference managers and Google Scholar read: this book's page, and the paper it re-derives."""
+    """Highwire tags, which reference managers and Google Scholar read: this book's page, and the paper it re-derives.
+
+    Where the site's address is known also Open Graph's, which other sites read for a link.
+    """
     title = re.sub(r"<[^>]*>", "", context.get("title") or "") or app.config.project
     said = [
         ("citation_title", title), ("citation_author", "The two-towers book authors"), ("citation_language", "en"),
@@ -57,9 +73,13 @@ def add_citation(app, pagename, templatename, context, doctree) -> None:
          "citation_publication_date=2024; citation_arxiv_id=2402.02872"),
     ]  # fmt: skip
     if site := address(SITE):
-        said.append(("citation_fulltext_html_url", f"{site}/{pagename}.html"))
-    tags = "".join(f'\n    <meta name="{name}" content="{escape(text)}" />' for name, text in said)
-    context["metatags"] = context.get("metatags", "") + tags
+        page = f"{site}/{pagename}.html"
+        said += [("citation_fulltext_html_url", page), ("og:title", title), ("og:type", "article"), ("og:url", page)]
+        if (Path(app.outdir) / CARD).exists():
+            said += [("og:image", f"{site}/{CARD}"), ("og:image:alt", PICTURE), ("twitter:card", "summary_large_image")]
+    for name, text in said:
+        kind = "property" if name.startswith("og:") else "name"
+        context["metatags"] = f'{context.get("metatags", "")}\n    <meta {kind}="{name}" content="{escape(text)}" />'
 
 
 def write_site(app, exception) -> None:

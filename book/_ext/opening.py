@@ -1,10 +1,13 @@
-"""What the opening page shows of saved tables: Figure 1, and the ladder of models."""
+"""What the opening page shows of saved tables: Figure 1, and the ladder of models. And Figure 1 as a picture to share."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 
+import vl_convert
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits import drawings, scorecard
 from twotowers.exhibits.claim import Verdict, code
@@ -34,6 +37,21 @@ def figure_1(folder: Path) -> str:
         f"```{{raw}} html\n{svg}\n```\n\n{{.exhibit}}\n**Figure 1.** One in-context head of {model} on the paper's example. "
         "Bars: attention. Numbers: nats that a label adds to the lead of the true one. [More](01-locate.ipynb)."
     )
+
+
+CARD = """<svg xmlns="http://www.w3.org/2000/svg" width="1200" height="630" color="#1f2328" font-family="sans-serif">
+<rect width="1200" height="630" fill="#ffffff"/>{title}<svg x="600" y="45" width="560" height="540">{drawn}</svg></svg>"""
+
+
+def card(folder: Path, title: str) -> bytes | None:
+    """The drawing beside the book's title as a PNG of 1200 x 630, the size that sites show; None without its table."""
+    try:
+        drawn = drawings.in_context_head(tables.load(folder, TABLE)).svg
+    except TwoTowersError:
+        return None
+    lines = enumerate(textwrap.wrap(title, 20))
+    said = "".join(f'<text x="48" y="{230 + 66 * i}" font-size="52">{escape(line)}</text>' for i, line in lines)
+    return vl_convert.svg_to_png(CARD.format(title=said, drawn=drawn))
 
 
 def ladder(found: Iterable[scorecard.Model]) -> str:

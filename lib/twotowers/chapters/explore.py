@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from twotowers.model.proof import finished
 from twotowers.prompts.prompt import Prompt, encode
 from twotowers.stats import charts
 
-ACTIONS = ("nothing", "zero", "scale", "mend recency", "mend majority")
+ACTIONS = ("leave", "zero", "scale", "patch", "mend recency", "mend majority")  # the first four as in the page
 SHOWN = 3  # heads shown when none is picked: those with the largest increase
 
 
@@ -37,8 +37,9 @@ SHOWN = 3  # heads shown when none is picked: those with the largest increase
 class State:
     """What the reader has set. `action` is done to `heads`; `amount` is the factor of "scale", a_c of "mend majority".
 
-    "zero" and "scale" act at all positions, "mend recency" is the position-free shortcut (mean) and "mend majority" the
-    minority shortcut of chapter 7.
+    "zero" and "scale" act at all positions; a "patch"ed head writes, at the last position, what it writes there with the
+    labels exchanged; "mend recency" is the position-free shortcut (mean), "mend majority" the minority shortcut of
+    chapter 7.
     """
 
     prompt: Prompt
@@ -88,6 +89,10 @@ def results(model: Model, state: State, top: int = 6) -> Results:
         if heads and state.action in ("zero", "scale"):
             factor = 0.0 if state.action == "zero" else mitigate.check_a_c(state.amount)
             stack.enter_context(edited(model, [Edit(heads, scale=factor)]))
+        elif heads and state.action == "patch":
+            source = capture(model, [encode(exchanged(state.prompt), model.tokenizer, model.context)])
+            instead = torch.stack([source.attention_out_input[layer, 0, head] for layer, head in heads])
+            stack.enter_context(edited(model, [Edit(heads, positions="last", replacement=instead)]))
         elif heads and state.action == "mend recency":
             stack.enter_context(mitigate.position_free(model, heads, "mean"))
         after = capture(model, [encoded], record)
@@ -114,6 +119,13 @@ def results(model: Model, state: State, top: int = 6) -> Results:
     return Results(
         words, labels, attention, table, _says(after, model, shown), shown, _sentence(model, state, heads, p)
     )
+
+
+def exchanged(prompt: Prompt) -> Prompt:
+    """The label of every demonstration exchanged for the next one in play, the true label being the first."""
+    labels = list(dict.fromkeys((prompt.true_label, *prompt.labels)))
+    after = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
+    return replace(prompt, demonstrations=tuple(replace(d, label=after[d.label]) for d in prompt.demonstrations))
 
 
 def _probabilities(logits: torch.Tensor) -> np.ndarray:
@@ -151,10 +163,11 @@ def _says(seen: Capture, model: Model, shown: tuple[Head, ...], k: int = 5) -> p
 
 def _sentence(model: Model, state: State, heads: tuple[Head, ...], p: list[np.ndarray]) -> str:
     said = [f"“{_word(model, int(one.argmax()))}” ({one.max():.0%})" for one in p]
-    if not heads or state.action == "nothing":
+    if not heads or state.action == "leave":
         return f"The model says {said[0]}. Pick heads on the map to act on them."
     names = ", ".join(named(heads))
-    what = {"scale": f"scaled by {state.amount:g}", "zero": "zeroed"}.get(state.action, f"used to {state.action}")
+    done = {"scale": f"scaled by {state.amount:g}", "zero": "zeroed", "patch": "patched"}
+    what = done.get(state.action, f"used to {state.action}")
     return f"The model says {said[0]}; with {names} {what} it says {said[1]}."
 
 

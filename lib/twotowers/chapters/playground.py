@@ -19,7 +19,7 @@ from twotowers.model import loading
 from twotowers.model.model import Model
 from twotowers.paths import shipped_models
 from twotowers.prompts.datasets import paper_example
-from twotowers.prompts.prompt import Demonstration, Prompt
+from twotowers.prompts.prompt import SEPARATORS, Demonstration, Prompt
 from twotowers.stats import charts
 
 MOST_BUTTONS = 400  # heads on the map; of a larger model the strongest layers are shown
@@ -60,12 +60,16 @@ class Playground(widgets.VBox):
         self.model = widgets.Combobox(value=name, options=sorted(shipped_models()), description="model", **late)
         self.query = widgets.Text(value=prompt.query, description="query", **late)
         self.true = widgets.Text(value=prompt.true_label, description="true label", **late)
+        self.separator = widgets.Dropdown(
+            options=list(SEPARATORS.items()), value=prompt.separator, description="separator"
+        )
         self.action = widgets.ToggleButtons(
             options=ACTIONS, value="zero", description="do", style={"button_width": "9em"}
         )
         self.amount = widgets.FloatText(value=0.5, description="factor", step=0.1, **late)
         self.heads = widgets.Text(placeholder="3-1, 2-5", description="heads", **late)
         self.add = widgets.Button(description="add a demonstration", icon="plus", layout={"width": "200px"})
+        self.undo, self.reset = (widgets.Button(description=d, layout={"width": "80px"}) for d in ("undo", "reset"))
         self.rows = widgets.VBox()
         self.map, self.buttons = widgets.VBox(), {}
         self.error, self.sentence = widgets.HTML(), widgets.HTML()
@@ -73,10 +77,16 @@ class Playground(widgets.VBox):
         self._mapped = None
         for demonstration in prompt.demonstrations:
             self._add_row(demonstration.text, demonstration.label)
-        for widget in (self.model, self.query, self.true, self.action, self.amount, self.heads):
+        self._fixed = (self.model, self.query, self.true, self.separator, self.action, self.amount, self.heads)
+        for widget in self._fixed:
             widget.observe(self._changed, "value")
+        self._start = self._now = self._setting()
+        self._past, self._putting = [], False
         self.add.on_click(lambda _: self._add_row("", prompt.labels[0]))
-        left = widgets.VBox([self.model, self.rows, self.add, self.query, self.true], layout={"min_width": "330px"})
+        self.undo.on_click(lambda _: self._put(self._past.pop()))
+        self.reset.on_click(lambda _: self._put(self._start, undone=False))
+        prompt_fields = [self.model, self.rows, self.add, self.query, self.true, self.separator]
+        left = widgets.VBox([*prompt_fields, widgets.HBox([self.undo, self.reset])], layout={"min_width": "330px"})
         right = widgets.VBox([self.action, self.amount, self.heads, self.map])
         across = {"flex_flow": "row wrap", "justify_content": "space-between"}
         super().__init__(
@@ -92,8 +102,9 @@ class Playground(widgets.VBox):
         rows = [row for row in rows if row[0]]  # a line just added
         labels = tuple(dict.fromkeys([*(label for _, label in rows), self.true.value.strip()]))
         prompt = Prompt(
-            tuple(Demonstration(*row) for row in rows), self.query.value.strip(), self.true.value.strip(), labels
-        )
+            tuple(Demonstration(*row) for row in rows), self.query.value.strip(), self.true.value.strip(), labels,
+            separator=self.separator.value,
+        )  # fmt: skip
         return State(prompt, heads_from_text(self.heads.value), self.action.value, self.amount.value)
 
     def _model(self, name: str) -> Model:
@@ -104,6 +115,10 @@ class Playground(widgets.VBox):
 
     def refresh(self) -> None:
         """Compute and show; an error appears in one line and leaves the last results in sight."""
+        if (now := self._setting()) != self._now:
+            self._past.append(self._now)
+            self._now = now
+        self.undo.disabled = not self._past
         try:
             model = self._model(self.model.value.strip())
             self.found = results(model, self.state())
@@ -114,6 +129,24 @@ class Playground(widgets.VBox):
             return
         self.error.value = ""
         self._show(model)
+
+    def _setting(self) -> tuple[list[tuple[str, str]], list]:
+        """What the reader can undo: the rows, and the value of every other field."""
+        rows = [(text.value, label.value) for text, label in map(self._fields, self.rows.children)]
+        return rows, [widget.value for widget in self._fixed]
+
+    def _put(self, setting: tuple, undone: bool = True) -> None:
+        """Bring a setting back; one that is `undone` leaves nothing to undo."""
+        self._putting = True
+        self.rows.children = ()
+        for row in setting[0]:
+            self._add_row(*row)
+        for widget, value in zip(self._fixed, setting[1], strict=True):
+            widget.value = value
+        self._putting = False
+        if undone:
+            self._now = setting
+        self.refresh()
 
     def _show(self, model: Model) -> None:
         found = self.found
@@ -189,4 +222,5 @@ class Playground(widgets.VBox):
         self.refresh()
 
     def _changed(self, _) -> None:
-        self.refresh()
+        if not self._putting:
+            self.refresh()

@@ -18,7 +18,7 @@ from twotowers.exhibits.claim import (
     untestable,
 )
 from twotowers.exhibits.interventions import RARE
-from twotowers.stats import charts
+from twotowers.stats import charts, linked
 from twotowers.stats.intervals import Interval, estimate
 from twotowers.studies.interventions import ACCURACY, MARGIN, NAMES, TWO_LABEL
 from twotowers.studies.which_heads import (
@@ -59,6 +59,22 @@ def rankings_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         x="layer", y="score", group="heads", facet="shown", x_title="layer", y_title="score", height=170,
         title="Every head under every ranking",
         description="One panel a ranking, one point a head: its score against its layer; the top heads are marked.",
+    )  # fmt: skip
+
+
+def one_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    """A head at a time, picked on the map of the first ranking among ours and the paper's that is there."""
+    shown = next((name for name in (LABEL, INCREASE) if name in set(t["ranking"])), _names(t)[0])
+    count = t["name"].nunique()
+    said = [f"{r.ranking}: {r.rank} of {count}, {r.score:.2g} ({r.unit})" for r in t.itertuples()]
+    t = t.assign(line=said, share=(count - t["rank"]) / max(1, count - 1), strong=t["chosen"])
+    heads = t.groupby(["layer", "head", "name"], sort=False)[["line", "share", "strong"]].agg(list).reset_index()
+    score = t[t["ranking"] == shown].set_index("name")["score"]
+    return linked.head_explorer(
+        heads.assign(score=heads["name"].map(score)), value="score", value_title=f"{shown} ({UNITS[shown]})",
+        title="One head under every ranking", share_title="heads of the model that the ranking puts below it",
+        description=f"A grid with one cell for each head, coloured by {shown}. The head that is picked there is told below: its "
+        "place in every ranking, as a bar that is longer the more heads stand below it, and blue at the top of the ranking.",
     )  # fmt: skip
 
 

@@ -97,32 +97,32 @@ def by_layer(
     return finished(chart, title, description)
 
 
+def head_cells(table: pd.DataFrame, value: str, value_title: str) -> alt.Chart:
+    """Layer x head, deepest layer on top, without title or width. Columns: layer, head, `value`."""
+    limit = float(table[value].abs().max()) or 1.0
+    chart = alt.Chart(table, height=max(90, min(420, 26 * table["layer"].nunique())))
+    return chart.mark_rect(stroke=GREY, strokeWidth=0.3).encode(
+        x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        y=alt.Y("layer:O", title="layer", sort="descending", axis=alt.Axis(labelOverlap=True)),
+        color=alt.Color(
+            f"{value}:Q",
+            title=value_title,
+            # Anchored at both ends: the same colour means the same value on both sides of zero.
+            scale=alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True),
+            legend=alt.Legend(gradientLength=180, titleLimit=300),
+        ),
+        tooltip=["layer", "head", alt.Tooltip(f"{value}:Q", format=".4f")],
+    )
+
+
 def head_map(
     table: pd.DataFrame, *, title: str, description: str, value: str = "increase", value_title: str, facet: str = ""
 ) -> alt.TopLevelMixin:
-    """Layer x head map, deepest layer on top. Columns: layer, head, `value`; `facet` names a column to split by."""
-    limit = float(table[value].abs().max()) or 1.0
-    rows = table["layer"].nunique()
-    chart = (
-        alt.Chart(table)
-        .mark_rect(stroke=GREY, strokeWidth=0.3)
-        .encode(
-            x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-            y=alt.Y("layer:O", title="layer", sort="descending", axis=alt.Axis(labelOverlap=True)),
-            color=alt.Color(
-                f"{value}:Q",
-                title=value_title,
-                # Anchored at both ends: the same colour means the same value on both sides of zero.
-                scale=alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True),
-                legend=alt.Legend(gradientLength=180, titleLimit=300),
-            ),
-            tooltip=["layer", "head", alt.Tooltip(f"{value}:Q", format=".4f")],
-        )
-    )
-    height = max(90, min(420, 26 * rows))
+    """Layer x head map. Columns: layer, head, `value`; `facet` names a column to split by."""
+    chart = head_cells(table, value, value_title)
     if facet:
-        chart = chart.properties(width=300, height=height).facet(column=alt.Column(f"{facet}:N", title=None))
-    return finished(chart, title, description, height=height)
+        chart = chart.properties(width=300).facet(column=alt.Column(f"{facet}:N", title=None))
+    return finished(chart, title, description, height=None)
 
 
 X_TITLES = {"head": "head (layer-head)", "dataset": "set (false/true class)"}
