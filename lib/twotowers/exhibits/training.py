@@ -79,7 +79,7 @@ def onsets_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         y=alt.Y("shown:N", title=None, sort=list(DOTS.values()), axis=alt.Axis(labelLimit=200)),
         yOffset=alt.YOffset("seed:N"), color=charts.colour("seed", rows),
     )  # fmt: skip
-    x = alt.X("b:Q", title="update", axis=alt.Axis(format=",d"), scale=alt.Scale(zero=False))
+    x = alt.X("b:Q", title="update", axis=alt.Axis(format=",d"), scale=alt.Scale(zero=True))
     tips = [
         "seed",
         "shown",
@@ -100,7 +100,7 @@ def onsets_rows(t: pd.DataFrame) -> pd.DataFrame:
     t = t[(t["part"] == HALF) & t["quantity"].isin([READING, INTERACTION])]
     said = ["never" if pd.isna(r.step) else f"{r.step:,.0f} ({r.stage})" for r in t.itertuples()]
     t = t.assign(shown=said, column="seed " + t["seed"].astype(str))
-    wide = t.pivot(index=["since", "quantity", "heads"], columns="column", values="shown")
+    wide = t.pivot(index=["since", "quantity", "heads"], columns="column", values="shown").rename_axis(columns=None)
     return wide.loc[list(dict.fromkeys(zip(t["since"], t["quantity"], t["heads"], strict=True)))].sort_index(
         level="since", sort_remaining=False, ascending=False, kind="stable"
     )
@@ -124,20 +124,22 @@ def _which(t: pd.DataFrame, since: str) -> Claim:
     half, side, beyond = ours.xs(HALF, level="part"), _side(ours), _side(_leads(t, OVER, since))
     few = f" Fewer than {LEAST} seeds decide nothing." if n < LEAST else ""
     if side == 0:
+        lost = half.isna().sum()
+        never = f"one of the two never comes in {lost}" if lost else "both come in every seed"
         return Claim(
             Verdict.UNDECIDED,
             f"Half of its end is passed first by label reading in {int((half > 0).sum())} of {plural(n, 'seed')}, and by class "
-            f"interaction in {int((half < 0).sum())}; over all seeds, at a quarter, half and three quarters, neither is always "
-            f"first.{few}",
+            f"interaction in {int((half < 0).sum())}; {never}. Over all seeds, at a quarter, half and three quarters, neither is "
+            f"always first.{few}",
         )
     names, agree = (READING, INTERACTION)[::side], beyond == side
     verdict = (Verdict.HOLDS if side == 1 else Verdict.FAILS) if agree else Verdict.CONTROL
     return Claim(
         Verdict.UNDECIDED if few else verdict,
-        f"**{ONE[side].capitalize()} come first** in each of {plural(n, 'seed')}: {names[0]} of the later in-context heads passes a "
-        f"quarter, half and three quarters of its end before {names[1]} does (half of it {abs(half).min():,.0f} to "
-        f"{abs(half).max():,.0f} updates before), {'also' if agree else 'but not'} in what they have beyond the other heads of their "
-        f"layers.{few} By chance alone so many seeds agree once in {2 ** (n - 1)} times.",
+        f"{ONE[side].capitalize()} come first in each of {plural(n, 'seed')}: {names[0]} of the later in-context heads passes a "
+        f"quarter, half and three quarters of its end before {names[1]} does (half of it {counted(abs(half))} updates before), "
+        f"{'also' if agree else 'but not'} in what they have beyond the other heads of their layers.{few} By chance alone so many "
+        f"seeds agree once in {2 ** (n - 1)} times.",
     )
 
 
@@ -149,13 +151,13 @@ def first(t: pd.DataFrame) -> Claim:
     if values.empty or towers.empty:
         return claim
     asked = (
-        " Before the last stage the text asks for labels and never for classes, so this order is the text's as much as the model's."
+        " Before the last stage the text asks for copies and never for classes, so this order is the text's as much as the model's."
         if towers["late"].all() and not values["late"].any()
         else ""
     )
     return Claim(
         claim.verdict,
-        f"{claim.sentence} Label reading passes half in the stages {listed(values['stage'].unique())}, class interaction in "
+        f"{claim.sentence} Of the stages, label reading passes half in {listed(values['stage'].unique())}, class interaction in "
         f"{listed(towers['stage'].unique())}.{asked}",
     )
 
@@ -163,6 +165,18 @@ def first(t: pd.DataFrame) -> Claim:
 def again(t: pd.DataFrame) -> Claim:
     """The same for what is gained in the last stage, the only one that asks for classes."""
     return _which(t, LAST)
+
+
+def last_stage(t: pd.DataFrame) -> Claim:
+    """What the in-context heads had when the last stage began, and what they end with."""
+    began, ended = (t.groupby("seed").nth(at)[[READING, INTERACTION]].mean() for at in (-2, -1))
+    if began.isna().any() or ended.isna().any():
+        return finding("No seed has in-context heads at the end, or the training has one stage only.")
+    seeds = plural(t["seed"].nunique(), "seed")
+    return finding(
+        f"In the last stage the in-context heads' label reading goes from {began[READING]:z.2f} to {ended[READING]:z.2f} nats, their "
+        f"class interaction from {began[INTERACTION]:z.2f} to {ended[INTERACTION]:z.2f} (means over {seeds})."
+    )
 
 
 def answers(t: pd.DataFrame) -> Claim:
@@ -173,8 +187,8 @@ def answers(t: pd.DataFrame) -> Claim:
         return finding("In no seed are accuracy, values and towers all above zero at the end.")
     right, both = steps[TWO_LABEL], steps[[READING, INTERACTION]].max(axis=1)
     return finding(
-        f"Half of the way from a guess to its final two-label accuracy is passed at update {right.min():,.0f} to "
-        f"{right.max():,.0f}: not before both values and towers have passed half of theirs in {int((right >= both).sum())} of "
+        f"Half of the way from a guess to its final two-label accuracy is passed at update {counted(right)}: "
+        f"not before both values and towers have passed half of theirs in {int((right >= both).sum())} of "
         f"{plural(len(steps), 'seed')}."
     )
 
@@ -217,11 +231,12 @@ def heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     def scale(column: str) -> alt.Scale:  # the frame stands still while points move
         return alt.Scale(domain=[float(t[column].min()), float(t[column].max())], nice=True)
 
+    grey = alt.Legend(title=None, symbolFillColor=charts.GREY, symbolStrokeColor=charts.GREY)
     tips = ["seed", "head", "heads", *(alt.Tooltip(f"{name}:Q", format=".2f") for name in names.values())]
     points = now.transform_flatten(columns).mark_point(filled=True, opacity=0.75).encode(
         x=alt.X("reading:Q", title="label reading (nats): what would be written", scale=scale("reading")),
         y=alt.Y("interaction:Q", title="class interaction (nats): whom it looks at", scale=scale("interaction")),
-        color=charts.colour("heads", t.sort_values("heads")), shape=alt.Shape("seed:N", title=None, scale=alt.Scale(domain=seeds)),
+        color=charts.colour("heads", t.sort_values("heads")), shape=alt.Shape("seed:N", scale=alt.Scale(domain=seeds), legend=grey),
         size=alt.condition(alt.datum.heads == OURS, alt.value(90), alt.value(30)), tooltip=tips,
     )  # fmt: skip
     said = now.transform_calculate(

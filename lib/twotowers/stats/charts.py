@@ -19,6 +19,7 @@ COLOURS = {
     "foo": BLUE, "bar": ORANGE,
     "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "best head": BLUE, "random heads": GREY,
+    "later in-context heads": BLUE, "other heads": GREY, "other heads of their layers": GREY, "model": GREEN,
     "random heads, same layers": GREY, "random heads, all layers": PINK, "nothing zeroed": GREEN,
     "fooheads": BLUE, "barheads": ORANGE,
     "measured": BLUE, "paper": GREY, "predicted": ORANGE, "a forward pass": GREY,
