@@ -245,7 +245,7 @@ def heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     texts = [said.transform_filter(alt.datum.seed == seed).encode(text="said:N", x=alt.value(6), y=alt.value(10 + 16 * i))
              for i, seed in enumerate(seeds)]  # fmt: skip
     return charts.finished(
-        alt.layer(points, *texts).add_params(at), "Every head, checkpoint by checkpoint",
+        alt.layer(points, *texts).add_params(at), "Every head, by checkpoint",
         "Points are heads of every seed: label reading against class interaction at the checkpoint that the slider below chooses; "
         "later in-context heads are marked.", height=340,
     )  # fmt: skip
