@@ -15,12 +15,14 @@ from conftest import ROOT, SHARED
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from safetensors.torch import load_file, save_file
+from twotowers.chapters.notebooks import declared
 from twotowers.errors import TwoTowersError
 from twotowers.parameters import Parameters
 from twotowers.stats import tables
 
 CHAPTERS = sorted(p.stem for p in (ROOT / "book").glob("[0-9]*.ipynb"))
 ON_SENTENCES = ("08-llama", "09-sentence-case")
+TRAINING = "13-training"  # about one model, from recorded tables
 GOLDEN = ROOT / "tests" / "golden"
 FEW = {"n_prompts": 20, "n_locate": 40, "recorded": "never"}
 
@@ -31,9 +33,13 @@ def cells(chapter):
 
 
 class Page:
-    """A chapter run in this process, cell by cell, as Jupyter would: what it said stands in `said`."""
+    """A chapter run in this process, cell by cell, as Jupyter would: what it said stands in `said`.
+
+    Of FEW it takes what it declares.
+    """
 
     def __init__(self, chapter, **parameters):
+        parameters = {k: v for k, v in parameters.items() if k not in FEW or k in declared(chapter)}
         self.cells = [c.source for c in cells(chapter)]
         self.cells.insert(1, "# Parameters\n" + "\n".join(f"{k} = {v!r}" for k, v in parameters.items()))
         InteractiveShell.clear_instance()
@@ -141,8 +147,6 @@ def test_an_unknown_parameter_is_refused_in_one_line(tmp_path):
 
 
 def test_every_declared_parameter_is_one_of_the_list():
-    from twotowers.chapters.chapter import declared
-
     for path in (ROOT / "book").glob("*.ipynb"):
         Parameters.of(declared(path.stem))
 
@@ -235,6 +239,16 @@ def test_the_models_answer_as_their_names_say(kind, tmp_path):
         assert found.loc[order, "names_label"].tolist() == [names, names]
 
 
+def test_the_chapter_about_training_says_once_that_another_model_s_was_not_recorded(tmp_path):
+    shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "model")
+    said = Page(TRAINING, model=str(tmp_path / "model"), out=str(tmp_path / "out")).run().text
+    assert said.count("/model was not recorded: this chapter is about mini-gpt2") == 1
+    exhibits = said.count("This exhibit (")
+    assert exhibits > 5 and said.count("for the same reason as `13-training-onsets`") == exhibits - 1
+    boxes = said.count("{admonition}")
+    assert boxes == said.count("{admonition} Not testable here") > 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ANSWERING)
 def test_chapters_hold_for_any_outcome(kind, tmp_path):
@@ -245,7 +259,7 @@ def test_chapters_hold_for_any_outcome(kind, tmp_path):
     few = {"n_prompts": 8, "n_locate": 12, "recorded": "use", "model": model, "out": str(tmp_path / "out")}
     few["datasets"] = ["animal/country", "sentiment/number"]
     for chapter in CHAPTERS:
-        if chapter not in ON_SENTENCES:
+        if chapter not in (*ON_SENTENCES, TRAINING):
             page = Page(chapter, **few).run()
             assert not says_nan(page.text), chapter
             assert "**This model is not shown to learn the task**" in page.text, chapter

@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 from twotowers.chapters import notebooks
 from twotowers.chapters.chapter import Caption, Chapter, first_words
+from twotowers.errors import TwoTowersError
 from twotowers.exhibits import listing
 from twotowers.exhibits import mrr as shown
 from twotowers.exhibits.claim import plain
@@ -127,3 +128,17 @@ def test_the_list_has_a_row_for_every_exhibit_of_the_paper():
     assert "| v1 fig 5 | rank of the label's word in values | {ref}`Fig 3.1 <fig-3-1>` " + plain(HOSTILE) in said
     assert said.count("not in this book") == len(listing.PAPER) - 1
     assert said.endswith("Without a counterpart in the paper: {ref}`Table 3.2 <table-3-2>`.")
+
+
+def test_what_cannot_be_made_says_why_once_and_its_claim_is_not_testable(chapter, monkeypatch):
+    def refused(self, study):
+        raise TwoTowersError("no rows")
+
+    said = []
+    monkeypatch.setattr(Chapter, "table", refused)
+    monkeypatch.setattr("twotowers.chapters.chapter.display", lambda shown: said.append(shown.data))
+    exhibits = [(mrr.by_head, {"chart": shown.by_head_chart}), (mrr.by_head, {"claim": shown.by_head})]
+    for study, given in (*exhibits, exhibits[0]):
+        chapter.publish(study, **given)
+    assert said[0] == said[2] == "*This exhibit (`03-mrr-by-head`) cannot be made here: `no rows`*"
+    assert "} Not testable here\n" in said[1] and "for the same reason as `03-mrr-by-head`" in said[1]

@@ -17,6 +17,7 @@ from twotowers.analysis import locate
 from twotowers.model import loading
 from twotowers.model.capture import captures
 from twotowers.stats import tables
+from twotowers.studies.training import ALL, OF_HEADS, OF_MODEL
 
 PACKAGE = ROOT / "lib" / "miniatures"
 
@@ -141,7 +142,7 @@ def test_the_state_of_another_run_is_not_taken_up(short, tmp_path):
 def test_label_margin_is_what_label_positions_add_to_the_lead(any_model):
     encoded = random_prompts(6, lengths=(14,))
     found = along_training.head_values(any_model, encoded, locate.increases(any_model, encoded).heads)
-    for seen in captures(any_model, encoded, {"weights", "values"}):
+    for seen in captures(any_model, encoded, {"weights", "values", "scores"}):
         other = torch.tensor([sum(e.label_ids.values()) - e.true_id for e in seen.prompts])
         of_true, of_other = (locate.position_increases(seen, any_model, words) for words in (seen.true_ids, other))
         at = seen.label_positions[:, None, None].expand(*of_true.shape[:3], -1)
@@ -149,6 +150,9 @@ def test_label_margin_is_what_label_positions_add_to_the_lead(any_model):
         np.testing.assert_allclose(
             found["label margin"][seen.index], expected, rtol=1e-5, atol=1e-6
         )  # weights are held in float32
+        # A window that hides a label leaves no class interaction; nothing else does.
+        seen_all = seen.scores.transpose(0, 1).gather(3, at).isfinite().all(-1).flatten(1)
+        assert (np.isfinite(found["class interaction"][seen.index]) == seen_all.numpy()).all()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -220,22 +224,6 @@ def test_stages_by_hand(tmp_path):
     assert table["chosen"].tolist() == [None, None, 130]
 
 
-def test_onset_is_where_a_quantity_stays_above_half_of_its_end():
-    located = pd.DataFrame({"seed": [0, 0], "head": ["1-0", "1-1"], "in_context": [True, False]})
-    course = {0: 0.0, 10: 0.9, 20: 0.1, 30: 0.6, 40: 1.0}  # up, down again, and up for good
-    rows = [
-        (0, step, head, quantity, value * sign)
-        for quantity, sign in (("label reading", 1), ("increase", -1))
-        for head, factor in (("1-0", 1), ("1-1", 100))  # a head that is not in context says nothing
-        for step, value in ((s, v * factor) for s, v in course.items())
-    ]
-    measured = pd.DataFrame(rows, columns=["seed", "step", "head", "quantity", "value"])
-    table = along_training.onsets(measured, located).set_index("quantity")
-    assert table.loc["label reading", "step"] == 30 and table.loc["label reading", "final"] == 1
-    assert pd.isna(table.loc["increase", "step"]), "below zero at the end: it never came"
-    assert table.loc["class interaction", ["final", "step"]].isna().all(), "nothing was measured"
-
-
 @pytest.mark.slow
 def test_tables_along_a_short_training_and_nothing_is_done_twice(short, monkeypatch, tmp_path):
     monkeypatch.setattr(along_training, "PROMPTS", 12)
@@ -243,11 +231,13 @@ def test_tables_along_a_short_training_and_nothing_is_done_twice(short, monkeypa
     monkeypatch.setattr(along_training, "ManyCheckpoints", Short)
     out, checkpoints = tmp_path / "tables", tmp_path / "checkpoints"
     assert along_training.study([0], out, checkpoints) == []
-    names = [f"along-training-{name}" for name in ("heads", "measures", "onsets", "stages")]
+    names = [f"along-training-{name}" for name in ("heads", "measures", "stages")]
     assert sorted(path.stem for path in out.iterdir()) == names
     heads, measured, *_ = before = [tables.load(out, name) for name in names]
-    assert list(measured.columns) == ["seed", "step", "head", "quantity", "value", "error", "n"]
-    assert not measured.duplicated(["seed", "step", "head", "quantity"]).any()
+    of_heads, of_model = (measured[measured["head"].eq(ALL) == whole] for whole in (False, True))
+    for quantities, rows in ((OF_HEADS, of_heads), (OF_MODEL, of_model)):
+        assert rows[[*quantities, *(f"{name}, error" for name in quantities)]].notna().all(axis=None)
+    assert not measured.duplicated(["seed", "step", "head"]).any()
     assert (
         measured["head"].nunique() == 33
         and measured["step"].nunique() >= 8

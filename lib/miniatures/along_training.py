@@ -6,8 +6,8 @@ The training is that of the shipped model (seed 0), only more checkpoints are ke
 ... batches, in the last one after 25, 35, 50, 71 ..., and at each stage's end. They stay in the checkpoints folder.
 Given again after a kill, the command goes on where it stood: what is trained and measured is not done again.
 
-Tables in FOLDER: along-training-measures, -heads, -stages, -onsets; see the functions of these names.
-All prompts are counterbalanced, so neither a place nor a label word tells the class.
+Tables in FOLDER: along-training-measures, -heads, -stages; see the functions of these names, and `wide`. Chapter 13
+shows those in data/results/mini-gpt2. All prompts are counterbalanced, so neither a place nor a label word tells the class.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from twotowers.prompts.datasets import WORD_SETS, counterbalanced, draw
 from twotowers.prompts.prompt import Encoded, encode_all
 from twotowers.stats import tables
 from twotowers.studies.context import LOCATING_SEED, machine
+from twotowers.studies.training import ALL, HEADS, INDUCTION, INTERACTION, MEASURES, READING, STAGES
 
 from miniatures.repeated_tokens import induction
 from miniatures.trainer import Trainer, recipe
@@ -44,8 +45,6 @@ KEPT_IN_DRILLS = frozenset(50 * 2**i for i in range(7))
 KEPT_IN_EPISODES = frozenset(round(25 * 2 ** (i / 2)) for i in range(13))
 PROMPTS = 120  # a word set; a multiple of 12, the number of orders times the two ways to give out the labels
 TOP = 5  # heads of a final model that count as in-context heads, as in the chapters
-ALL = "model"  # stands for a head in rows that are about the whole model
-OF_HEADS = ("increase", "label margin", "label reading", "class interaction", "attention difference", "induction")
 
 
 class ManyCheckpoints(Trainer):
@@ -80,16 +79,18 @@ def head_values(
     - label reading: own label less the other in the value, mean over label positions (nats): what would be written,
       whatever is attended to;
     - class interaction: score of the last position at true less false labels, before the softmax, means (nats): the
-      two towers, whatever is written;
+      two towers, whatever is written; infinite or missing where a sliding window hides a label;
     - attention difference: attention weight on all true less on all false labels.
     """
     seen, read = read_labels(model, encoded), label_readings(model, encoded)
     true = np.broadcast_to(seen.true[:, None, None], read.shape)
+    with np.errstate(invalid="ignore"):  # a label that a sliding window hides has the score -inf; GPT-2 has no window
+        interaction = seen.scores.mean(-1, where=true) - seen.scores.mean(-1, where=~true)
     found = {
         "increase": increases,
         "label margin": (np.where(true, 1, -1) * seen.weights * read).sum(-1),
-        "label reading": read.mean(-1),
-        "class interaction": seen.scores.mean(-1, where=true) - seen.scores.mean(-1, where=~true),
+        READING: read.mean(-1),
+        INTERACTION: interaction,
         "attention difference": seen.difference(),
     }
     return {quantity: values.reshape(len(encoded), -1) for quantity, values in found.items()}
@@ -114,7 +115,7 @@ def measures(model: Model, encoded: Sequence[Encoded], seed: int) -> pd.DataFram
     parts.append(_rows([ALL], "repeated tokens copied", copied[:, None], rows))
     of_heads = head_values(model, encoded, found.heads)
     parts += [_rows(names, quantity, values, group) for quantity, values in of_heads.items()]
-    parts.append(_rows(names, "induction", scores.reshape(len(scores), -1), rows))
+    parts.append(_rows(names, INDUCTION, scores.reshape(len(scores), -1), rows))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -180,23 +181,11 @@ def stages(final: Path) -> pd.DataFrame:
     return table.assign(chosen=np.where(last, record["step"], None))
 
 
-def onsets(measured: pd.DataFrame, located: pd.DataFrame, part: float = 0.5) -> pd.DataFrame:
-    """When each quantity comes: seed, quantity, final, step.
-
-    `final` is the mean over the seed's in-context heads at the last step; `step` the first checkpoint from which that
-    mean stays above `part` of it. Missing where it is not above zero at the end, or no head is an in-context head.
-    Induction is left out: what is above zero there may still be chance.
-    """
-    rows = []
-    for seed, table in measured.groupby("seed"):
-        ours = set(located.loc[(located["seed"] == seed) & located["in_context"].astype(bool), "head"])
-        for quantity in OF_HEADS[:-1]:
-            mine = table[(table["quantity"] == quantity) & table["head"].isin(ours)]
-            course = mine.groupby("step")["value"].mean().sort_index()
-            final = course.iloc[-1] if len(course) else np.nan
-            above = course[::-1].gt(part * final).cummin()  # from the end back, as long as it is above
-            rows.append((seed, quantity, final, above.index[above].min() if final > 0 else None))
-    return pd.DataFrame(rows, columns=["seed", "quantity", "final", "step"])
+def wide(measured: pd.DataFrame) -> pd.DataFrame:
+    """`measures` of many checkpoints in a third of the room: seed, step, head, a column for each quantity and for its error."""
+    table = measured.pivot(index=["seed", "step", "head"], columns="quantity", values=["value", "error"])
+    table.columns = [name if what == "value" else f"{name}, error" for what, name in table.columns]
+    return table.reset_index()
 
 
 def study(seeds: Sequence[int], out: Path, checkpoints: Path) -> list[str]:
@@ -216,15 +205,16 @@ def study(seeds: Sequence[int], out: Path, checkpoints: Path) -> list[str]:
         measured.append(table.assign(seed=seed)[["seed", *table]])
         of_stages.append(stages(final).assign(seed=seed))
         of_heads.append(heads(loading.load(final)).assign(seed=seed))
+        done = [int(part["seed"].iloc[0]) for part in measured]
         provenance = {
-            "study": STUDY, "version": VERSION, "model": NAME, "seeds": list(seeds[: len(measured)]),
-            "recipe": recipe(), "prompts": PROMPTS, "date": date.today().isoformat(), "machine": machine(),
+            "study": STUDY, "version": VERSION, "model": NAME, "seeds": done, "recipe": recipe(), "prompts": PROMPTS,
+            "n": table.groupby("quantity")["n"].max().to_dict(), "date": date.today().isoformat(), "machine": machine(),
             "libraries": {name: version(name) for name in ("torch", "transformers", "numpy")},
         }  # fmt: skip
         together = [pd.concat(parts, ignore_index=True) for parts in (measured, of_heads, of_stages)]
-        for name, one in zip(("measures", "heads", "stages"), together, strict=True):
-            tables.save(one[["seed", *one.columns.drop("seed")]], out, f"{STUDY}-{name}", provenance)
-        tables.save(onsets(*together[:2]), out, f"{STUDY}-onsets", provenance)
+        together[0] = wide(together[0])
+        for name, one in zip((MEASURES, HEADS, STAGES), together, strict=True):
+            tables.save(one[["seed", *one.columns.drop("seed")]], out, name, provenance)
         print(f"seed {seed}: {len(of_steps)} checkpoints, {(time.monotonic() - start) / 60:.0f} minutes", flush=True)
     return failed
 

@@ -22,7 +22,7 @@ from IPython.display import HTML, Markdown, display
 from twotowers.chapters.check import check_fit, check_least
 from twotowers.chapters.notebooks import assigned, declared, exhibits
 from twotowers.errors import TwoTowersError
-from twotowers.exhibits.claim import Claim, code, inert, plain, plural
+from twotowers.exhibits.claim import Claim, code, inert, plain, plural, untestable
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
 from twotowers.paths import shipped_models
@@ -86,7 +86,8 @@ class Chapter(Run):
 
         Chart and rows get numbers (see `exhibits`) and captions: a chart its own description, rows `caption`, or what
         the study says first of itself. `beside`: the paper's figure or table, as the scorecard names it ("v1 fig 5").
-        An exhibit that cannot be made says why in its place; the rest of the chapter stands.
+        An exhibit that cannot be made says why in its place, its claim as one that is not testable here; a reason is
+        given in full once, and the rest of the chapter stands.
         """
         try:
             table = self.table(study)
@@ -101,7 +102,11 @@ class Chapter(Run):
             if claim is not None:
                 shown.append(claim(table))
         except TwoTowersError as error:
-            display(Markdown(f"*This exhibit ({code(study.name)}) cannot be made here:* {code(error)}"))
+            exhibit = (study, chart, claim, rows)  # the same one, when its cell is run again
+            first = self._kept.setdefault("refused", {}).setdefault(str(error), exhibit)
+            why = code(error) if first == exhibit else f"for the same reason as {code(first[0].name)}"
+            said = f"This exhibit ({code(study.name)}) cannot be made here: {why}"
+            display(Markdown(untestable(said).markdown if claim else f"*{said}*"))
             return
         for one in shown:
             if isinstance(one, Caption):

@@ -70,7 +70,7 @@ class Plan:
                 "model": model,
                 "chapter": chapter,
                 "parameters": mine | model_of_it,
-                "reads_all": not draws(chapter),
+                "reads_all": not draws(chapter) and "recorded" not in known,  # those have tables of their own
             }
             self.jobs[key] = job | {"state": stamps.state(job)}
 

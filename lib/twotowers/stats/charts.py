@@ -19,6 +19,7 @@ COLOURS = {
     "foo": BLUE, "bar": ORANGE,
     "true label": BLUE, "false label": ORANGE, "other": GREY,
     "in-context heads": BLUE, "best head": BLUE, "random heads": GREY,
+    "later in-context heads": BLUE, "other heads": GREY, "other heads of their layers": GREY, "model": GREEN,
     "random heads, same layers": GREY, "random heads, all layers": PINK, "nothing zeroed": GREEN,
     "fooheads": BLUE, "barheads": ORANGE,
     "measured": BLUE, "paper": GREY, "predicted": ORANGE, "a forward pass": GREY,
@@ -182,28 +183,33 @@ def _side_by_side(panel: Callable, table: pd.DataFrame, facet: str, height: int)
 
 def lines(
     table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
-    zero: bool = False, log: bool = False, height: int = 280,
+    zero: bool = False, log: bool = False, height: int = 280, dash: str = "", facet: str = "",
 ) -> alt.TopLevelMixin:  # fmt: skip
-    """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog)."""
+    """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog).
+
+    `dash`: lines of a group, told apart by their dashes; `facet` splits into panels, each with its own scales.
+    """
     smallest = float(table.loc[table[x] > 0, x].min()) if log else 1.0
     scale = alt.Scale(type="symlog", constant=smallest) if log else alt.Scale(zero=False)
     values = {"values": sorted(table[x].unique()), "format": ".2~r", "labelOverlap": True} if log else {}
     ticks = axis(table, x, **values)
     shades = colour(group, table, group.replace("_", " "))
     shades.legend = alt.Legend(symbolOpacity=1, labelLimit=300, columns=2)
-    base = alt.Chart(table).encode(x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=ticks), color=shades)
-    tooltip = [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in table.columns]
+    dashes = {"strokeDash": alt.StrokeDash(f"{dash}:N", title=dash)} if dash else {}
     y_scale = alt.Scale(zero=zero)
-    y_axis = alt.Y(f"{y}:Q", title=y_title, scale=y_scale, axis=axis(table, y))
-    chart = base.mark_line(point=True).encode(y=y_axis, tooltip=tooltip)
-    if {"low", "high"} <= set(table.columns):
-        chart = (
-            base.mark_area(opacity=0.15, line=False, point=False).encode(
-                y=alt.Y("low:Q", title=y_title, scale=y_scale), y2="high:Q"
-            )
-            + chart
-        )
-    return finished(chart, title, description, height=height)
+
+    def panel(part: pd.DataFrame) -> alt.TopLevelMixin:
+        base = alt.Chart(part).encode(x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=ticks), color=shades)
+        y_axis = alt.Y(f"{y}:Q", title=y_title, scale=y_scale, axis=axis(part, y))
+        chart = base.mark_line(point=not dash).encode(y=y_axis, tooltip=_tooltip(part, part.columns), **dashes)
+        if {"low", "high"} <= set(part.columns):
+            low = alt.Y("low:Q", title=y_title, scale=y_scale)
+            chart = base.mark_area(opacity=0.15, line=False, point=False).encode(y=low, y2="high:Q") + chart
+        return chart
+
+    if facet:
+        return finished(_side_by_side(panel, table, facet, height), title, description)
+    return finished(panel(table), title, description, height=height)
 
 
 def scatter(

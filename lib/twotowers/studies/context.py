@@ -45,22 +45,26 @@ CHAPTERS: dict[str, list[Study]] = {}
 
 @dataclass(frozen=True)
 class Study:
-    """A function from a run to one tidy table. `uses` names the parameters that matter; None is all of them."""
+    """A function from a run to one tidy table. `uses` names the parameters that matter; None is all of them.
+
+    `reads`: recorded tables of the model that it is made of, which no chapter makes.
+    """
 
     name: str
     function: Callable[[Any], pd.DataFrame]
     version: int = 1
     uses: tuple[str, ...] | None = None
+    reads: tuple[str, ...] = ()
 
 
 def chapter_studies(chapter: str) -> Callable:
     """A decorator that registers the studies of one chapter; see the module."""
 
-    def decorate(function: Callable | None = None, *, version: int = 1, uses: Sequence[str] | None = None):
+    def decorate(function: Callable | None = None, *, version: int = 1, uses: Sequence[str] | None = None, reads=()):
         if function is None:
-            return lambda found: decorate(found, version=version, uses=uses)
+            return lambda found: decorate(found, version=version, uses=uses, reads=reads)
         name = f"{chapter}-{function.__name__.replace('_', '-')}"
-        made = Study(name, function, version, None if uses is None else tuple(uses))
+        made = Study(name, function, version, None if uses is None else tuple(uses), tuple(reads))
         CHAPTERS.setdefault(chapter, []).append(made)
         return made
 
@@ -137,10 +141,12 @@ class Context:
         """What must agree for a saved table to stand for one that would be computed."""
         p = self.parameters.model_dump(mode="json") | {"heads": named(self.parameters.heads)}
         names = study.uses if study.uses is not None else [name for name in p if name not in NOT_IN_TABLES]
+        paths = [results_folder(self.parameters.model) / f"{name}.csv" for name in study.reads]
+        read = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths if path.is_file()}
         return {
             "study": study.name, "version": study.version, "model": self.about["fingerprint"],
             "data": data_fingerprint(self.parameters.datasets), "parameters": {name: p[name] for name in names},
-        }  # fmt: skip
+        } | ({"read": read} if study.reads else {})  # fmt: skip
 
     def file_of(self, study: Study) -> str:
         """The name under which a table is saved: those that chapters share have one file for each choice of sets."""
