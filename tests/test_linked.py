@@ -17,7 +17,7 @@ TABLE = scores([[0, 1], [0, 2], [0, 1]])
 def test_a_head_is_one_row_with_a_line_for_every_ranking():
     (rows,) = shown.one_head_chart(TABLE).to_dict()["datasets"].values()
     assert [row["name"] for row in rows] == ["0-0", "0-1", "0-2", "0-3"]
-    assert rows[1]["line"] == [f"{name}: 2 of 4, 0.2 (nats)" for name in (INCREASE, LABEL, CLASS)]
+    assert rows[1]["line"] == [f"{name}: 2 of 4, 0.2000 (nats)" for name in (INCREASE, LABEL, CLASS)]
     assert rows[1]["share"] == pytest.approx([2 / 3] * 3) and rows[1]["strong"] == [True, False, True]
 
 

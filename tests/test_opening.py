@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from test_drawings import table
+from test_pages import needs_browser
+from test_tinker import browser
 from twotowers.exhibits import cost, scorecard
 from twotowers.stats import tables
 
@@ -77,3 +79,31 @@ def test_pages_are_printed_in_the_order_of_the_book(tmp_path):
     (tmp_path / "book/c.html").write_text(link.format("b"))
     (tmp_path / "book/b.html").write_text("the end")
     assert [page.stem for page in pdf.order(tmp_path)] == ["a", "c", "b"]
+
+
+PRINTED = """<!doctype html><meta charset="utf-8"><article class="bd-article"><h1 id="same">{0}</h1>
+<a href="{1}.html#same">there</a><a href="{1}.html">page</a><a href="tables/a.csv">file</a><a href="https://a.b/">web</a>
+<svg><defs><linearGradient id="g"></linearGradient></defs><path fill="url({2}#g)"></path></svg>
+<details><summary>Answer</summary>Yes.</details><details class="hide">code</details></article>"""
+
+
+@needs_browser
+def test_names_of_printed_pages_stay_apart_and_links_lead_within_the_document(tmp_path):
+    pages = [tmp_path / f"{name}.html" for name in "ab"]
+    addresses = [page.as_uri() for page in pages]
+    for page, here, there in zip(pages, "ab", "ba", strict=True):
+        page.write_text(PRINTED.format(here, there, page.as_uri()))  # Vega names the page in what fills a legend
+    with browser() as visit:
+        taken = [visit(address).evaluate(pdf.TAKE, [n, addresses]) for n, address in enumerate(addresses)]
+        page = visit(addresses[1])
+        page.evaluate(pdf.PUT, taken)
+        links = page.eval_on_selector_all("a", "all => all.map(a => a.getAttribute('href'))")
+        assert links == ["#p1-same", "#p1", None, "https://a.b/", "#p0-same", "#p0", None, "https://a.b/"]
+        assert page.eval_on_selector_all("path", "all => all.map(e => e.getAttribute('fill'))") == [
+            "url(#p0-g)",
+            "url(#p1-g)",
+        ]
+        assert (
+            page.locator("#p0 h1#p0-same").inner_text() == "a" and page.locator("#p1 linearGradient#p1-g").count() == 1
+        )
+        assert page.locator("details[open]").count() == 2 == page.locator("details").count()

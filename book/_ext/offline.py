@@ -108,6 +108,7 @@ def write_policies(app, exception) -> None:
 
 def setup(app) -> dict:
     app.add_css_file("book/book.css")
+    app.add_config_value("site", online.address(online.SITE), "html")  # another address: all pages are written anew
     app.connect("builder-inited", write_files)
     app.connect("builder-inited", mark_templates)
     app.connect("html-page-context", add_chart_scripts)

@@ -10,17 +10,30 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 DRAWN = "() => [...document.querySelectorAll('[id^=altair-viz]')].every(e => e.querySelector('svg.marks'))"
-# Names would be the same on several pages, and links lead to files that lie elsewhere.
-TAKE = """() => {
+# Names would be the same on several pages (also those of what clips a chart or fills its legend), and links would lead
+# to files that lie elsewhere: page n gets its number before every name, and links lead within the document.
+TAKE = """([n, pages]) => {
   const article = document.querySelector('.bd-article');
-  for (const e of article.querySelectorAll('script, .vega-embed details, .headerlink')) e.remove();
+  for (const e of article.querySelectorAll('script, .vega-embed details, .headerlink, details.hide')) e.remove();
+  for (const e of article.querySelectorAll('details')) e.open = true;
+  for (const e of article.querySelectorAll('[id]')) e.id = `p${n}-${e.id}`;
+  for (const e of article.querySelectorAll('svg *'))
+    for (const given of e.attributes) given.value = given.value.replace(/url\\([^#)]*#/g, `url(#p${n}-`);
+  for (const link of article.querySelectorAll('a[href]')) {
+    const [file, name] = link.href.split('#'), at = pages.indexOf(file);
+    if (at >= 0) link.setAttribute('href', name ? `#p${at}-${name}` : `#p${at}`);
+    else if (file.startsWith('file:')) link.removeAttribute('href');
+  }
   return article.innerHTML;
 }"""
 PUT = """pages => {
-  document.querySelector('.bd-article').innerHTML =
-    pages.map(page => `<div style="break-before: page">${page}</div>`).join('');
+  const whole = document.querySelector('.bd-article');
+  whole.innerHTML = pages.map((page, n) => `<div id="p${n}" style="break-before: ${n ? 'page' : 'auto'}">${page}</div>`).join('');
+  for (const table of whole.querySelectorAll('table'))
+    table.style.zoom = Math.min(1, table.parentElement.clientWidth / table.scrollWidth);
 }"""
-WIDTH = 800  # of the window, so that charts are as wide as a printed page
+SCALE = 0.75  # of a printed page: twelve points become nine
+WIDTH = 900  # of the window, so that charts and tables are about as wide as a printed page at that scale
 
 
 def order(html: Path) -> list[Path]:
@@ -44,13 +57,16 @@ def main(html: str, pdf: str) -> int:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, color_scheme="light")
         page.set_default_timeout(120_000)
+        page.route("**/tinker*.js*", lambda script: script.abort())  # of the playground its picture is printed
         taken, pages = [], order(Path(html).resolve())
         for one in pages:
             page.goto(one.as_uri())
             page.wait_for_function(DRAWN)
-            taken.append(page.evaluate(TAKE))
+            taken.append(page.evaluate(TAKE, [len(taken), [other.as_uri() for other in pages]]))
+        page.emulate_media(media="print")
         page.evaluate(PUT, taken)
-        page.pdf(path=pdf, format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"))
+        page.add_style_tag(path=Path(html, "_static/book/tinker.css"))
+        page.pdf(path=pdf, format="A4", scale=SCALE, margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"))
         browser.close()
     print(f"{pdf}: {len(pages)} pages of the book")
     return 0

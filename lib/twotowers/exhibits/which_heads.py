@@ -66,7 +66,7 @@ def one_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     """A head at a time, picked on the map of the first ranking among ours and the paper's that is there."""
     shown = next((name for name in (LABEL, INCREASE) if name in set(t["ranking"])), _names(t)[0])
     count = t["name"].nunique()
-    said = [f"{r.ranking}: {r.rank} of {count}, {r.score:.2g} ({r.unit})" for r in t.itertuples()]
+    said = [f"{r.ranking}: {r.rank} of {count}, {r.score:z.4f} ({r.unit})" for r in t.itertuples()]
     t = t.assign(line=said, share=(count - t["rank"]) / max(1, count - 1), strong=t["chosen"])
     heads = t.groupby(["layer", "head", "name"], sort=False)[["line", "share", "strong"]].agg(list).reset_index()
     score = t[t["ranking"] == shown].set_index("name")["score"]

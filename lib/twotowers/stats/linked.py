@@ -28,8 +28,8 @@ def head_explorer(
 
     cells = charts.head_cells(table, value, value_title).add_params(pick)
     cells = cells.encode(
-        stroke=alt.condition(pick, alt.value("currentColor"), alt.value(charts.GREY)),
-        strokeWidth=alt.condition(pick, alt.value(2.5), alt.value(0.3)),
+        stroke=alt.condition(pick, alt.value(charts.PINK), alt.value(charts.GREY)),
+        strokeWidth=alt.condition(pick, alt.value(3), alt.value(0.3)),
     )
     lines = alt.Chart(table).transform_filter(pick).transform_flatten(["line", "share", "strong"])
     row = alt.Y("line:N", sort=None, axis=None)
