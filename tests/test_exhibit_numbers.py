@@ -142,3 +142,12 @@ def test_what_cannot_be_made_says_why_once_and_its_claim_is_not_testable(chapter
         chapter.publish(study, **given)
     assert said[0] == said[2] == "*This exhibit (`03-mrr-by-head`) cannot be made here: `no rows`*"
     assert "} Not testable here\n" in said[1] and "for the same reason as `03-mrr-by-head`" in said[1]
+
+
+def test_what_is_not_recorded_is_named_without_a_verdict(chapter, monkeypatch):
+    monkeypatch.undo()  # tables as they are
+    chapter.parameters = chapter.parameters.model_copy(update={"recorded": "only", "seed": 12345})
+    said = []
+    monkeypatch.setattr("twotowers.chapters.chapter.display", lambda shown: said.append(shown.data))
+    chapter.publish(mrr.by_head, shown.by_head_chart, shown.by_head)
+    assert said == ["*Not recorded for `mini-gpt2`:* `03-mrr-by-head`"]

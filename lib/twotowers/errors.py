@@ -1,4 +1,4 @@
-"""The one error of this package."""
+"""The one error of this package, and its kind for what nobody recorded."""
 
 
 class TwoTowersError(ValueError):
@@ -13,3 +13,7 @@ class TwoTowersError(ValueError):
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows instead of a traceback: the one line."""
         return [f"TwoTowersError: {self}"]
+
+
+class NotRecorded(TwoTowersError):
+    """Only recorded tables may be shown, and this one is not recorded: it says nothing of the model."""

@@ -21,7 +21,7 @@ from IPython.display import HTML, Markdown, display
 
 from twotowers.chapters.check import check_fit, check_least
 from twotowers.chapters.notebooks import assigned, declared, exhibits
-from twotowers.errors import TwoTowersError
+from twotowers.errors import NotRecorded, TwoTowersError
 from twotowers.exhibits.claim import Claim, code, inert, plain, plural, untestable
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
@@ -87,7 +87,7 @@ class Chapter(Run):
         Chart and rows get numbers (see `exhibits`) and captions: a chart its own description, rows `caption`, or what
         the study says first of itself. `beside`: the paper's figure or table, as the scorecard names it ("v1 fig 5").
         An exhibit that cannot be made says why in its place, its claim as one that is not testable here; a reason is
-        given in full once, and the rest of the chapter stands.
+        given in full once, and the rest of the chapter stands. What is only not recorded is named, without a verdict.
         """
         try:
             table = self.table(study)
@@ -101,6 +101,9 @@ class Chapter(Run):
                 shown += [self._caption(study, rows, about, about, "" if chart else beside), rows(table)]
             if claim is not None:
                 shown.append(claim(table))
+        except NotRecorded:
+            display(Markdown(f"*Not recorded for {code(self.parameters.model)}:* {code(study.name)}"))
+            return
         except TwoTowersError as error:
             exhibit = (study, chart, claim, rows)  # the same one, when its cell is run again
             first = self._kept.setdefault("refused", {}).setdefault(str(error), exhibit)

@@ -29,7 +29,7 @@ from typing import Any
 
 import pandas as pd
 
-from twotowers.errors import TwoTowersError
+from twotowers.errors import NotRecorded, TwoTowersError
 from twotowers.heads import named
 from twotowers.parameters import Parameters
 from twotowers.paths import data_folder, results_folder
@@ -195,9 +195,10 @@ class Context:
                 tables.write(Path(self.parameters.out) / path.name, path.read_bytes())
             return tables.load(self.parameters.out, path.stem)
         if self.parameters.recorded == "only":
-            damaged = "; ".join(self.notes[noted:])
-            raise TwoTowersError(
-                f"{damaged or f'no table {study.name} of {self.parameters.model} is recorded with these parameters'}: "
+            if damaged := "; ".join(self.notes[noted:]):
+                raise TwoTowersError(f"{damaged}: compute it (recorded=use)")
+            raise NotRecorded(
+                f"no table {study.name} of {self.parameters.model} is recorded with these parameters: "
                 "compute it (recorded=use)"
             )
         start, before, unavailable = time.monotonic(), len(self.notes), ""
