@@ -118,7 +118,7 @@ class Context:
                 with suppress(TwoTowersError):  # a damaged one is named where it would be shown
                     if "about" in (told := tables.provenance_of(path)):
                         return told["about"]
-            raise TwoTowersError(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
+            raise NotRecorded(f"nothing is recorded of {self.parameters.model}: compute it (recorded=use)")
         from twotowers.model import files  # no torch: the model itself is loaded when a table must be computed
 
         name = self.parameters.model
