@@ -127,16 +127,18 @@ def test_batches_lengths_and_order_change_nothing():
 
 def test_log_prob_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
     monkeypatch.setattr(unembed, "vocab_chunks", lambda e: _slabs(e, 7))  # many slabs even for a tiny vocabulary
+    monkeypatch.setattr(unembed, "SLAB", 7)
     e = any_model.unembedding
     v = torch.randn(3, 5, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     words = torch.randint(0, e.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
     full = unembed.bs_values(v, e, "recomputed")
     expected = full.log_softmax(-1).gather(-1, words[..., None])[..., 0]
     torch.testing.assert_close(unembed.log_prob(v, words, e, "recomputed"), expected)
-    own = full.gather(-1, words[..., None])
-    assert torch.equal(unembed.rank(v, words[..., None], e, "recomputed")[..., 0], 1 + (full > own).sum(-1))
-    every = unembed.rank(v, torch.arange(e.vocabulary).expand(3, 5, -1), e, "recomputed")  # each word of each row
-    assert torch.equal(every, 1 + (full[..., None, :] > full[..., None]).sum(-1))
+    own, rows = full.gather(-1, words[..., None]), v.flatten(0, 1)
+    ranks = unembed.rank(rows, words.reshape(-1, 1), e, "recomputed")
+    assert torch.equal(ranks.reshape(3, 5), 1 + (full > own).sum(-1))
+    every = unembed.rank(rows, torch.arange(e.vocabulary).expand(15, -1), e, "recomputed")  # each word of each row
+    assert torch.equal(every.reshape(3, 5, -1), 1 + (full[..., None, :] > full[..., None]).sum(-1))
     values, ids = unembed.top_words(v, 4, e, "recomputed")
     torch.testing.assert_close(values, full.topk(4).values)
     torch.testing.assert_close(full.gather(-1, ids), values)
