@@ -113,10 +113,8 @@ def test_a_chapter_makes_its_golden_tables(chapter, tmp_path):
         assert list(found.columns) == list(wanted.columns) and len(found) == len(wanted), name
         for column in wanted:
             if wanted[column].dtype.kind == "f":
-                # Of effects as small as float32's rounding, another processor makes another third digit of p.
-                atol = 1e-2 if column == "p" else 1e-3
                 np.testing.assert_allclose(
-                    found[column], wanted[column], rtol=1e-3, atol=atol, err_msg=f"{name} {column}"
+                    found[column], wanted[column], rtol=1e-3, atol=1e-3, err_msg=f"{name} {column}"
                 )
             else:
                 assert found[column].astype(str).tolist() == wanted[column].astype(str).tolist(), f"{name} {column}"

@@ -127,7 +127,6 @@ def test_batches_lengths_and_order_change_nothing():
 
 def test_log_prob_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
     monkeypatch.setattr(unembed, "vocab_chunks", lambda e: _slabs(e, 7))  # many slabs even for a tiny vocabulary
-    monkeypatch.setattr(unembed, "SLAB", 7)
     e = any_model.unembedding
     v = torch.randn(3, 5, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     words = torch.randint(0, e.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))

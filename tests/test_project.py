@@ -1,6 +1,7 @@
 """Values, keys and queries in words: identities with the model's own tensors, planted vectors, hand-made ranks."""
 
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -143,7 +144,7 @@ def test_a_planted_label_vector_finds_its_word_at_rank_1():
 @pytest.mark.parametrize("norm", unembed.NORMS)
 def test_vectors_rank_the_same_through_the_matrix_that_makes_them(rows, norm, any_model, monkeypatch):
     monkeypatch.setattr(unembed, "ROWS", 16)
-    monkeypatch.setattr(unembed, "SLAB", 25)
+    monkeypatch.setattr(unembed, "vocab_chunks", partial(unembed.vocab_chunks, size=25))
     weight, rng = any_model.output_weight(1)[0], torch.Generator().manual_seed(0)
     z = torch.randn(rows, len(weight), dtype=weight.dtype, generator=rng)
     words = torch.randint(any_model.unembedding.vocabulary, (rows, 3), generator=rng)

@@ -150,9 +150,8 @@ def rank(
     for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
         own = torch.stack([(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T], -1)
         above.append(torch.zeros_like(targets))
-        for start in range(0, unembedding.vocabulary, SLAB):
-            slab = read(unembedding.weight[start : start + SLAB])
-            product = matmul_t(rows, slab)
+        for start, slab in vocab_chunks(unembedding):
+            product = matmul_t(rows, read(slab))
             for column, (target, value) in enumerate(zip(targets.T, own.T, strict=True)):
                 above[-1][:, column] += (product > value[:, None]).sum(-1)
                 # A word must not outrank itself by the rounding of another product.
