@@ -127,12 +127,16 @@ NONE = {"kept": 5, "shared": None, "p": None}
 @pytest.mark.parametrize(
     "rows, verdict, words",
     [
-        ([right(), right(p=0.4)], Verdict.HOLDS, "4 of their top 5"),
-        ([right(), right(p=0.001)], Verdict.FAILS, "clearly fewer in 1 of 2 lists"),
-        ([right(), right(p=0.04)], Verdict.UNDECIDED, "cannot be told"),
-        ([right(p=0.001, learned=False), right()], Verdict.HOLDS, "0 of 1 list"),
-        ([right(**NONE), right()], Verdict.HOLDS, "0 of 1 list"),
-        ([right(**NONE)], Verdict.UNDECIDED, "At most 5 of 40 prompts"),
+        (
+            [right(), right(p=0.4)],
+            None,
+            "no sign that keeping right answers only changes which heads are found: the lists share 4 of their top 5",
+        ),
+        ([right(), right(p=0.001)], None, "clearly fewer in 1 of 2 lists"),
+        ([right(), right(p=0.04)], None, "cannot be told"),
+        ([right(p=0.001, learned=False), right()], None, "0 of 1 list"),
+        ([right(**NONE), right()], None, "0 of 1 list"),
+        ([right(**NONE)], None, "At most 5 of 40 prompts"),
         ([right(kept=40, shared=5.0)], Verdict.UNTESTABLE, "leaves none out"),
         ([right(learned=False)], Verdict.UNTESTABLE, "No set is learned"),
     ],

@@ -17,9 +17,9 @@ EARLY, LATE, NEVER = 1000.0, 3000.0, np.nan
 BEGINS = 2000
 
 
-def onsets(values=(EARLY,) * 3, towers=(LATE,) * 3, beyond=None, parts=None, right=(LATE,) * 3):
+def onsets(values=(EARLY,) * 6, towers=None, beyond=None, parts=None, right=None):
     """Onsets of values and towers, one a seed; `beyond`: those of the heads' lead over others; `parts`: at three quarters."""
-    rows = []
+    rows, towers, right = [], towers or (LATE,) * len(values), right or (LATE,) * len(values)
     for i in range(len(values)):
         for since in (DRILLS, LAST):
             for part in PARTS:
@@ -35,8 +35,8 @@ def onsets(values=(EARLY,) * 3, towers=(LATE,) * 3, beyond=None, parts=None, rig
 @pytest.mark.parametrize(
     "given, verdict, words",
     [
-        ({}, Verdict.HOLDS, "Values come first in each of 3 seeds"),
-        ({"values": (LATE,) * 3, "towers": (EARLY,) * 3}, Verdict.FAILS, "Towers come first in each of 3 seeds"),
+        ({}, Verdict.HOLDS, "Values come first in each of 6 seeds"),
+        ({"values": (LATE,) * 6, "towers": (EARLY,) * 6}, Verdict.FAILS, "Towers come first in each of 6 seeds"),
         ({"beyond": (LATE, EARLY)}, Verdict.CONTROL, "but not in what they have beyond the other heads"),
         ({"beyond": (EARLY, EARLY)}, Verdict.CONTROL, "but not in what they have beyond the other heads"),
         ({"beyond": (EARLY, NEVER)}, Verdict.CONTROL, "but not in what they have beyond the other heads"),
@@ -47,10 +47,14 @@ def onsets(values=(EARLY,) * 3, towers=(LATE,) * 3, beyond=None, parts=None, rig
         ),
         ({"values": (LATE,) * 3}, Verdict.UNDECIDED, "by label reading in 0 of 3 seeds, and by class interaction in 0"),
         ({"values": (EARLY, EARLY, NEVER)}, Verdict.UNDECIDED, "one of the two never comes in 1."),
-        ({"towers": (NEVER,) * 3}, Verdict.UNDECIDED, "by label reading in 0 of 3 seeds"),
+        ({"values": (EARLY,) * 3, "towers": (NEVER,) * 3}, Verdict.UNDECIDED, "by label reading in 0 of 3 seeds"),
         ({"parts": (LATE, EARLY)}, Verdict.UNDECIDED, "at a quarter, half and three quarters, neither is always first"),
-        ({"values": (EARLY,) * 2, "towers": (LATE,) * 2}, Verdict.UNDECIDED, "Fewer than 3 seeds decide nothing"),
-        ({"values": (EARLY,), "towers": (EARLY,)}, Verdict.UNDECIDED, "Fewer than 3 seeds decide nothing"),
+        (
+            {"values": (EARLY,) * 5},
+            Verdict.UNDECIDED,
+            "Fewer than 6 seeds decide nothing. By chance alone so many seeds",
+        ),
+        ({"values": (EARLY,), "towers": (EARLY,)}, Verdict.UNDECIDED, "Fewer than 6 seeds decide nothing"),
     ],
 )
 def test_what_comes_first_is_said_only_where_all_seeds_agree_beyond_the_control(given, verdict, words):
@@ -69,7 +73,7 @@ def test_the_text_s_part_in_the_order_is_said():
 
 
 def test_onsets_as_a_table():
-    rows = shown.onsets_rows(onsets(towers=(LATE, LATE, NEVER)))
+    rows = shown.onsets_rows(onsets((EARLY,) * 3, towers=(LATE, LATE, NEVER)))
     assert rows.loc[(DRILLS, INTERACTION, OURS)].tolist() == ["3,000 (episodes)", "3,000 (episodes)", "never"]
     assert len(rows) == 8
 
@@ -77,10 +81,10 @@ def test_onsets_as_a_table():
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({}, "in 3 of 3 seeds"),
-        ({"right": (EARLY, LATE, LATE)}, "in 2 of 3 seeds"),
-        ({"right": (NEVER, LATE, LATE)}, "in 2 of 2 seeds"),
-        ({"right": (NEVER,) * 3}, "In no seed"),
+        ({}, "in 6 of 6 seeds"),
+        ({"values": (EARLY,) * 3, "right": (EARLY, LATE, LATE)}, "in 2 of 3 seeds"),
+        ({"values": (EARLY,) * 3, "right": (NEVER, LATE, LATE)}, "in 2 of 2 seeds"),
+        ({"values": (EARLY,) * 3, "right": (NEVER,) * 3}, "In no seed"),
     ],
 )
 def test_when_the_model_is_right_is_a_finding(given, words):

@@ -14,6 +14,10 @@ PAPER, BALANCED = "paper's order", "counterbalanced"
 POOLED = "all sets that are learned"
 COMPARED, CONTENT = "as the model compares", "content alone"
 ALLOWED = 0.05  # of the random sets of heads may reach the in-context heads, and the claim still holds
+LIKED = {
+    Verdict.CONTROL: "prefer the query's class when one class of a pair is asked about, not clearly when the other is",
+    Verdict.UNDECIDED: "may only prefer the labels of one class, since no other is asked about",
+}
 UNLEARNED = "The model is not shown to learn any of these sets, so this cannot be judged"
 
 
@@ -31,7 +35,8 @@ def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interva
     reached, liked = f"{outdone} of {plural(draws, 'random set')} of heads reach as much", ""
     if verdict is Verdict.HOLDS:
         rows = t[(t["form"] == BALANCED) & (t["heads"] == IN) & (t["dataset"] != POOLED)].set_index("dataset")
-        verdict, liked = either_way(rows["low"], rows.index[rows["passes"].astype(bool)], null)
+        verdict = either_way(rows["low"], rows.index[rows["passes"].astype(bool)], null)
+        liked = LIKED.get(verdict, "")
     return verdict, effect, over, reached, liked
 
 

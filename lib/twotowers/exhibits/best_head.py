@@ -89,7 +89,7 @@ def looks(t: pd.DataFrame) -> Claim:
     liked = ""
     if verdict is Verdict.HOLDS:
         low = t[(t["of"] == BALANCED) & (t["dataset"] != EVERY)].set_index("dataset")["effect_low"]
-        verdict, _ = either_way(low, t["passing"].iloc[0].split(", "), 0.0)
+        verdict = either_way(low, t["passing"].iloc[0].split(", "), 0.0)
         liked = {
             Verdict.CONTROL: " But with the other class of a pair asked about, it does not clearly lean to the query's class.",
             Verdict.UNDECIDED: " With one class asked about, a liking for the labels of that class would look the same.",

@@ -90,8 +90,9 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return min(verdicts, key=weakest.index) if verdicts else Verdict.UNTESTABLE
 
 
-def either_way(low: pd.Series, learned: Iterable[str], null: float) -> tuple[Verdict, str]:
-    """Is it the query's class, or one class that is liked whatever is asked about? A verdict, and what to say.
+def either_way(low: pd.Series, learned: Iterable[str], null: float) -> Verdict:
+    """Is it the query's class, or one class that is liked whatever is asked about? CONTROL where the mirror of a pair does
+    not clearly hold, UNDECIDED where none is there.
 
     In the set a/b only b is asked about, so each learned pair of classes stands beside its mirror b/a: a liking for the
     labels of one class has the other sign there. A set of all its classes ("trec") asks about each. `low`: lower bound
@@ -105,13 +106,8 @@ def either_way(low: pd.Series, learned: Iterable[str], null: float) -> tuple[Ver
             pairs.add(frozenset((name, mirror)))
         alone += mirror != name
     if any(low[list(pair)].min() <= null for pair in pairs):
-        return (
-            Verdict.CONTROL,
-            "prefer the query's class when one class of a pair is asked about, not clearly when the other is",
-        )
-    if alone and not pairs:
-        return Verdict.UNDECIDED, "may only prefer the labels of one class, since no other is asked about"
-    return Verdict.HOLDS, ""
+        return Verdict.CONTROL
+    return Verdict.UNDECIDED if alone and not pairs else Verdict.HOLDS
 
 
 UNLEARNED = "No set is learned, so this is no test of learning. "

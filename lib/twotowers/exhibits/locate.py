@@ -234,30 +234,30 @@ def right_only_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def right_only(t: pd.DataFrame) -> Claim:
-    """Appendix A keeps right answers only. The list must stay what it is where as many prompts are left out by chance."""
+    """Appendix A keeps right answers only: is the list another one than where as many prompts are left out by chance?
+
+    A finding without verdict: that no difference is seen proves no sameness, least of all where few are left out.
+    """
     own = t[t["learned"]]
     if own.empty:
         return untestable("No set is learned, so right answers are no sign of learning.")
     enough = own[own["shared"].notna()]
     if enough.empty:
-        return Claim(
-            Verdict.UNDECIDED,
-            f"At most {own['kept'].max()} of {own['n'].max()} prompts of a set are answered right: too few to locate heads on.",
+        return finding(
+            f"At most {own['kept'].max()} of {own['n'].max()} prompts of a set are answered right: too few to locate heads on."
         )
     some = enough[enough["kept"] < enough["n"]]
     if some.empty:
         return untestable("Every prompt is answered right, so keeping right answers only leaves none out.")
     fewer, k = discoveries(some["p"]), some["k"].iloc[0]
-    verdict = Verdict.FAILS if fewer.any() else Verdict.UNDECIDED if (some["p"] <= 0.05).any() else Verdict.HOLDS
-    said = {
-        Verdict.HOLDS: "Keeping right answers only finds the same heads as leaving out as many prompts by chance",
-        Verdict.FAILS: "Keeping right answers only changes which heads are found",
-        Verdict.UNDECIDED: "Whether keeping right answers only changes which heads are found cannot be told",
-    }[verdict]
-    return Claim(
-        verdict,
+    said = "There is no sign that keeping right answers only changes which heads are found"
+    if fewer.any():
+        said = "Keeping right answers only changes which heads are found"
+    elif (some["p"] <= 0.05).any():
+        said = "Whether keeping right answers only changes which heads are found cannot be told"
+    return finding(
         f"{said}: the lists share {counted(some['shared'])} of their top {k} heads with those of all prompts (by chance "
-        f"{some['by_chance'].mean():.1f} on average), clearly fewer in {int(fewer.sum())} of {plural(len(some), 'list')}.",
+        f"{some['by_chance'].mean():.1f} on average), clearly fewer in {int(fewer.sum())} of {plural(len(some), 'list')}."
     )
 
 

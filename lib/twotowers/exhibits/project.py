@@ -143,7 +143,11 @@ def neurons_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 @about_learning
 def neurons(t: pd.DataFrame) -> Claim:
-    """Appendix E: what heads wrote raises the coefficients of helpful neurons. Random heads of the layers are the control."""
+    """Appendix E: what heads wrote raises the coefficients of helpful neurons. Random heads of the layers are the control.
+
+    Shortcuts: a neuron that always says one label gains nothing when labels are exchanged, and one that follows the last
+    label gains nothing over counterbalanced orders.
+    """
     every, these, ours, over, blocks = (
         estimate(t, "nats", part=part) for part in ("all FFN blocks", "these neurons", IN, OVER, "FFN blocks")
     )

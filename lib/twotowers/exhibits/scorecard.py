@@ -132,7 +132,6 @@ RULES = (
     Rule("v1 section 5.2", "order counts because the texts of neighbours mix in", "11-towers-apart-mixing",
          towers_apart.mixing),
     Rule("v1 fig 12-15", "sentence sets have the top heads of the word sets", source="v1 appendix A"),
-    Rule("v1 appendix A", "right answers alone have the top heads of all", "01-locate-right-only", locate.right_only),
     Rule("v1 fig 16-27", "sentences: the best head reads the label", "08-llama-gaps", best_head.reads, "v1 appendix B",
          learning=False),
     Rule("v1 fig 16-27", "sentences: the best head looks at true labels", "08-llama-gaps", best_head.looks,

@@ -15,6 +15,7 @@ from twotowers.studies.run import Run
 
 study = chapter_studies("02-project")
 IN, RANDOM, DIRECTION = "in-context heads", "random heads", "random direction"
+OVER = "in-context less random"
 RAW, CENTRED = "as the paper", "mean taken out"
 MOST = 100  # prompts a set that are counted
 NEURONS = 20  # that add most to the true label's lead
@@ -205,7 +206,7 @@ def neurons(run: Run) -> pd.DataFrame:
     embedding, heads, blocks, biases, ours, *random, scales = found.T
     parts = {
         "all FFN blocks": every, "these neurons": embedding + heads + blocks + biases + scales, IN: ours,
-        RANDOM: sum(random) / len(random), "in-context less random": ours - sum(random) / len(random),
+        RANDOM: sum(random) / len(random), OVER: ours - sum(random) / len(random),
         "other heads": heads - ours, "FFN blocks": blocks, "embedding": embedding, "biases": biases, "scales": scales,
     }  # fmt: skip
     queries = [f"{q.dataset} {q.query}" for q in judged]
