@@ -148,8 +148,8 @@ def neurons(t: pd.DataFrame) -> Claim:
     Shortcuts: a neuron that always says one label gains nothing when labels are exchanged, and one that follows the last
     label gains nothing over counterbalanced orders.
     """
-    every, these, ours, over, blocks = (
-        estimate(t, "nats", part=part) for part in ("all FFN blocks", "these neurons", IN, OVER, "FFN blocks")
+    these, ours, over, others, blocks = (
+        estimate(t, "nats", part=part) for part in ("these neurons", IN, OVER, "other heads", "FFN blocks")
     )
     k = int(t["k"].iloc[0])
     if these.low <= 0 or these.n < 2:
@@ -165,7 +165,7 @@ def neurons(t: pd.DataFrame) -> Claim:
     }.get(verdict, "Whether what in-context heads wrote makes them do so cannot be told")
     return Claim(
         verdict,
-        f"{k} neurons add {these:+.3f} nats to the true label's lead (all FFN blocks {every:+.3f}). {said}: through their "
-        f"coefficients {ours:+.3f} comes from in-context heads ({over:+.3f} more than from random ones), {blocks:+.3f} from "
+        f"{k} neurons add {these:+.3f} nats to the true label's lead. {said}: through their coefficients {ours:+.3f} comes from "
+        f"in-context heads ({over:+.3f} more than from random ones), {others:+.3f} from all other heads and {blocks:+.3f} from "
         "earlier FFN blocks.",
     )
