@@ -134,3 +134,23 @@ def test_the_case_is_a_finding():
         assert sentence_case.words_chart(t.assign(kind=kind)).to_dict() and len(
             sentence_case.word_rows(t.assign(kind=kind))
         )
+
+
+@pytest.mark.parametrize(
+    "pairs, least, verdict, words",
+    [
+        ([(0.001, True), (0.9, False)], 0.001, Verdict.HOLDS, "in 1 of 1 pairs"),
+        ([(0.001, True), (0.9, True)], 0.001, Verdict.UNDECIDED, "in 1 of 2 pairs"),
+        ([(0.9, True)], 0.001, Verdict.CONTROL, "in 0 of 1 pairs"),
+        ([(1.0, True)], 0.25, Verdict.UNTESTABLE, "even two equal lists"),
+        ([(0.001, False)], 0.001, Verdict.UNTESTABLE, "a set of words too"),
+    ],
+)
+def test_heads_of_sentences_are_held_against_those_of_words_where_both_are_learned(pairs, least, verdict, words):
+    t = pd.DataFrame(
+        {"ranking": ranking, "first": "sst2", "second": "a/b", "shared": 3, "k": 5, "expected": 1.0, "both": "1-0",
+         "p": p if ranking == "label" else 0.5, "least": least, "rank_correlation": 0.5, "learned": learned}
+        for p, learned in pairs for ranking in ("label", "paper")
+    )  # fmt: skip
+    claim = sayable(shown.overlaps(t))
+    assert claim.verdict is verdict and words in claim.sentence and len(shown.overlaps_rows(t)) == len(t)

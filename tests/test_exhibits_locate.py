@@ -85,9 +85,9 @@ def test_figure_2_is_judged_counterbalanced_and_against_the_other_label(given, v
     assert len(shown.blocks_rows(t)) == 6 and (given or shown.blocks_chart(t).to_dict())
 
 
-def pair(p, learned=True, compared="sets"):
+def pair(p, learned=True, compared="sets", least=0.001):
     return {"compared": compared, "ranking": "label", "first": "a", "second": "b", "shared": 3, "k": 5, "expected": 1.0,
-            "p": p, "rank_correlation": 0.5, "both": "1-0", "learned": learned}  # fmt: skip
+            "p": p, "least": least, "rank_correlation": 0.5, "both": "1-0", "learned": learned}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,8 @@ def pair(p, learned=True, compared="sets"):
         ([pair(0.001), pair(0.9)], Verdict.UNDECIDED),
         ([pair(0.9), pair(0.5)], Verdict.CONTROL),
         ([pair(0.9), pair(0.001, learned=False)], Verdict.CONTROL),
+        ([pair(0.001), pair(1.0, least=0.2)], Verdict.HOLDS),  # the second could not be told from chance by any overlap
+        ([pair(1.0, least=0.2)], Verdict.UNTESTABLE),
         ([pair(0.001, learned=False)], Verdict.UNTESTABLE),
         ([], Verdict.UNTESTABLE),
     ],

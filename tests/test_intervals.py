@@ -109,7 +109,7 @@ def test_pearson_by_hand():
 def test_overlap_by_hand():
     # Two heads out of four of a layer: both shared in 1 of 6 draws, at least one in 5 of 6.
     both, one, none = ([(0, 0), (0, 1)], [(0, 1), (0, 2)], [(0, 2), (0, 3)])
-    assert overlap_within_layers(set(both), both[::-1], 4) == (2, 1, pytest.approx(1 / 6))
+    assert overlap_within_layers(set(both), both[::-1], 4) == (2, 1, *[pytest.approx(1 / 6)] * 2)
     assert overlap_within_layers(both, one, 4).probability == pytest.approx(5 / 6)
     assert overlap_within_layers(both, none, 4).probability == 1
 

@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from twotowers.exhibits.claim import Claim, Verdict, code, either_way, finding, judge, plural, together
+from twotowers.exhibits.locate import shared_heads
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -135,3 +136,13 @@ def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         title="What is left when place and label word say nothing",
         description="Grouped bars with 95% intervals for each set: difference of attention in the paper's order and counterbalanced.",
     )  # fmt: skip
+
+
+def overlaps_rows(t: pd.DataFrame) -> pd.DataFrame:
+    columns = ["ranking", "first", "second", "shared", "k", "expected", "p", "rank_correlation", "both"]
+    return t[columns].round(3).set_index("ranking")
+
+
+def overlaps(t: pd.DataFrame) -> Claim:
+    """Appendix A: sentences have the top heads of words. Of pairs in which both sets are learned."""
+    return shared_heads(t[(t["ranking"] == "label") & t["learned"]], "No set here is learned and a set of words too")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import altair as alt
 import pandas as pd
 
@@ -24,6 +26,7 @@ from twotowers.stats.intervals import Interval, discoveries, estimate
 BASELINES = ("repeat the last label", "continue the alternation", "always the preferred label")
 IN, RANDOM = "in-context heads", "random heads"
 PAPER, BALANCED = "paper's order", "counterbalanced"
+ALPHA = 0.05
 
 
 def forms_rows(t: pd.DataFrame) -> pd.DataFrame:
@@ -194,14 +197,22 @@ def overlaps_rows(t: pd.DataFrame) -> pd.DataFrame:
     return t[columns].round(3).set_index("compared")
 
 
-def overlaps(t: pd.DataFrame) -> Claim:
-    """Section 4.2: other tasks have the same top heads. Chance keeps the layers of both lists. Of sets that are learned."""
-    ours = t[(t["compared"] == "sets") & (t["ranking"] == "label") & t["learned"]]
+def shared_heads(ours: pd.DataFrame, none: str) -> Claim:
+    """Whether pairs of learned sets share more top heads than chance, which keeps the layers of both lists.
+
+    `none`: what is said when there is no such pair. Pairs in whose layers no overlap could be told from chance are left out.
+    """
     if ours.empty:
-        return untestable("No two sets are learned, so no two tasks can share heads.")
+        return untestable(f"{none}, so no two tasks can share heads.")
+    able = ours[ours["least"] <= ALPHA]
+    if able.empty:
+        return untestable(
+            f"Pairs of learned sets share {counted(ours['shared'])} of their top {ours['k'].iloc[0]} heads, but even two equal "
+            f"lists could not be told from chance within these layers (p {ours['least'].min():.2f} at the least)."
+        )
+    ours = able
     found = discoveries(ours["p"])
     verdict = Verdict.HOLDS if found.all() else Verdict.UNDECIDED if found.any() else Verdict.CONTROL
-    rankings = t[t["compared"] == "rankings"].iloc[0]
     lists = [str(both).split(", ") for both in ours["both"].fillna("")]
     every = [head for head in lists[0] if head and all(head in one for one in lists)]
     named = (
@@ -212,24 +223,24 @@ def overlaps(t: pd.DataFrame) -> Claim:
     return Claim(
         verdict,
         f"Pairs of learned sets share {counted(ours['shared'])} of their top {ours['k'].iloc[0]} heads ({named}); more "
-        f"than chance within the layers in {int(found.sum())} of {len(ours)} pairs (false discovery rate 5%). Our ranking and "
-        f"the paper's share {rankings['shared']} heads.",
+        f"than chance within the layers in {int(found.sum())} of {len(ours)} pairs (false discovery rate 5%).",
     )
 
 
+def overlaps(t: pd.DataFrame) -> Claim:
+    """Section 4.2: other tasks have the same top heads. Of sets that are learned."""
+    found = shared_heads(
+        t[(t["compared"] == "sets") & (t["ranking"] == "label") & t["learned"]], "No two sets are learned"
+    )
+    if found.verdict is Verdict.UNTESTABLE:
+        return found
+    both = t.loc[t["compared"] == "rankings", "shared"].iloc[0]
+    return replace(found, sentence=f"{found.sentence} Our ranking and the paper's share {both} heads.")
+
+
 def right_only_rows(t: pd.DataFrame) -> pd.DataFrame:
-    columns = [
-        "ranking",
-        "dataset",
-        "kept",
-        "n",
-        "shared",
-        "by_chance",
-        "p",
-        "rank_correlation",
-        "correlation_by_chance",
-        "k",
-    ]
+    counts, others = ["ranking", "dataset", "kept", "n", "shared"], ["rank_correlation", "correlation_by_chance", "k"]
+    columns = [*counts, "by_chance", "p", *others]
     return t[columns].round(3).astype(object).fillna("too few").set_index("ranking")
 
 

@@ -51,7 +51,7 @@ def agreement(rankings: Mapping[str, Ranking], k: int, seed: int = 0, draws: int
         drawn = rng.permuted(np.broadcast_to(y, (draws, *y.shape)), axis=2)
         found = float((x * y).sum())
         as_high = int((np.einsum("lh,dlh->d", x, drawn) >= found - 1e-12).sum())
-        count, expected, p = overlap_within_layers(best[a], best[b], y.shape[1])
+        count, expected, p, _ = overlap_within_layers(best[a], best[b], y.shape[1])
         rows.append(
             {"a": a, "b": b, "heads": y.size, "spearman": found,
              "spearman_expected": float((x.mean(1) * y.mean(1)).sum() * y.shape[1]),

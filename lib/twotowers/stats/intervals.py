@@ -59,11 +59,15 @@ class Interval:
 
 
 class Overlap(NamedTuple):
-    """How many heads two sets share; `probability`: of sharing at least `count` when both are drawn by chance."""
+    """How many heads two sets share; `probability`: of sharing at least `count` when both are drawn by chance.
+
+    `least`: of sharing as many as they could. Where that is not small, no overlap can be told from chance.
+    """
 
     count: int
     expected: float
     probability: float
+    least: float
 
 
 def bootstrap(
@@ -209,7 +213,8 @@ def overlap_within_layers(a: Iterable[tuple[int, int]], b: Iterable[tuple[int, i
         expected += i * j / heads_per_layer
         chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(min(i, j) + 1), heads_per_layer, i, j))
     count = len(a & b)
-    return Overlap(count, expected, min(1.0, float(chances[count:].sum())) if count else 1.0)
+    probability = min(1.0, float(chances[count:].sum())) if count else 1.0
+    return Overlap(count, expected, probability, min(1.0, float(chances[-1])))
 
 
 def grouped(table: pd.DataFrame, by: list[str], value: str, clusters: str | None = None, seed: int = 0) -> pd.DataFrame:

@@ -7,10 +7,10 @@ import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named, others_of_layer
-from twotowers.prompts.datasets import alternated, counterbalanced
+from twotowers.prompts.datasets import WORD_SETS, alternated, counterbalanced
 from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, rate
 from twotowers.studies.context import chapter_studies
-from twotowers.studies.located import COLUMN, heads
+from twotowers.studies.located import COLUMN, heads, shared
 from twotowers.studies.run import Run
 
 study = chapter_studies("08-llama")
@@ -180,3 +180,22 @@ def gaps(run: Run) -> pd.DataFrame:
                      "effect_high": own.high}
                 )  # fmt: skip
     return pd.DataFrame(rows).assign(passing=", ".join(passing), n_passing=len(passing))
+
+
+@study
+def overlaps(run: Run) -> pd.DataFrame:
+    """Top heads of every set here that are top heads of a set of words too (v1 appendix A), by both rankings.
+
+    One row per (ranking, first: the set here, second: the set of words) and the columns of `located.shared`; learned:
+    both sets are. Each list is located on prompts of its own set, in the form that is chosen for its kind of sets.
+    """
+    here, rows = available(run), []
+    words = run.on([name for name in WORD_SETS if name not in here.parameters.datasets])
+    learned, tables = {*here.passing, *words.passing}, (here.table(heads), words.table(heads))
+    for ranking in COLUMN:
+        for a in here.parameters.datasets:
+            for b in words.parameters.datasets:
+                lists = (tables[0], a, ranking), (tables[1], b, ranking)
+                found = shared(*lists, run.parameters.top_k, run.about["heads"])
+                rows.append({"ranking": ranking, "first": a, "second": b, **found, "learned": {a, b} <= learned})
+    return pd.DataFrame(rows).assign(forms=f"{here.form} and {words.form}")

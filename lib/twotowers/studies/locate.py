@@ -15,7 +15,7 @@ from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import sets_of
 from twotowers.studies.example import apart
 from twotowers.studies.forms import forms
-from twotowers.studies.located import COLUMN, heads, top
+from twotowers.studies.located import COLUMN, heads, shared
 from twotowers.studies.run import Run
 
 study = chapter_studies("01-locate")
@@ -147,26 +147,19 @@ def top_heads(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(ranking=p.ranking, heads_from=run.heads_from, total=found.heads[0].size)
 
 
-@study(version=2, uses=("datasets", "labels", "k", "separator", "long", "norm", "n_locate", "seed", "dtype", "top_k"))
+@study(version=3, uses=("datasets", "labels", "k", "separator", "long", "norm", "n_locate", "seed", "dtype", "top_k"))
 def overlaps(run: Run) -> pd.DataFrame:
     """Top heads shared by two sets, and by the two rankings of one set, with chance given the layers of both lists.
 
-    Columns: compared ("sets" or "rankings"), ranking, first, second, shared, k, expected, p (of sharing as many by
-    chance), both (the shared heads), rank_correlation over all heads, learned (both sets are).
+    Columns: compared ("sets" or "rankings"), ranking, first, second, those of `located.shared`, learned (both sets are).
     """
-    p, table, rows = run.parameters, run.table(heads), []
+    p, table, per_layer, rows = run.parameters, run.table(heads), run.about["heads"], []
 
     def add(compared: str, a: tuple[str, str], b: tuple[str, str]) -> None:
-        lists = [top(table, dataset, ranking, p.top_k) for dataset, ranking in (a, b)]
-        values = [table.loc[table["dataset"] == dataset, COLUMN[ranking]].to_numpy() for dataset, ranking in (a, b)]
-        found = overlap_within_layers(*lists, run.about["heads"])
-        both = [head for head in lists[0] if head in lists[1]]
         names = (a[0], b[0]) if compared == "sets" else (a[1], b[1])
         rows.append(
             {"compared": compared, "ranking": a[1] if compared == "sets" else "", "first": names[0], "second": names[1],
-             "shared": found.count, "k": p.top_k, "expected": found.expected, "p": found.probability,
-             "both": ", ".join(named(both)), "rank_correlation": spearman(*values),
-             "learned": {a[0], b[0]} <= set(run.passing)}
+             **shared((table, *a), (table, *b), p.top_k, per_layer), "learned": {a[0], b[0]} <= set(run.passing)}
         )  # fmt: skip
 
     for ranking in COLUMN:

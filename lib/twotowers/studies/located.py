@@ -7,12 +7,15 @@ less that of the other, over counterbalanced prompts, so that neither a place no
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
 from twotowers.prompts.datasets import both_assignments, counterbalanced
+from twotowers.stats.intervals import overlap_within_layers, spearman
 from twotowers.studies.context import Context, chapter_studies
 
 study = chapter_studies("01-locate")
@@ -71,3 +74,21 @@ def top(table: pd.DataFrame, dataset: str, ranking: str, k: int) -> list[Head]:
     if above.empty:
         raise TwoTowersError(f"no head raises the true label on {dataset} ({WORDS[ranking]}): name heads")
     return [Head(int(a), int(b)) for a, b in zip(above["layer"], above["head"], strict=True)]
+
+
+def shared(
+    a: tuple[pd.DataFrame, str, str], b: tuple[pd.DataFrame, str, str], k: int, per_layer: int
+) -> dict[str, Any]:
+    """The top k heads of two lists, each (table of `heads`, dataset, ranking), beside chance given the layers of both.
+
+    shared, k, expected, p (of sharing as many by chance), least (the p of sharing as many as the layers allow), both (the
+    shared heads), rank_correlation over all heads.
+    Raises TwoTowersError as `top`.
+    """
+    lists = [top(*one, k) for one in (a, b)]
+    values = [t.loc[t["dataset"] == dataset, COLUMN[ranking]].to_numpy() for t, dataset, ranking in (a, b)]
+    found = overlap_within_layers(*lists, per_layer)
+    return {
+        "shared": found.count, "k": k, "expected": found.expected, "p": found.probability, "least": found.least,
+        "both": ", ".join(named([head for head in lists[0] if head in lists[1]])), "rank_correlation": spearman(*values),
+    }  # fmt: skip

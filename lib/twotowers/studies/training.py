@@ -177,5 +177,5 @@ def inherited(run: Run) -> pd.DataFrame:
         first = then.nlargest(k, INDUCTION)
         a, b = ([Head.parse(name) for name in some["head"]] for some in (then[mine], first))
         shared = overlap_within_layers(a, b, int(heads))
-        rows.append((seed, k, *shared, then.loc[mine, INDUCTION].mean(), then.loc[~mine, INDUCTION].mean()))
+        rows.append((seed, k, *shared[:3], then.loc[mine, INDUCTION].mean(), then.loc[~mine, INDUCTION].mean()))
     return pd.DataFrame(rows, columns=["seed", "k", "shared", "expected", "p", "in_context", "others"])
