@@ -193,12 +193,6 @@ def test_heads_at_the_top_of_most_rankings():
     assert shown.rankings_chart(t).to_dict()
 
 
-def test_the_smallest_p_is_that_of_the_largest_overlap():
-    # Two sets of two heads in a layer of four: six equal ways, one of them the same. A layer of its own adds nothing.
-    a, b = [(0, 0), (0, 1), (1, 3)], [(0, 2), (0, 3), (2, 0)]
-    assert which._clearest(a, b, 4) == pytest.approx(1 / 6)
-
-
 def test_differences_are_paired_and_random_draws_counted():
     plain, ours = np.array([2.0, 4.0, 3.0, 5.0]), np.array([1.0, 1.0, 1.0, 3.0])
     draws = np.array([[2.0, 4.0, 3.0, 5.0], [1.0, 1.0, 1.0, 3.0]])

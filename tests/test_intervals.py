@@ -411,6 +411,12 @@ def test_overlap_within_one_layer_and_without_heads():
     assert overlap_within_layers({(0, 0)}, {(1, 0)}, 4).probability == overlap_within_layers([], [], 4).probability == 1
 
 
+def test_the_smallest_p_is_that_of_the_largest_overlap():
+    # Two sets of two heads in a layer of four: six equal ways, one of them the same. A layer of its own adds nothing.
+    a, b = [(0, 0), (0, 1), (1, 3)], [(0, 2), (0, 3), (2, 0)]
+    assert overlap_within_layers(a, b, 4).least == pytest.approx(1 / 6)
+
+
 TABLE = pd.DataFrame(
     {"heads": ["ours", "random", "ours"], "k": [1, 1, 2], "accuracy": [0.9, 0.8, 0.7], "low": [0.8, 0.7, 0.6],
      "high": [1.0, 0.9, 0.8], "n": [34, 34, 34]}

@@ -34,7 +34,8 @@ def agreement(rankings: Mapping[str, Ranking], k: int, seed: int = 0, draws: int
     """Rank correlation and overlap of the top k of every pair of rankings, beside chance given the layers.
 
     One row per pair: a, b (names), heads, spearman, spearman_expected (exact) and spearman_p (share of `draws`
-    permutations within layers that agree at least as much, one-sided), k, shared, shared_expected and shared_p (exact).
+    permutations within layers that agree at least as much, one-sided), k, shared, shared_expected, shared_p (exact) and
+    shared_least_p (if all that could be shared were).
     Many pairs are many tests: control for that. Raises TwoTowersError for fewer than two rankings, different shapes,
     values that are not finite or never vary, and a k that is too large.
     """
@@ -51,12 +52,13 @@ def agreement(rankings: Mapping[str, Ranking], k: int, seed: int = 0, draws: int
         drawn = rng.permuted(np.broadcast_to(y, (draws, *y.shape)), axis=2)
         found = float((x * y).sum())
         as_high = int((np.einsum("lh,dlh->d", x, drawn) >= found - 1e-12).sum())
-        count, expected, p, _ = overlap_within_layers(best[a], best[b], y.shape[1])
+        count, expected, p, least = overlap_within_layers(best[a], best[b], y.shape[1])
         rows.append(
             {"a": a, "b": b, "heads": y.size, "spearman": found,
              "spearman_expected": float((x.mean(1) * y.mean(1)).sum() * y.shape[1]),
              "spearman_p": (1 + as_high) / (1 + draws),
-             "k": k, "shared": count, "shared_expected": expected, "shared_p": p}
+             "k": k, "shared": count, "shared_expected": expected, "shared_p": p,
+             "shared_least_p": least}
         )  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -7,7 +7,6 @@ paper's order. `analysis.rankings` and `analysis.attribution` define the ranking
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ from twotowers.prompts.datasets import both_assignments, counterbalanced
 from twotowers.prompts.prompt import Encoded, Prompt
 from twotowers.prompts.uninformative import uninformative
 from twotowers.stats import agreement as agreeing
-from twotowers.stats.intervals import bootstrap, discoveries, overlap_within_layers, p_value, rate
+from twotowers.stats.intervals import bootstrap, discoveries, p_value, rate
 from twotowers.studies import located
 from twotowers.studies.cells import queries
 from twotowers.studies.context import chapter_studies
@@ -129,25 +128,16 @@ def rankings(run: Run) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).assign(learned=bool(run.passing), sets=", ".join(sets_of(run)))
 
 
-def _clearest(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]], heads: int) -> float:
-    """The chance of the largest overlap that two sets with these layers can have: the smallest p there is."""
-    first = [{(at, i) for at, n in Counter(layer for layer, _ in some).items() for i in range(n)} for some in (a, b)]
-    return overlap_within_layers(*first, heads).probability
-
-
 @study
 def agreement(run: Run) -> pd.DataFrame:
     """`stats.agreement` of every pair of rankings, with spearman_found and shared_found (Benjamini and Hochberg over the
-    pairs), shared_least_p (if all that could be shared were), and class_heads: heads whose attention by class is a
+    pairs), and class_heads: heads whose attention by class is a
     discovery above zero (missing without that ranking)."""
     p, table = run.parameters, run.table(rankings)
     names = list(dict.fromkeys(table["ranking"]))
     by = {name: table[table["ranking"] == name] for name in names}
     scores = {name: one.pivot(index="layer", columns="head", values="score").to_numpy() for name, one in by.items()}
     found = agreeing.agreement(scores, p.top_k, p.seed)
-    tops = {name: agreeing.top(one, p.top_k) for name, one in scores.items()}
-    pairs = zip(found["a"], found["b"], strict=True)
-    found["shared_least_p"] = [_clearest(tops[a], tops[b], run.about["heads"]) for a, b in pairs]
     for what in ("spearman", "shared"):
         found[f"{what}_found"] = discoveries(found[f"{what}_p"])
     by_class = by.get(CLASS)
