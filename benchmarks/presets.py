@@ -43,6 +43,12 @@ def large() -> list[Cell]:
     return [Cell(shape=shape, dtype="bfloat16", repeats=3) for shape in ("gpt2-large", "gpt-j", "llama-7b")]
 
 
+def smollm2() -> list[Cell]:
+    """Real weights, at the lengths of the book's forms of a prompt: a few minutes."""
+    cells = [(8, 19, 5), (64, 19, 3), (1000, 19, 1), (8, 63, 3), (64, 63, 1)]
+    return [Cell(shape="smollm2-135m", weights="real", prompts=n, tokens=t, repeats=r) for n, t, r in cells]
+
+
 def cost() -> list[Cell]:
     """One thing varied at a time: prompts, tokens, words of the vocabulary."""
     return [
@@ -59,4 +65,4 @@ def tiny() -> list[Cell]:
     return [Cell(method, shape="tiny", repeats=1) for method in METHODS]
 
 
-PRESETS = {f.__name__: f for f in (table, peers, large, cost, tiny)}
+PRESETS = {f.__name__: f for f in (table, peers, large, cost, smollm2, tiny)}
