@@ -99,11 +99,12 @@ def write(lines: list[dict], out: Path, name: str, note: str) -> pd.DataFrame:
 
 
 def run(cells: list[Cell], out: Path, name: str, note: str, resume: bool = False) -> pd.DataFrame:
-    """Measure all cells, writing after each. `resume` keeps the lines of an earlier run that were measured."""
+    """Measure all cells, writing after each. `resume` keeps the lines of an earlier run that were measured whole: those
+    from before the rates of the machine were named are measured again."""
     lines = []
     if resume and (out / f"{name}.csv").exists():
         earlier = pd.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=[""])
-        lines = [row for row in earlier.to_dict("records") if pd.notna(row["ratio"])]
+        lines = [row for row in earlier.to_dict("records") if pd.notna(row["ratio"]) and pd.notna(row["gexp_s"])]
     done = {_key(line) for line in lines}
     todo = [cell for cell in cells if _key(asdict(cell) | {"vocabulary": cell.words}) not in done]
     table = write(lines, out, name, note) if lines else pd.DataFrame(columns=COLUMNS)

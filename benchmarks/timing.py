@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
-MEMORY_TOKENS = 8192  # memory is measured on at most so many tokens of prompts
+MEMORY_TOKENS = 4096  # memory is measured on at most so many tokens of prompts
 COMPARED, SHORT = 2, 16  # prompts whose numbers are compared with the reference's, and their tokens at most
 
 

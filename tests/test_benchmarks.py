@@ -169,6 +169,16 @@ def test_an_interrupted_run_keeps_its_lines_and_goes_on(fake, monkeypatch, tmp_p
     assert pd.read_csv(tmp_path / "large.csv")["shape"].tolist() == ["gpt2-large", "gpt-j", "llama-7b"]
 
 
+def test_a_line_from_before_the_rates_were_named_is_measured_again(fake, tmp_path):
+    given = ["--methods", "ours", "--shape", "tiny", "--tokens", "4,8", "--out", str(tmp_path), "--resume"]
+    assert run.main(given) == 0 and len(fake) == 2
+    table = pd.read_csv(tmp_path / "own.csv")
+    table.loc[1, "gexp_s"] = np.nan
+    table.to_csv(tmp_path / "own.csv", index=False)
+    assert run.main(given) == 0
+    assert [cell.tokens for cell in fake] == [4, 8, 8]
+
+
 def test_an_unknown_way_is_refused_before_anything_runs(fake):
     with pytest.raises(SystemExit, match="unknown method 'yours'"):
         run.main(["--methods", "ours,yours"])

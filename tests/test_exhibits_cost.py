@@ -19,7 +19,8 @@ def ways():
     ]
     return pd.DataFrame(
         ABOUT | {"by": by, "method": method, "ratio": ratio, "low": 1.0, "high": 7.0, "prompts": 8, "tokens": 16, "repeats": 3,
-                 "vocabulary": 100, "difference_nats": 1e-6, "extra_mb": 10.0, "forward_mb": 20.0}
+                 "vocabulary": 100, "difference_nats": 1e-6, "extra_mb": 10.0, "forward_mb": 20.0,
+                 "counted_ratio": 2 * ratio}
         for by, method, ratio in rows
     )  # fmt: skip
 
@@ -28,6 +29,7 @@ def test_the_other_ways_are_told_from_the_least_to_the_most_and_what_did_not_run
     t = shown.ran(ways())
     said = shown.in_short(t)
     assert "**1.50 times**" in said and "4.00 (another) to 6.00 (plain hooks)" in said and "1.0e-06" in said
+    assert "it is 3.00 here and 8.00 or more there" in said
     assert "broken" not in said and "nan" not in said
     assert "this book 10 MB" in shown.memory(t) and "20 MB" in shown.memory(t)
     assert shown.machine(t).startswith("**Recorded** on `2026-01-01`: `m`, 2 cores")
