@@ -108,10 +108,10 @@ def test_the_whole_paper_is_told_on_the_fastest_device_with_what_does_not_fit():
     )
     assert "Large (90 GB, one GPU, X)" in said
     rows = shown.whole_rows(t)
-    assert rows.loc[0, ["model", "accuracy alone", "together", "dollars"]].tolist() == [
-        "Small", "3 to 12 min", "0.5 to 2 h", "20.00 to 40.00",
+    assert rows[["device", "gpus", "accuracy alone", "together", "dollars"]].iloc[0].tolist() == [
+        "X", 1, "3 to 12 min", "0.5 to 2 h", "20.00 to 40.00",
     ]  # fmt: skip
-    assert set(rows[rows["model"] == "Large"]["together"]) == {"does not fit"}
+    assert set(rows.loc["Large"]["together"]) == {"does not fit"}
     assert shown.whole_chart(t).to_dict()
     fits = shown.whole_said(whole(copies=1))
     assert "does not fit" not in fits and "2 of 2 models fit" in fits

@@ -102,7 +102,7 @@ def held_rows(t: pd.DataFrame) -> pd.DataFrame:
     shown = t[["work", "shape", "dtype", "prompts", "tokens", "vocabulary"]].rename(columns={"vocabulary": "words"})
     for name, column in (("measured, ms a prompt", "measured_ms"), ("predicted", "predicted_ms")):
         shown[name] = t[column].map("{:,.1f}".format)
-    return shown.assign(**{"measured over predicted": t["over"].map("{:.2f}".format)})
+    return shown.assign(**{"measured over predicted": t["over"].map("{:.2f}".format)}).set_index("work")
 
 
 def held_said(t: pd.DataFrame) -> str:
@@ -174,11 +174,8 @@ def whole_rows(t: pd.DataFrame) -> pd.DataFrame:
         for low, high in all_[["dollars_low", "dollars_high"]].to_numpy()
     ]
     all_["memory"] = all_["memory_gb"].map("{:,.0f} GB".format)
-    return (
-        all_[["model", "memory", "device", "gpus"]]
-        .merge(wide.reset_index())
-        .merge(all_[["model", "device", "gpus", "together", "dollars"]])
-    )
+    left, right = ["model", "memory", "device", "gpus"], ["model", "device", "gpus", "together", "dollars"]
+    return all_[left].merge(wide.reset_index()).merge(all_[right]).set_index(left[:2])
 
 
 def whole_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
