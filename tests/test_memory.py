@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import random_prompts, tiny
-from twotowers.analysis import ablate, blocking, edit_heads, interchange, rankings
+from twotowers.analysis import ablate, blocking, edit_heads, interchange, locate, rankings
 from twotowers.analysis.attribution import attribution_patching
 from twotowers.errors import TwoTowersError
 from twotowers.model import attention_edits, capture, memory
@@ -155,6 +155,32 @@ def test_a_work_gives_the_same_in_small_memory(name, kind, error, monkeypatch):
     assert max(most) > ROWS and sum(rows > ROWS for rows in most) <= 2 + 2 * 4
     for one, other in zip(again, whole, strict=True):
         assert (one == other).all() if one.dtype == object else np.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_locating_reads_smaller_batches_and_walks_with_fewer_prompts(monkeypatch):
+    model, encoded = tiny("gpt2"), random_prompts(16, lengths=(14,))
+    whole, tried = locate.increases(model, encoded), []
+
+    def limited(name, most, prompts):
+        stock = getattr(locate, name)
+
+        def run(*arguments):
+            tried.append((name, prompts(*arguments)))
+            if tried[-1][1] > most:
+                raise CPU
+            return stock(*arguments)
+
+        monkeypatch.setattr(locate, name, run)
+
+    limited("block_changes", 2, lambda seen, *_: len(seen.index))
+    limited("increases_along", 4, lambda model, x, *_: x.shape[1])
+    again = locate.increases(model, encoded)
+    assert [n for name, n in tried if name == "block_changes"] == [16, 8, 4] + 16 * [2]
+    assert [n for name, n in tried if name == "increases_along"] == [16, 8] + 4 * [4]
+    for one, other in ((whole, again), (whole.logit, again.logit), (whole.margin, again.margin)):
+        assert all(np.allclose(getattr(one, part), getattr(other, part)) for part in ("attention", "ffn", "heads"))
+    pd.testing.assert_frame_equal(again.log_prob, whole.log_prob)
+    assert (again.predicted == whole.predicted).all() and (again.correct == whole.correct).all()
 
 
 @pytest.mark.parametrize("name", [name for name in WORKS if name != "induction"])  # it has no prompts to shorten
