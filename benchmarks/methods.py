@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import operations
 import torch
 from shapes import stock
 from twotowers.analysis import ablate, locate
@@ -22,10 +21,12 @@ from twotowers.analysis.edit_heads import Edit, all_heads, edited
 from twotowers.model import unembed
 from twotowers.model.capture import captures
 from twotowers.model.model import Model
+from twotowers.paper import costs
 from twotowers.prompts.prompt import Encoded
 
 MAX_TOKENS = 4096  # of a batch
 BASELINE_TOKENS = 1024  # of a batch of the plain forward pass: larger ones are slower here, and would flatter the rest
+OWN = "this book"
 HEADS, POSITIONS = "all heads and blocks", "every (head, position)"
 ZERO_ALL, ZERO_LAST = "zeroing every head, all positions", "zeroing every head, last position"
 
@@ -281,29 +282,26 @@ def nnsight(model: Model, encoded: list[Encoded]):
     return work
 
 
-def _count_heads(model: Model, n: int, tokens: int) -> operations.Operations:
-    return operations.increases(model, n)
-
-
-def _count_positions(model: Model, n: int, tokens: int) -> operations.Operations:
-    return operations.increases(model, n, tokens)
-
-
 @dataclass(frozen=True)
 class Method:
-    """A way to do a work: its name in tables, and what is counted for it beside the forward pass, if anything is."""
+    """A way to do a work, and its name in tables."""
 
     work: str
     make: Callable
     name: str
     package: str = ""  # on the registry, if it is another library's
-    count: Callable | None = None
+
+    @property
+    def own(self) -> bool:
+        """Is it this book's?"""
+        return self.name == OWN
 
     def shown(self) -> str:
         return f"{self.name} {importlib.metadata.version(self.package)}" if self.package else self.name
 
-    def operations(self, model: Model, n: int, tokens: int) -> operations.Operations | None:
-        return self.count(model, n, tokens) if self.count else None
+    def operations(self, shape: costs.Shape, n: int, tokens: int) -> costs.Operations:
+        """What is counted for it beside the forward pass."""
+        return (costs.WORKS if self.own else costs.OTHERS)[self.work](shape, n, tokens)
 
     def missing(self) -> str | None:
         """Why it cannot run here, or None."""
@@ -313,16 +311,16 @@ class Method:
 
 
 METHODS = {
-    "ours": Method(HEADS, ours, "this book", count=_count_heads),
+    "ours": Method(HEADS, ours, OWN),
     "hooks": Method(HEADS, hooks, "plain hooks"),
     "authors": Method(HEADS, authors, "the authors' notebook form"),
     "transformer_lens": Method(HEADS, transformer_lens, "TransformerLens", "transformer-lens"),
     "nnsight": Method(HEADS, nnsight, "nnsight", "nnsight"),
-    "ours_positions": Method(POSITIONS, ours_positions, "this book", count=_count_positions),
+    "ours_positions": Method(POSITIONS, ours_positions, OWN),
     "positions_in_batches": Method(POSITIONS, positions_in_batches, "plain, a layer at a time"),
-    "ours_zero_all": Method(ZERO_ALL, ours_zero_all, "this book"),
+    "ours_zero_all": Method(ZERO_ALL, ours_zero_all, OWN),
     "zero_all_whole_runs": Method(ZERO_ALL, zero_all_whole_runs, "a forward pass for each head"),
-    "ours_zero_last": Method(ZERO_LAST, ours_zero_last, "this book"),
+    "ours_zero_last": Method(ZERO_LAST, ours_zero_last, OWN),
     "zero_last_whole_runs": Method(ZERO_LAST, zero_last_whole_runs, "a forward pass for each head"),
 }
 REFERENCES = {

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pandas as pd
+from twotowers.paper import costs
 
 BEGIN, END = "<!-- written by benchmarks/run.py: begin -->", "<!-- end -->"
-SHAPE_NAMES = {"gpt2": "GPT-2 small", "gpt2-large": "GPT2-large", "gpt-j": "GPT-J", "llama-7b": "Llama-7B"}
 OWN = "this book"
 
 
@@ -26,6 +26,17 @@ def where(table: pd.DataFrame) -> str:
     return f"{one['machine']}, {one['cores']} cores, {threads}; {made_with}; {days}"
 
 
+def rates(table: pd.DataFrame) -> str:
+    """How fast the machine was at what is counted, as a sentence; "" where that was not measured."""
+    if table["book_gflop_s"].isna().all():
+        return ""
+    book, other, exponentials = (table[name].median() for name in ("book_gflop_s", "torch_gflop_s", "gexp_s"))
+    return (
+        f" Float32 products of large matrices: {book:.0f} GFLOP/s as this book makes them, {other:.0f} as torch does by itself; "
+        f"{exponentials:.2g} G exponentials a second."
+    )
+
+
 def number(x: float) -> str:
     """Two digits and a half: 1.62, 16.2, 162."""
     return "" if pd.isna(x) else f"{x:.2f}" if x < 10 else f"{x:.1f}" if x < 100 else f"{x:.0f}"
@@ -40,25 +51,28 @@ def over_forward(line: pd.Series) -> str:
 
 
 def markdown(table: pd.DataFrame, command: str) -> str:
-    cells = []
+    cells, known = [], costs.shapes()
     for _, line in table.iterrows():
+        shown = known[line["shape"]].shown if line["shape"] in known else line["shape"]
         cells.append(
             [
-                line["work"], line["by"], f"{SHAPE_NAMES.get(line['shape'], line['shape'])}, {line['dtype']}",
+                line["work"], line["by"], f"{shown}, {line['dtype']}",
                 f"{line['prompts']:,}", f"{line['tokens']:,}", f"{line['vocabulary']:,}",
-                over_forward(line) or f"not run: {line['skipped']}",
+                over_forward(line) or f"not run: {line['skipped']}", number(line["counted_ratio"]),
                 number(line["extra_mb"]), number(line["forward_mb"]),
                 "" if pd.isna(line["difference_nats"]) else f"{line['difference_nats']:.0e}",
             ]
         )  # fmt: skip
     heads = [
-        "work", "by", "shape", "prompts", "tokens", "words", "time over a forward pass (least to most)",
+        "work", "by", "shape", "prompts", "tokens", "words", "time over a forward pass (least to most)", "counted",
         "peak extra MB", "of a forward pass, MB", "largest difference, nats",
     ]  # fmt: skip
     return (
-        f"{where(table)}. Random weights; `{command}`.\n\n{rows_of(cells, heads)}\n"
+        f"{where(table)}.{rates(table)} {' and '.join(sorted(set(table['weights']))).capitalize()} weights; `{command}`.\n\n"
+        f"{rows_of(cells, heads)}\n"
         "Time is the median over repeats of work / plain batched forward pass of the same prompts with last-token "
-        "logits. The\ndifference is that to the plain way of doing the same work.\n"
+        "logits; counted is\nthe same ratio of operations in matrix products, on any machine. The difference is that to the plain "
+        "way of doing the\nsame work.\n"
     )
 
 
@@ -71,13 +85,20 @@ def core(peers: pd.DataFrame, table: pd.DataFrame | None = None) -> str:
     for (work, prompts, by), part in both.groupby(["work", "prompts", "by"], sort=False):
         of = part.drop_duplicates("tokens", keep="last").set_index("tokens")
         shown = f"**{by}**" if by == OWN else by
-        times = [f"{number(of['ratio'].get(n, float('nan')))}×" if n in of.index else "" for n in lengths]
+        of_length = lambda n, of=of: [f"{number(of[name][n])}×" for name in ("ratio", "counted_ratio")]  # noqa: E731
+        times = [cell for n in lengths for cell in (of_length(n) if n in of.index else ("", ""))]
         memory = of["extra_mb"].get(lengths[-1], float("nan"))
         cells.append([work, f"{prompts:,}", shown, *times, "" if pd.isna(memory) else f"{memory:.0f} MB"])
     order = list(dict.fromkeys(peers["work"]))
     cells.sort(key=lambda c: (order.index(c[0]), int(c[1].replace(",", ""))))
-    heads = ["work", "prompts", "by", *(f"{n} tokens" for n in lengths), f"extra memory, {lengths[-1]} tokens"]
-    return f"{rows_of(cells, heads)}\n{where(both)}.\n"
+    heads = [
+        "work",
+        "prompts",
+        "by",
+        *(head for n in lengths for head in (f"{n} tokens", "counted")),
+        f"extra memory, {lengths[-1]} tokens",
+    ]
+    return f"{rows_of(cells, heads)}\n{where(both)}.{rates(both)}\n"
 
 
 def update_readme(here: Path) -> None:

@@ -4,7 +4,9 @@
     python benchmarks/run.py --preset peers       # beside the other ways; two of them need make peers
     python benchmarks/run.py --preset large       # shapes of GPT2-large, GPT-J, Llama-7B
     python benchmarks/run.py --preset cost        # against prompts, tokens, vocabulary, beside what counting predicts
+    python benchmarks/run.py --preset smollm2     # real weights, of a model of today: SmolLM2-135M
     python benchmarks/run.py --methods ours,hooks --tokens 16 --prompts 8,64
+    python benchmarks/run.py --methods ours --model smollm2-135m
 
 Every line of a table is measured in a process of its own, on the same random weights and the same prompts, with
 `--threads` threads; benchmarks/timing.py says how. Lines are written to benchmarks/results/PRESET.csv and .md as they
@@ -32,13 +34,16 @@ from presets import PRESETS
 from report import markdown, update_readme
 from shapes import SHAPES
 from timing import Cell
+from twotowers.errors import TwoTowersError
+from twotowers.model import files
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4  # nats, in float32
 COLUMNS = [
-    "work", "by", "method", "shape", "dtype", "prompts", "tokens", "vocabulary", "repeats", "ratio", "low", "high",
-    "forward_ms", "work_ms", "predicted_ms", "forward_gflop", "further_gflop", "further_gexp", "forward_mb", "extra_mb",
-    "difference_nats", "skipped", "machine", "cores", "threads", "torch", "transformers", "date",
+    "work", "by", "method", "shape", "weights", "dtype", "prompts", "tokens", "vocabulary", "repeats", "ratio", "low",
+    "high", "counted_ratio", "forward_ms", "work_ms", "predicted_ms", "forward_gflop", "further_gflop", "further_gexp",
+    "book_gflop_s", "torch_gflop_s", "gexp_s", "forward_mb", "extra_mb", "difference_nats", "skipped", "machine",
+    "cores", "threads", "torch", "transformers", "date",
 ]  # fmt: skip
 
 
@@ -94,11 +99,12 @@ def write(lines: list[dict], out: Path, name: str, note: str) -> pd.DataFrame:
 
 
 def run(cells: list[Cell], out: Path, name: str, note: str, resume: bool = False) -> pd.DataFrame:
-    """Measure all cells, writing after each. `resume` keeps the lines of an earlier run that were measured."""
+    """Measure all cells, writing after each. `resume` keeps the lines of an earlier run that were measured whole: those
+    from before the rates of the machine were named are measured again."""
     lines = []
     if resume and (out / f"{name}.csv").exists():
         earlier = pd.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=[""])
-        lines = [row for row in earlier.to_dict("records") if pd.notna(row["ratio"])]
+        lines = [row for row in earlier.to_dict("records") if pd.notna(row["ratio"]) and pd.notna(row["gexp_s"])]
     done = {_key(line) for line in lines}
     todo = [cell for cell in cells if _key(asdict(cell) | {"vocabulary": cell.words}) not in done]
     table = write(lines, out, name, note) if lines else pd.DataFrame(columns=COLUMNS)
@@ -115,23 +121,28 @@ def run(cells: list[Cell], out: Path, name: str, note: str, resume: bool = False
 
 
 def _key(line: dict) -> tuple:
-    return tuple(line[k] for k in ("method", "shape", "dtype", "prompts", "tokens", "vocabulary", "threads"))
+    return tuple(line[k] for k in ("method", "shape", "weights", "dtype", "prompts", "tokens", "vocabulary", "threads"))
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
+    instead = {"shape": arguments.shape, "weights": "random"} if arguments.shape else {}
+    if arguments.model:
+        words = files.describe(arguments.model)["vocabulary"]
+        instead = {"shape": arguments.model, "weights": "real", "vocabulary": words}
     if arguments.preset:
-        cells = [replace(c, shape=arguments.shape or c.shape) for c in PRESETS[arguments.preset]()]
+        cells = PRESETS[arguments.preset]()
     else:
         numbers = [[int(n) for n in str(given).split(",")] for given in (arguments.prompts, arguments.tokens)]
         methods = arguments.methods.split(",")
         if unknown := [m for m in methods if m not in METHODS]:
             raise SystemExit(f"unknown method '{unknown[0]}': known are {', '.join(METHODS)}")
         cells = [
-            Cell(m, arguments.shape or "gpt2", n, t, dtype=arguments.dtype, vocabulary=arguments.vocabulary)
+            Cell(m, prompts=n, tokens=t, dtype=arguments.dtype, vocabulary=arguments.vocabulary)
             for m in methods for n in numbers[0] for t in numbers[1]
         ]  # fmt: skip
     cells = [
-        replace(c, threads=arguments.threads, prompts=min(c.prompts, arguments.at_most or c.prompts)) for c in cells
+        replace(c, threads=arguments.threads, prompts=min(c.prompts, arguments.at_most or c.prompts), **instead)
+        for c in cells
     ]
     cells = [replace(c, repeats=arguments.repeats or c.repeats) for c in cells]
     return list({c.key: c for c in cells}.values())  # a cap may have made two alike
@@ -141,7 +152,9 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS)
     parser.add_argument("--methods", default="ours,hooks,authors,transformer_lens,nnsight", help="without a preset")
-    parser.add_argument("--shape", choices=SHAPES, help="of every cell; by itself gpt2")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--shape", choices=SHAPES, help="of every cell, with random weights; by itself gpt2")
+    whose.add_argument("--model", help="real weights by name (smollm2-135m), folder or GGUF file")
     parser.add_argument("--prompts", default="8", help="one or more, with commas")
     parser.add_argument("--tokens", default="16,128", help="one or more, with commas")
     parser.add_argument("--vocabulary", type=int)
@@ -155,10 +168,12 @@ def main(given: list[str] | None = None) -> int:
     name = arguments.preset or "own"
     rest = [f"--at-most {arguments.at_most}"] if arguments.at_most else []
     rest += [f"--repeats {arguments.repeats}"] if arguments.repeats else []
-    rest += [f"--shape {arguments.shape}"] if arguments.shape else []
+    rest += [f"--{name} {given}" for name in ("shape", "model") if (given := getattr(arguments, name))]
     note = " ".join(["python benchmarks/run.py", f"--preset {name}" if arguments.preset else "...", *rest])
     try:
         table = run(chosen(arguments), arguments.out, name, note, arguments.resume)
+    except TwoTowersError as error:
+        raise SystemExit(f"run.py: {error}") from None
     except KeyboardInterrupt:
         print(f"\nstopped; the finished lines are in {arguments.out / name}.csv", file=sys.stderr)
         return 130

@@ -6,37 +6,47 @@ they keep: a 7B model in bfloat16 never holds a float32 copy.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import transformers
 from transformers.initialization import no_init_weights
 from twotowers.model import attention_hooks, loading
 from twotowers.model.architectures import ARCHITECTURES
-from twotowers.model.model import Model
+from twotowers.model.model import Model, matrix_of
+from twotowers.paper import costs
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
-SHAPES = {
-    "gpt2": {"model_type": "gpt2"},
-    "gpt2-large": {"model_type": "gpt2", "n_layer": 36, "n_head": 20, "n_embd": 1280},
-    "gpt-j": {"model_type": "gptj"},
-    "llama-7b": {"model_type": "llama", "max_position_embeddings": 2048},
-    "tiny": {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 1000},
+SHAPES = costs.shapes() | {
+    "tiny": costs.Shape("tiny", "tiny", "gpt2", 2, 4, 4, 64, 16, 256, False, 1000, True),
 }
 POOL = 1 << 24  # random numbers drawn; a larger weight repeats them from another place on
 
 
-def _config(shape: str, vocabulary: int | None = None):
-    wanted = SHAPES[shape] | ({"vocab_size": vocabulary} if vocabulary else {})
-    return transformers.AutoConfig.for_model(**wanted, bos_token_id=0, eos_token_id=0)
+def _config(shape: costs.Shape):
+    return transformers.AutoConfig.for_model(
+        shape.model_type, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads, hidden_size=shape.d_model, head_dim=shape.d_head,
+        intermediate_size=shape.d_ff, n_inner=shape.d_ff, vocab_size=shape.words, tie_word_embeddings=shape.tied,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
 
 
-def words_of(shape: str) -> int:
-    """How many words the vocabulary of a shape has."""
-    return _config(shape).vocab_size
+def shape_of(model: Model) -> costs.Shape:
+    """What a cost depends on, read off a model."""
+    tied = model.hf.get_input_embeddings().weight is model.hf.get_output_embeddings().weight
+    maps, _ = model.subkeys(0, [0])
+    return costs.Shape(
+        model.name, model.name, model.config.model_type, model.n_layers, model.n_heads, model.n_key_value_heads,
+        model.d_model, model.d_head, matrix_of(model.part(0, "ffn_out")).shape[1], len(maps) == 2,
+        model.unembedding.vocabulary, tied,
+    )  # fmt: skip
 
 
 def build(shape: str, dtype: str = "float32", vocabulary: int | None = None, seed: int = 0) -> Model:
     """A model without tokenizer or proof. `vocabulary` replaces the shape's own number of words."""
-    config = _config(shape, vocabulary)
+    known = SHAPES[shape]
+    config = _config(replace(known, words=vocabulary or known.words))
     row = ARCHITECTURES[config.model_type]
     hf = _empty(config, loading.DTYPES[dtype], attention_hooks.implementation(row))
     generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
-MEMORY_TOKENS = 8192  # memory is measured on at most so many tokens of prompts
+MEMORY_TOKENS = 4096  # memory is measured on at most so many tokens of prompts
 COMPARED, SHORT = 2, 16  # prompts whose numbers are compared with the reference's, and their tokens at most
 
 
@@ -25,6 +25,7 @@ class Cell:
 
     method: str = "ours"
     shape: str = "gpt2"
+    weights: str = "random"  # or "real": then the shape is the name of a model
     prompts: int = 8
     tokens: int = 16
     repeats: int = 5
@@ -39,9 +40,9 @@ class Cell:
     @property
     def words(self) -> int:
         """Of the vocabulary."""
-        from shapes import words_of
+        from shapes import SHAPES
 
-        return self.vocabulary or words_of(self.shape)
+        return self.vocabulary or SHAPES[self.shape].words
 
 
 def resident() -> int:
@@ -111,15 +112,18 @@ def measure(cell: Cell) -> dict:
     import operations
     import torch
     from methods import METHODS, forward, reference_of
-    from shapes import build, prompts
+    from shapes import build, prompts, shape_of
+    from twotowers.model import loading
+    from twotowers.paper import costs
 
     torch.set_num_threads(cell.threads)
-    model = build(cell.shape, cell.dtype, cell.vocabulary)
+    real = cell.weights == "real"
+    model = loading.load(cell.shape, dtype=cell.dtype) if real else build(cell.shape, cell.dtype, cell.vocabulary)
     method, encoded = METHODS[cell.method], prompts(model, cell.prompts, cell.tokens)
     # The numbers first: that also warms up what is made once in a process.
-    few, plainly = prompts(model, COMPARED, min(SHORT, cell.tokens)), reference_of(method)
+    few, reference = prompts(model, COMPARED, min(SHORT, cell.tokens)), reference_of(method)
     found = np.asarray(method.make(model, few)())
-    difference = 0.0 if plainly is method.make else float(np.abs(found - plainly(model, few)()).max())
+    difference = 0.0 if reference is method.make else float(np.abs(found - reference(model, few)()).max())
 
     some = encoded[: max(1, MEMORY_TOKENS // cell.tokens)]
     plain, work = forward(model, some), method.make(model, some)
@@ -139,18 +143,20 @@ def measure(cell: Cell) -> dict:
         pairs.append((middle - start, time.perf_counter() - middle))
     ratios = sorted(b / a for a, b in pairs)
     forward_s, work_s = (statistics.median(times) for times in zip(*pairs, strict=True))
-    counted, predicted = method.operations(model, cell.prompts, cell.tokens), None
-    if counted:
-        products, exponentials = operations.rates(model.d_model)
-        # The forward pass costs what it was measured to cost; the rest is predicted from the counts.
-        predicted = forward_s + counted.products / products + counted.exponentials / exponentials
+    shape, n, tokens = shape_of(model), cell.prompts, cell.tokens
+    plainly, further = costs.forward(shape, n, tokens), method.operations(shape, n, tokens)
+    rates = operations.rates(model.d_model)
+    # The forward pass costs what it was measured to cost; the rest is predicted from the counts.
+    predicted = forward_s + rates.seconds(further, plainly.stock / forward_s)
     return {
         "ratio": statistics.median(ratios), "low": ratios[0], "high": ratios[-1],
-        "forward_ms": 1000 * forward_s / cell.prompts, "work_ms": 1000 * work_s / cell.prompts,
-        "predicted_ms": predicted and 1000 * predicted / cell.prompts,
-        "forward_gflop": operations.forward(model, cell.prompts, cell.tokens).products / cell.prompts / 1e9,
-        "further_gflop": counted and counted.products / cell.prompts / 1e9,
-        "further_gexp": counted and counted.exponentials / cell.prompts / 1e9,
+        "counted_ratio": costs.ratio(shape, further, n, tokens),
+        "forward_ms": 1000 * forward_s / n, "work_ms": 1000 * work_s / n,
+        "predicted_ms": 1000 * predicted / n if method.own else None,
+        "forward_gflop": plainly.stock / n / 1e9, "further_gflop": (further.stock + further.products) / n / 1e9,
+        "further_gexp": further.exponentials / n / 1e9,
+        "book_gflop_s": rates.products / 1e9, "torch_gflop_s": rates.torch_products / 1e9,
+        "gexp_s": rates.exponentials / 1e9,
         "forward_mb": forward_peak.mb, "extra_mb": work_peak.mb, "difference_nats": difference,
         "vocabulary": model.unembedding.vocabulary, "by": method.shown(), "work": method.work,
     }  # fmt: skip

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,13 @@ import pytest
 import torch
 from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
+from twotowers.model import catalog
+from twotowers.model.architectures import ARCHITECTURES
+from twotowers.model.model import Model
+from twotowers.paper import costs
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import methods
-import operations
 import report
 import run
 import shapes
@@ -28,7 +32,7 @@ CELL = Cell(shape="tiny", prompts=3, tokens=5, repeats=1)
 RESULTS = ROOT / "benchmarks/results"
 FAKE = {
     "ratio": 1.5, "low": 1.25, "high": 2.0, "forward_ms": 1.0, "work_ms": 1.5, "extra_mb": 30.0, "forward_mb": 10.0,
-    "difference_nats": 1e-6,
+    "difference_nats": 1e-6, "counted_ratio": 1.75, "book_gflop_s": 80.0, "torch_gflop_s": 40.0, "gexp_s": 0.5,
 }  # fmt: skip
 
 
@@ -45,7 +49,13 @@ def fake(monkeypatch):
     def measured(cell):
         asked.append(cell)
         method = METHODS[cell.method]
-        given = {"shape": cell.shape, "dtype": cell.dtype, "prompts": cell.prompts, "tokens": cell.tokens}
+        given = {
+            "shape": cell.shape,
+            "weights": cell.weights,
+            "dtype": cell.dtype,
+            "prompts": cell.prompts,
+            "tokens": cell.tokens,
+        }
         line = given | {"method": cell.method, "work": method.work, "by": method.name, "skipped": ""}
         return line | FAKE | run.machine(cell.threads)
 
@@ -73,6 +83,8 @@ def test_a_measured_line_has_the_columns_of_the_table(name):
     assert line["low"] <= line["ratio"] <= line["high"]
     assert 0 <= line["difference_nats"] < 1e-4
     assert (line["predicted_ms"] is None) == (name == "hooks")
+    assert line["counted_ratio"] == pytest.approx(1 + line["further_gflop"] / line["forward_gflop"])
+    assert min(line["book_gflop_s"], line["torch_gflop_s"], line["gexp_s"]) > 0
     if name != "hooks":
         assert line["predicted_ms"] > line["forward_ms"]
 
@@ -127,6 +139,7 @@ def test_presets_name_known_ways_and_shapes(preset):
     assert cells
     assert {cell.method for cell in cells} <= set(METHODS)
     assert {cell.shape for cell in cells} <= set(shapes.SHAPES)
+    assert {cell.shape for cell in cells if cell.weights == "real"} <= set(catalog.models())
 
 
 def test_a_preset_can_be_made_smaller(fake, tmp_path):
@@ -154,6 +167,16 @@ def test_an_interrupted_run_keeps_its_lines_and_goes_on(fake, monkeypatch, tmp_p
     assert run.main([*given, "--resume"]) == 0
     assert [cell.shape for cell in fake] == ["gpt2-large", "gpt-j", "llama-7b"]
     assert pd.read_csv(tmp_path / "large.csv")["shape"].tolist() == ["gpt2-large", "gpt-j", "llama-7b"]
+
+
+def test_a_line_from_before_the_rates_were_named_is_measured_again(fake, tmp_path):
+    given = ["--methods", "ours", "--shape", "tiny", "--tokens", "4,8", "--out", str(tmp_path), "--resume"]
+    assert run.main(given) == 0 and len(fake) == 2
+    table = pd.read_csv(tmp_path / "own.csv")
+    table.loc[1, "gexp_s"] = np.nan
+    table.to_csv(tmp_path / "own.csv", index=False)
+    assert run.main(given) == 0
+    assert [cell.tokens for cell in fake] == [4, 8, 8]
 
 
 def test_an_unknown_way_is_refused_before_anything_runs(fake):
@@ -184,18 +207,40 @@ def test_the_products_of_a_forward_pass_are_those_that_torch_counts(tiny):
     stock.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counted, torch.inference_mode():
         stock(torch.arange(24).view(2, 12), use_cache=False, logits_to_keep=1)
-    assert operations.forward(tiny, 2, 12).products == counted.get_total_flops()
+    assert costs.forward(shapes.SHAPES["tiny"], 2, 12).stock == counted.get_total_flops()
 
 
-def test_operations_of_the_increases_by_hand(tiny):
-    # 1000 words, width 64, 2 layers of 4 heads, each 16 wide.
-    blocks, exponentials = 2 * 1000 * 64 * 3, 1000 * (2 * 4 + 3 * 2)
-    one = operations.increases(tiny, 1)
-    assert (one.products, one.exponentials) == (blocks + 2 * 1000 * 64 * 8, exponentials)
-    many = operations.increases(tiny, 500)
-    factored = 2 * 1000 * 64 * 64 * 2 + 2 * 1000 * 16 * 500 * 8
-    assert (many.products, many.exponentials) == (500 * blocks + factored, 500 * exponentials)
-    assert operations.increases(tiny, 1, 7).exponentials == 1000 * (2 * 4 * 7 + 3 * 2)
+@pytest.mark.parametrize("name", ["gpt2", "gpt-j", "smollm2-135m", "qwen2.5-coder-1.5b"])
+def test_a_model_made_in_a_shape_has_it(name):
+    shape = shapes.SHAPES[name]
+    model = shapes.build(name, "bfloat16") if name == "gpt2" else on_paper(shape)
+    assert replace(shapes.shape_of(model), name=shape.name, shown=shape.shown) == shape
+
+
+def on_paper(shape):
+    """A model without memory for its weights."""
+    with torch.device("meta"):
+        hf = shapes._empty(shapes._config(shape), torch.bfloat16, None)
+    return Model(shape.name, hf, None, ARCHITECTURES[shape.model_type])
+
+
+def test_real_weights_are_measured_by_the_name_of_their_model(fake, tmp_path, capsys):
+    given = ["--methods", "ours", "--tokens", "4", "--prompts", "2", "--model"]
+    assert run.main([*given, "mini-gpt2", "--out", str(tmp_path)]) == 0
+    (cell,) = fake
+    assert (cell.shape, cell.weights, cell.words) == ("mini-gpt2", "real", 2004)
+    line = timing.measure(cell)
+    assert line["difference_nats"] < 1e-4 and line["counted_ratio"] > 1 and line["vocabulary"] == 2004
+    assert "Real weights; `python benchmarks/run.py ... --model mini-gpt2`" in (tmp_path / "own.md").read_text()
+    with pytest.raises(SystemExit, match=r"run\.py: there is no folder 'no/such/one': give a folder"):
+        run.main([*given, "no/such/one"])
+
+
+def test_the_rates_of_a_machine_are_named_where_they_were_measured(fake, tmp_path):
+    assert run.main(["--methods", "ours", "--shape", "tiny", "--tokens", "4", "--out", str(tmp_path)]) == 0
+    said = "80 GFLOP/s as this book makes them, 40 as torch does by itself; 0.5 G exponentials a second"
+    assert said in (tmp_path / "own.md").read_text()
+    assert report.rates(pd.read_csv(tmp_path / "own.csv").assign(book_gflop_s=np.nan)) == ""
 
 
 def test_the_peak_is_what_a_work_takes_and_not_what_was_there_before():
@@ -216,6 +261,20 @@ def test_the_recorded_tables_have_the_columns_and_agree():
         exact = table[(table["dtype"] == "float32") & table["ratio"].notna()]
         assert (exact["difference_nats"] < run.TOLERANCE).all(), path.name
         assert path.with_suffix(".md").exists()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.csv")), ids=lambda p: p.stem)
+def test_what_was_counted_follows_from_the_shape_alone(path):
+    for row in pd.read_csv(path).to_dict("records"):
+        shape, n, tokens = replace(shapes.SHAPES[row["shape"]], words=row["vocabulary"]), row["prompts"], row["tokens"]
+        further = METHODS[row["method"]].operations(shape, n, tokens)
+        counted = {
+            "forward_gflop": costs.forward(shape, n, tokens).stock / n / 1e9,
+            "further_gflop": (further.stock + further.products) / n / 1e9,
+            "further_gexp": further.exponentials / n / 1e9,
+            "counted_ratio": costs.ratio(shape, further, n, tokens),
+        }
+        assert {name: row[name] for name in counted} == pytest.approx(counted, rel=1e-3)
 
 
 def test_readme_shows_the_recorded_numbers(tmp_path):

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from twotowers.exhibits import cost as shown
 from twotowers.exhibits.cost import ALL
+from twotowers.paper import costs
 
 ABOUT = {"work": ALL, "date": "2026-01-01", "machine": "m", "cores": 2, "threads": 1, "torch": "2", "transformers": "5"}
 
@@ -18,7 +19,8 @@ def ways():
     ]
     return pd.DataFrame(
         ABOUT | {"by": by, "method": method, "ratio": ratio, "low": 1.0, "high": 7.0, "prompts": 8, "tokens": 16, "repeats": 3,
-                 "vocabulary": 100, "difference_nats": 1e-6, "extra_mb": 10.0, "forward_mb": 20.0}
+                 "vocabulary": 100, "difference_nats": 1e-6, "extra_mb": 10.0, "forward_mb": 20.0,
+                 "counted_ratio": 2 * ratio}
         for by, method, ratio in rows
     )  # fmt: skip
 
@@ -27,6 +29,7 @@ def test_the_other_ways_are_told_from_the_least_to_the_most_and_what_did_not_run
     t = shown.ran(ways())
     said = shown.in_short(t)
     assert "**1.50 times**" in said and "4.00 (another) to 6.00 (plain hooks)" in said and "1.0e-06" in said
+    assert "it is 3.00 here and 8.00 or more there" in said
     assert "broken" not in said and "nan" not in said
     assert "this book 10 MB" in shown.memory(t) and "20 MB" in shown.memory(t)
     assert shown.machine(t).startswith("**Recorded** on `2026-01-01`: `m`, 2 cores")
@@ -46,3 +49,75 @@ def test_a_sweep_takes_the_rows_in_which_one_thing_varies_and_says_how_time_grow
     said = shown.sweep_said(t, "vocabulary")
     assert "From 100 to 400 words" in said and f"power {power:.2f}" in said and "2.00 to 2.00 times" in said
     assert shown.sweep_chart(t, "vocabulary").to_dict()
+
+
+def test_the_least_and_the_most_of_measured_over_predicted_are_said_for_each_work():
+    about = {"shape": "gpt2", "dtype": "float32", "prompts": 8, "tokens": 16, "vocabulary": 100, "predicted_ms": 10.0}
+    rows = [("walk", 9.0), ("walk", 15.0), ("zeroing", 11.0)]
+    t = pd.DataFrame(about | {"work": work, "measured_ms": ms, "over": ms / 10} for work, ms in rows)
+    said = shown.held_said(t)
+    assert "3 measurements in 1 shape(s)" in said and "**0.90 to 1.50 times**" in said
+    assert "0.90 to 1.50 (walk); 1.10 to 1.10 (zeroing)" in said
+    assert shown.held_rows(t)["measured over predicted"].tolist() == ["0.90", "1.50", "1.10"]
+
+
+def test_the_share_of_a_rate_is_said_only_where_the_rate_was_measured():
+    row = {"dtype": "float32", "forward_gflop": 3.0, "forward_ms": 60.0, "torch_gflop_s": 100.0}
+    t = pd.DataFrame(
+        [
+            row,
+            row | {"forward_ms": 100.0},
+            row | {"torch_gflop_s": np.nan},
+            row | {"dtype": "bfloat16", "forward_ms": 1.0},
+        ]
+    )
+    assert "reached 30% to 50% of" in shown.reached(t)
+    assert shown.reached(t.tail(2)) == ""
+
+
+@pytest.mark.parametrize(
+    "low, high, said",
+    [(0.5, 2, "0.5 to 2 s"), (30, 119, "30 to 119 s"), (30, 120, "0.5 to 2 min"), (1800, 9000, "0.5 to 2.5 h"),
+     (3600, 3.6e6, "1 to 1,000 h"), (np.nan, np.nan, "does not fit")],
+)  # fmt: skip
+def test_two_times_are_told_in_one_unit(low, high, said):
+    assert shown.span(low, high) == said
+
+
+def whole(copies):
+    """Two works of two models on two devices; of the second model so many copies fit."""
+    rows = []
+    for model, fits in (("Small", 1), ("Large", copies)):
+        for device, slow in (("X", 2), ("Y", 1)):
+            for gpus in (1, 8):
+                for work, s in (("accuracy alone", 90), (costs.DEAREST, 810)):
+                    low = slow * s / gpus if fits else np.nan
+                    rows.append({"model": model, "device": device, "gpus": gpus, "work": work, "tokens": 19, "memory_gb": 90.0,
+                                 "copies": fits, "seconds_low": low, "seconds_high": 4 * low, "dollars_low": low / 90,
+                                 "dollars_high": low / 45})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_whole_paper_is_told_on_the_fastest_device_with_what_does_not_fit():
+    t = whole(copies=0)
+    said = shown.whole_said(t)
+    assert "5 sets of 1,000 prompts of 19 tokens" in said and "on Y:" in said
+    assert (
+        "- on one GPU, 1 of 2 models fit, and all works take **15 to 60 min** for 10.00 to 20.00 dollars; 90% of it is"
+        in said
+    )
+    assert "Large (90 GB, one GPU, X)" in said
+    rows = shown.whole_rows(t)
+    assert rows[["device", "gpus", "accuracy alone", "together", "dollars"]].iloc[0].tolist() == [
+        "X", 1, "3 to 12 min", "0.5 to 2 h", "20.00 to 40.00",
+    ]  # fmt: skip
+    assert set(rows.loc["Large"]["together"]) == {"does not fit"}
+    assert shown.whole_chart(t).to_dict()
+    fits = shown.whole_said(whole(copies=1))
+    assert "does not fit" not in fits and "2 of 2 models fit" in fits
+
+
+def test_what_is_assumed_of_each_device_is_said():
+    (one, *_) = costs.devices()
+    said = shown.assumed([one])
+    assert f"{one.utilisation_low:.0%} to {one.utilisation_high:.0%} of these rates" in said and one.rates_from in said

@@ -3,11 +3,13 @@
 import gc
 import weakref
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import random_prompts, tiny
-from twotowers.analysis import blocking, edit_heads
+from twotowers.analysis import ablate, blocking, edit_heads, interchange, locate, rankings
+from twotowers.analysis.attribution import attribution_patching
 from twotowers.errors import TwoTowersError
 from twotowers.model import attention_edits, capture, memory
 from twotowers.prompts.prompt import batches
@@ -105,6 +107,95 @@ def limited(monkeypatch):
         return tried
 
     return limit
+
+
+def zeroed(positions):
+    def work(model, encoded):
+        found = ablate.ablate_heads(model, encoded, edit_heads.all_heads(model), positions)
+        return [found.plain_log_prob.numpy(), found.log_prob.numpy(), found.top.numpy(), found.plain_top.numpy()]
+
+    return work
+
+
+def exchanged(model, encoded):
+    pairs = [interchange.Pair(one, other) for one, other in zip(encoded, encoded[::-1], strict=True)]
+    table = interchange.interchange(model, pairs, {"some": [(0, 1), (1, 0)], "others": [(1, 1)]})
+    return [table[["pair", "base", "source", "patched"]].to_numpy(), table["says"].to_numpy()]
+
+
+WORKS = {
+    "every head zeroed at all positions": zeroed("all"),
+    "every head zeroed at the last position": zeroed("last"),
+    "attribution": lambda model, encoded: [attribution_patching(model, encoded)],
+    "attribution from others": lambda model, encoded: [attribution_patching(model, encoded, encoded[2:] + encoded[:2])],
+    "interchange": exchanged,
+    "induction": lambda model, encoded: [rankings.induction_scores(model, 7, n=9, tokens=range(2, 50))],
+}
+ROWS = 28  # (prompt or version, position): two prompts of 14 tokens
+
+
+@pytest.mark.parametrize("error", ERRORS[:2], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", WORKS)
+def test_a_work_gives_the_same_in_small_memory(name, kind, error, monkeypatch):
+    model, encoded = tiny(kind), random_prompts(8, lengths=(14,))
+    whole, most = WORKS[name](model, encoded), []
+    for block in model.blocks:
+        stock = block.forward
+
+        def run(hidden, *args, stock=stock, **kwargs):
+            most.append(hidden.shape[:2].numel())
+            if most[-1] > ROWS:
+                raise error
+            return stock(hidden, *args, **kwargs)
+
+        monkeypatch.setattr(block, "forward", run)
+    again = WORKS[name](model, encoded)
+    # Prompts at once are found once (8, 4), versions at once by each batch of two prompts.
+    assert max(most) > ROWS and sum(rows > ROWS for rows in most) <= 2 + 2 * 4
+    for one, other in zip(again, whole, strict=True):
+        assert (one == other).all() if one.dtype == object else np.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_locating_reads_smaller_batches_and_walks_with_fewer_prompts(monkeypatch):
+    model, encoded = tiny("gpt2"), random_prompts(16, lengths=(14,))
+    whole, tried = locate.increases(model, encoded), []
+
+    def limited(name, most, prompts):
+        stock = getattr(locate, name)
+
+        def run(*arguments):
+            tried.append((name, prompts(*arguments)))
+            if tried[-1][1] > most:
+                raise CPU
+            return stock(*arguments)
+
+        monkeypatch.setattr(locate, name, run)
+
+    limited("block_changes", 2, lambda seen, *_: len(seen.index))
+    limited("increases_along", 4, lambda model, x, *_: x.shape[1])
+    again = locate.increases(model, encoded)
+    assert [n for name, n in tried if name == "block_changes"] == [16, 8, 4] + 16 * [2]
+    assert [n for name, n in tried if name == "increases_along"] == [16, 8] + 4 * [4]
+    for one, other in ((whole, again), (whole.logit, again.logit), (whole.margin, again.margin)):
+        assert all(np.allclose(getattr(one, part), getattr(other, part)) for part in ("attention", "ffn", "heads"))
+    pd.testing.assert_frame_equal(again.log_prob, whole.log_prob)
+    assert (again.predicted == whole.predicted).all() and (again.correct == whole.correct).all()
+
+
+@pytest.mark.parametrize("name", [name for name in WORKS if name != "induction"])  # it has no prompts to shorten
+def test_a_work_for_which_one_prompt_is_too_much_says_what_to_do(name, monkeypatch):
+    model, encoded = tiny("gpt2"), random_prompts(4, lengths=(14,))
+
+    def never(*_, **__):
+        raise CPU
+
+    monkeypatch.setattr(model.blocks[-1], "forward", never)
+    with pytest.raises(
+        TwoTowersError, match="a prompt of 14 tokens does not fit in memory: take a smaller k"
+    ) as raised:
+        WORKS[name](model, encoded)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])

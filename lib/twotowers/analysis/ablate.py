@@ -27,6 +27,7 @@ from twotowers.analysis.ablated_runs import at_all, at_last
 from twotowers.analysis.edit_heads import Head, check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model.answers import Answers
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.model.proof import finished
 from twotowers.prompts.prompt import Encoded, batches
@@ -139,17 +140,23 @@ def ablate_sets(
     versions = at_all if positions == "all" else at_last
     # Few prompts at a time, so that many versions of them fit.
     most = max_tokens // 4 if positions == "all" else min(max_tokens, len(encoded[0].ids) * max_tokens // len(sets))
+    done = 0  # runs of finished batches
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        bar.n = done  # what a batch that did not fit had counted does not count
+        words = torch.tensor([list(e.label_ids.values()) for e in batch])
+        for places, final in versions(model, batch, sets, replacement, max_tokens):
+            top, log_prob = _answers(model, final.flatten(0, 1), words.repeat(len(final), 1))
+            if not places:
+                out.plain_top[index], out.plain_log_prob[index] = top, log_prob
+                continue
+            rows = torch.tensor(places)[:, None], torch.tensor(index)
+            out.top[rows], out.log_prob[rows] = top.view(len(places), -1), log_prob.unflatten(0, (len(places), -1))
+            bar.update(len(places) * len(batch))
+
     with tqdm(total=len(sets) * n, desc=progress, disable=progress is None, unit="run", leave=False) as bar:
-        for index, batch in batches(encoded, max(1, most)):
-            words = torch.tensor([list(e.label_ids.values()) for e in batch])
-            for places, final in versions(model, batch, sets, replacement, max_tokens):
-                top, log_prob = _answers(model, final.flatten(0, 1), words.repeat(len(final), 1))
-                if not places:
-                    out.plain_top[index], out.plain_log_prob[index] = top, log_prob
-                    continue
-                rows = torch.tensor(places)[:, None], torch.tensor(index)
-                out.top[rows], out.log_prob[rows] = top.view(len(places), -1), log_prob.unflatten(0, (len(places), -1))
-                bar.update(len(places) * len(batch))
+        for index, _ in in_memory(run, batches(encoded, max(1, most))):
+            done += len(sets) * len(index)
     return out
 
 

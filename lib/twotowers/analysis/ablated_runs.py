@@ -27,6 +27,7 @@ from twotowers.heads import Head
 from twotowers.model import query_key
 from twotowers.model.attention_hooks import attending_to, reading_attention
 from twotowers.model.hooks import attribute, changing_z
+from twotowers.model.memory import halved
 from twotowers.model.model import Model, matrix_of
 from twotowers.prompts.prompt import Encoded
 
@@ -49,16 +50,14 @@ def at_all(
 ) -> Iterator[tuple[list[int], Float[Tensor, "version batch d_model"]]]:
     """Final residual stream at the last position: first of the plain run ([], one version), then of the sets.
 
-    Yields the places in `sets` of each batch of versions. Memory: `max_rows` positions in flight, and four vectors of
-    each position of the plain run in each layer.
+    Yields the places in `sets` of each batch of versions. Memory: `max_rows` positions in flight, fewer where they do not
+    fit (`halved`), and four vectors of each position of the plain run in each layer.
     """
     calls, final = _recorded(model, batch)
     yield [], final[None]
     together = max(1, max_rows // (len(batch) * len(batch[0].ids)))
-    for layer, places in _by_layer(sets).items():
-        for first in range(0, len(places), together):
-            some = places[first : first + together]
-            yield some, _restarted(model, layer, [sets[i] for i in some], calls, replacement)
+    of_one_layer = (some for places in _by_layer(sets).values() for some in _chunks(places, together))
+    yield from halved(lambda some: _restarted(model, [sets[i] for i in some], calls, replacement), of_one_layer)
 
 
 def at_last(
@@ -70,13 +69,19 @@ def at_last(
     """
     together = max(1, max_rows // len(batch))
     ordered = [i for places in _by_layer(sets).values() for i in places]
-    for first in range(0, len(ordered), together):
-        some = ordered[first : first + together]
+
+    def run(some: list[int]) -> tuple[Tensor, Tensor]:
         versions = LastPositionVersions(model, [sets[i] for i in some], replacement)
-        final = versions.run(batch)
-        if first == 0:
+        return versions.run(batch), versions.rows.transpose(0, 1)
+
+    for some, (final, rows) in halved(run, _chunks(ordered, together)):
+        if some[0] == ordered[0]:
             yield [], final[None]
-        yield some, versions.rows.transpose(0, 1)
+        yield some, rows
+
+
+def _chunks(places: list[int], size: int) -> list[list[int]]:
+    return [places[first : first + size] for first in range(0, len(places), size)]
 
 
 def _by_layer(sets: Sets) -> dict[int, list[int]]:
@@ -117,8 +122,9 @@ def _recorded(model: Model, batch: Sequence[Encoded]) -> tuple[list[_Call], Floa
 
 
 def _restarted(
-    model: Model, layer: int, ablated: Sets, calls: list[_Call], replacement: Instead
+    model: Model, ablated: Sets, calls: list[_Call], replacement: Instead
 ) -> Float[Tensor, "version batch d_model"]:
+    (layer, _), *_ = ablated[0]  # of all of them
     versions, batch, top = len(ablated), len(calls[0].x), model.n_layers - 1
     x = calls[layer].x.repeat(versions, 1, 1)
     above = {at for heads in ablated for at, _ in heads if at > layer}

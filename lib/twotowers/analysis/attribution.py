@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from twotowers.errors import TwoTowersError
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
 
@@ -61,24 +62,30 @@ def attribution_patching(
         raise TwoTowersError("two things in place of a head: give other prompts or a replacement, not both")
     if corrupt is not None and [len(e.ids) for e in corrupt] != [len(e.ids) for e in encoded]:
         raise TwoTowersError("each prompt needs one of as many tokens in its place: see datasets.with_other_class_text")
+
+    def run(index: list[int], batch: list[Encoded]) -> Float[np.ndarray, "batch layer head"]:
+        with torch.enable_grad():
+            z, logits = _run(model, batch)
+            gradients = torch.autograd.grad(metric(logits, batch).sum(), z)
+        with torch.no_grad():
+            others = None if corrupt is None else _run(model, [corrupt[i] for i in index])[0]
+        found = np.empty((len(batch), model.n_layers, model.n_heads))
+        for layer, (own, gradient) in enumerate(zip(z, gradients, strict=True)):
+            other = 0.0
+            if others is not None:
+                other = others[layer]
+            elif replacement is not None:
+                other = replacement[layer].flatten().to(own)
+            lost = (own.detach() - other) * gradient
+            lost = lost if positions == "all" else lost[:, -1:]
+            found[:, layer] = lost.unflatten(-1, (model.n_heads, -1)).sum((1, 3)).cpu().numpy()
+        return found
+
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        for index, batch in batches(encoded, max_tokens):
-            with torch.enable_grad():
-                z, logits = _run(model, batch)
-                gradients = torch.autograd.grad(metric(logits, batch).sum(), z)
-            with torch.no_grad():
-                others = None if corrupt is None else _run(model, [corrupt[i] for i in index])[0]
-            for layer, (own, gradient) in enumerate(zip(z, gradients, strict=True)):
-                other = 0.0
-                if others is not None:
-                    other = others[layer]
-                elif replacement is not None:
-                    other = replacement[layer].flatten().to(own)
-                lost = (own.detach() - other) * gradient
-                lost = lost if positions == "all" else lost[:, -1:]
-                out[index, layer] = lost.unflatten(-1, (model.n_heads, -1)).sum((1, 3)).cpu().numpy()
-            bar.update(len(batch))
+        for index, found in in_memory(run, batches(encoded, max_tokens)):
+            out[index] = found
+            bar.update(len(index))
     return out
 
 

@@ -31,6 +31,7 @@ from twotowers.analysis.locate import check_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model.attention_edits import EXCHANGES, can_realign, exchanged, last_position, reading_parts, realigned
 from twotowers.model.capture import capture
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.prompts.datasets import swapped_labels, with_other_class_text
 from twotowers.prompts.prompt import Encoded, Prompt, batches, encode_all
@@ -142,25 +143,31 @@ def interchange(
     for pair in pairs:
         _check(pair)
     layers, rows = sorted({layer for heads in sets.values() for layer, _ in heads}), []
+
+    def run(index: list[int], bases: list[Encoded]) -> list[pd.DataFrame]:
+        sources = [pairs[i].source for i in index]
+        at, there = (torch.tensor([e.label_positions for e in batch]) for batch in (bases, sources))
+        with reading_parts(model, layers, there) as parts:
+            source, _ = _answered(capture(model, sources).logits, sources)
+        parts = realigned(model, parts, there, sources[0].last, at, bases[0].last)
+        again = last_position(model, bases)
+        base, _ = _answered(again(), bases)
+        common = {
+            "pair": index, "query": [e.prompt.query for e in bases],
+            "toward": [1 if e.prompt.true_label == e.prompt.labels[1] else -1 for e in bases],
+            "aligned": [pairs[i].aligned for i in index], "base": base, "source": source,
+        }  # fmt: skip
+        found = []
+        for name, heads in sets.items():
+            for one in what:
+                with exchanged(model, heads, one, parts, at):
+                    patched, says = _answered(again(), bases)
+                found.append(pd.DataFrame({**common, "heads": name, "what": one, "patched": patched, "says": says}))
+        return found
+
     with tqdm(total=len(pairs), desc=progress, disable=progress is None, unit="pair", leave=False) as bar:
-        for index in _batches(pairs, max_tokens):
-            bases, sources = ([pairs[i][side] for i in index] for side in (0, 1))
-            at, there = (torch.tensor([e.label_positions for e in batch]) for batch in (bases, sources))
-            with reading_parts(model, layers, there) as parts:
-                source, _ = _answered(capture(model, sources).logits, sources)
-            parts = realigned(model, parts, there, sources[0].last, at, bases[0].last)
-            run = last_position(model, bases)
-            base, _ = _answered(run(), bases)
-            common = {
-                "pair": index, "query": [e.prompt.query for e in bases],
-                "toward": [1 if e.prompt.true_label == e.prompt.labels[1] else -1 for e in bases],
-                "aligned": [pairs[i].aligned for i in index], "base": base, "source": source,
-            }  # fmt: skip
-            for name, heads in sets.items():
-                for one in what:
-                    with exchanged(model, heads, one, parts, at):
-                        patched, says = _answered(run(), bases)
-                    rows.append(pd.DataFrame({**common, "heads": name, "what": one, "patched": patched, "says": says}))
+        for index, found in in_memory(run, _batches(pairs, max_tokens)):
+            rows += found
             bar.update(len(index))
     order = ["pair", "query", "toward", "aligned", "heads", "what", "base", "source", "patched", "says"]
     table = pd.concat(rows, ignore_index=True)[order]
@@ -176,14 +183,14 @@ def _check(pair: Pair) -> None:
         raise TwoTowersError("the prompts of a pair need as many demonstrations: their labels could not be aligned")
 
 
-def _batches(pairs: Sequence[Pair], max_tokens: int) -> Iterator[list[int]]:
-    """Batches of pairs, bases of one length and number of labels and sources of one length."""
+def _batches(pairs: Sequence[Pair], max_tokens: int) -> Iterator[tuple[list[int], list[Encoded]]]:
+    """Batches of pairs, as their bases: of one length and number of labels, and their sources of one length."""
     groups: dict[tuple[int, int], list[int]] = {}
     for i, pair in enumerate(pairs):
         groups.setdefault((len(pair.source.ids), len(pair.base.label_positions)), []).append(i)
     for group in groups.values():
-        for index, _ in batches([pairs[i].base for i in group], max_tokens):
-            yield [group[i] for i in index]
+        for index, bases in batches([pairs[i].base for i in group], max_tokens):
+            yield [group[i] for i in index], bases
 
 
 def _answered(logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]) -> tuple[np.ndarray, list[str]]:

@@ -29,6 +29,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside, named
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, captures
+from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import ROLES, Encoded, roles
 
@@ -231,22 +232,21 @@ def increases(
     predicted, correct = np.empty(n, dtype=int), np.empty(n, dtype=bool)
     log_prob: list[dict[str, float]] = [{} for _ in encoded]
 
-    def answered() -> Iterator[Capture]:
-        """The captures, once their logits have been read; these are most of what a capture holds."""
-        for seen in captures(model, encoded, max_tokens=max_tokens, progress=progress):
-            top = seen.logits.argmax(-1)
-            predicted[seen.index], correct[seen.index] = top.cpu().numpy(), (top == seen.true_ids).cpu().numpy()
-            for i, row in label_log_probs(seen).items():
-                log_prob[i] = row
-            of_word = word_rows(model, seen.true_ids if follow == "true" else top, norm)
-            logit.put(seen.index, *block_changes(seen, model, of_word, norm))
-            margin.put(seen.index, *block_changes(seen, model, margin_rows(seen, model, norm), norm))
-            yield replace(seen, logits=seen.logits[:, :0])
+    def answered(seen: Capture) -> Capture:
+        """The capture, once its logits have been read; these are most of what it holds."""
+        top = seen.logits.argmax(-1)
+        predicted[seen.index], correct[seen.index] = top.cpu().numpy(), (top == seen.true_ids).cpu().numpy()
+        for i, row in label_log_probs(seen).items():
+            log_prob[i] = row
+        of_word = word_rows(model, seen.true_ids if follow == "true" else top, norm)
+        logit.put(seen.index, *block_changes(seen, model, of_word, norm))
+        margin.put(seen.index, *block_changes(seen, model, margin_rows(seen, model, norm), norm))
+        return replace(seen, logits=seen.logits[:, :0])
 
-    for group in _groups(answered(), max(GROUP_BYTES, model.bytes // 16)):
+    def walked(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
         at = [i for seen in group for i in seen.index]
         true = torch.cat([seen.true_ids for seen in group])
-        attention, ffn, heads = increases_along(
+        return increases_along(
             model,
             torch.cat([seen.resid_pre for seen in group], 1),
             torch.cat([seen.z for seen in group], 1)[:, :, :, None],
@@ -255,7 +255,10 @@ def increases(
             true if follow == "true" else torch.as_tensor(predicted[at], device=true.device),
             norm,
         )
-        found.put(at, attention, ffn, heads[..., 0])
+
+    stream = captures(model, encoded, max_tokens=max_tokens, progress=progress, read=answered)
+    for group, (attention, ffn, heads) in halved(walked, _groups(stream, max(GROUP_BYTES, model.bytes // 16))):
+        found.put([i for seen in group for i in seen.index], attention, ffn, heads[..., 0])
     return Increases(**vars(found), predicted=predicted, correct=correct, log_prob=pd.DataFrame(log_prob),
                      logit=logit, margin=margin)  # fmt: skip
 

@@ -34,6 +34,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.attention_hooks import _masked, reading_attention, scores
 from twotowers.model.capture import Capture, captures
+from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
 
@@ -128,7 +129,7 @@ def induction_scores(
         raise TwoTowersError(f"length={length}: {model.name} takes 2 to {most} random tokens twice")
     rng, times = np.random.default_rng([seed, 22]), 2 if repeated else 1
     ids = [[*begin, *rng.choice(tokens, 2 * length // times, replace=False).tolist() * times] for _ in range(n)]
-    total = np.zeros((model.n_layers, model.n_heads))
+    total, sums = np.zeros((2, model.n_layers, model.n_heads))
     later = torch.arange(len(begin) + length, len(begin) + 2 * length)
 
     def reader(layer: int):
@@ -136,7 +137,7 @@ def induction_scores(
             found = _masked(scores(query, key, scaling, softcap), mask)
             future = torch.ones(found.shape[-2:], dtype=torch.bool, device=found.device).triu(1)
             weights = found.masked_fill(future, float("-inf")).softmax(-1)
-            total[layer] += weights[:, :, later, later - length + 1].mean(-1).sum(0).double().cpu().numpy()
+            sums[layer] = weights[:, :, later, later - length + 1].mean(-1).sum(0).double().cpu().numpy()
 
         return read
 
@@ -144,8 +145,11 @@ def induction_scores(
     with ExitStack() as stack:
         for layer in range(model.n_layers):
             stack.enter_context(reading_attention(model, layer, reader(layer)))
-        for batch in torch.tensor(ids).split(max(1, 2048 // len(ids[0]))):
-            model.hf(input_ids=batch.to(device), use_cache=False, logits_to_keep=1)
+        run = lambda some: model.hf(input_ids=torch.tensor(some).to(device), use_cache=False, logits_to_keep=1)  # noqa: E731
+        size = max(1, 2048 // len(ids[0]))
+        # Added only when a batch is done: one that does not fit in memory ends halfway up.
+        for _ in halved(run, [ids[first : first + size] for first in range(0, n, size)]):
+            total += sums
     return total / n
 
 

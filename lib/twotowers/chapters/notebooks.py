@@ -43,7 +43,7 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text("utf8"))
     except OSError as error:
-        raise TwoTowersError(f"cannot read '{path}' ({error.strerror})") from None
+        raise TwoTowersError(f"cannot read '{path}' ({error.strerror}): give a file that is there") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         at = getattr(error, "problem_mark", None)
         raise TwoTowersError(f"'{path}' is no YAML{f' (line {at.line + 1})' if at else ''}: mend it") from None

@@ -11,6 +11,7 @@ import pandas as pd
 
 from twotowers.exhibits.claim import code, listed
 from twotowers.exhibits.scorecard import Model
+from twotowers.paper import costs
 from twotowers.stats import charts
 
 ALL, VARIED = "all heads and blocks", {"prompts": "prompts", "tokens": "tokens a prompt", "vocabulary": "words"}
@@ -38,7 +39,8 @@ def in_short(t: pd.DataFrame) -> str:
         said.append(
             f"With {length} tokens, all heads and blocks of {own['prompts']} prompts take **{own['ratio']:.2f} times** the "
             f"forward pass here ({own['low']:.2f} to {own['high']:.2f} over {own['repeats']} repeats); the other ways take "
-            f"{least['ratio']:.2f} ({least['by']}) to {most['ratio']:.2f} ({most['by']}) times."
+            f"{least['ratio']:.2f} ({least['by']}) to {most['ratio']:.2f} ({most['by']}) times. Counted in operations of matrix "
+            f"products, on any machine, it is {own['counted_ratio']:.2f} here and {rest['counted_ratio'].min():.2f} or more there."
         )
     agree = f"All ways give the same numbers: the largest difference is {t['difference_nats'].max():.1e} nats."
     return "\n\n".join([*said, agree])
@@ -93,6 +95,126 @@ def sweep_said(t: pd.DataFrame, varied: str) -> str:
         f"{first['ratio']:.2f} to {last['ratio']:.2f}. The time a prompt grows as the power {growth:.2f}; the measured time is "
         f"{off.min():.2f} to {off.max():.2f} times the predicted."
     )
+
+
+def held_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """Every measurement of this book's own works beside what counting predicts (`costs.held`)."""
+    shown = t[["work", "shape", "dtype", "prompts", "tokens", "vocabulary"]].rename(columns={"vocabulary": "words"})
+    for name, column in (("measured, ms a prompt", "measured_ms"), ("predicted", "predicted_ms")):
+        shown[name] = t[column].map("{:,.1f}".format)
+    return shown.assign(**{"measured over predicted": t["over"].map("{:.2f}".format)}).set_index("work")
+
+
+def held_said(t: pd.DataFrame) -> str:
+    """How far the measured times are from the predicted, at the least and at the most, of each work."""
+    each = [
+        f"{part['over'].min():.2f} to {part['over'].max():.2f} ({work})" for work, part in t.groupby("work", sort=False)
+    ]
+    return (
+        f"Over {len(t)} measurements in {t['shape'].nunique()} shape(s), the measured time is **{t['over'].min():.2f} to "
+        f"{t['over'].max():.2f} times** the predicted: {'; '.join(each)}."
+    )
+
+
+def reached(t: pd.DataFrame) -> str:
+    """Which share of a machine's rate of large products forward passes reach; "" where rates were not measured."""
+    t = t[t["torch_gflop_s"].notna() & (t["dtype"] == "float32")]
+    share = t["forward_gflop"] / t["forward_ms"] * 1000 / t["torch_gflop_s"]
+    if t.empty:
+        return ""
+    return (
+        f"On the recorded processor, forward passes reached {share.min():.0%} to {share.max():.0%} of the rate at which torch "
+        "makes large products."
+    )
+
+
+def assumed(found: Iterable[costs.Device]) -> str:
+    """What the prediction takes from data sheets and price lists, and what it only assumes."""
+    said = [
+        f"- {one.device}: {one.bfloat16_tflops:,g} TFLOP/s in bfloat16, {one.float32_tflops:,g} in float32, "
+        f"{one.bandwidth_gb_s:,g} GB/s, {one.memory_gb:,g} GB ({one.rates_from}); {one.dollars_low:.2f} to {one.dollars_high:.2f} "
+        f"dollars an hour ({one.prices_from}). Assumed to reach {one.utilisation_low:.0%} to {one.utilisation_high:.0%} of "
+        "these rates."
+        for one in found
+    ]
+    return "\n".join(said)
+
+
+def span(low: float, high: float) -> str:
+    """Two times in the unit that fits the longer one; "does not fit" when they are missing."""
+    if pd.isna(low):
+        return "does not fit"
+    unit, name = next(((u, n) for u, n in ((3600, "h"), (60, "min")) if high >= 2 * u), (1, "s"))
+    return (
+        f"{low / unit:,.2g} to {high / unit:,.2g} {name}"
+        if high < 100 * unit
+        else f"{low / unit:,.0f} to {high / unit:,.0f} {name}"
+    )
+
+
+def _gpus(n: int) -> str:
+    return "one GPU" if n == 1 else f"{n} GPUs"
+
+
+def _together(t: pd.DataFrame) -> pd.DataFrame:
+    """All works of each model, device and number of GPUs: seconds and dollars; missing where the model does not fit."""
+    sums = ["seconds_low", "seconds_high", "dollars_low", "dollars_high"]
+    by = t.groupby(["model", "device", "gpus"], sort=False)
+    return by[sums].sum(min_count=1).join(by["memory_gb"].first()).reset_index()
+
+
+def whole_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """Times of each work of the whole paper and of all, and the price of all (`costs.whole_paper`)."""
+    each = t.assign(time=[span(*row) for row in t[["seconds_low", "seconds_high"]].to_numpy()])
+    wide = each.pivot(index=["model", "device", "gpus"], columns="work", values="time")[list(dict.fromkeys(t["work"]))]
+    all_ = _together(t)
+    all_["together"] = [span(*row) for row in all_[["seconds_low", "seconds_high"]].to_numpy()]
+    all_["dollars"] = [
+        "" if pd.isna(low) else f"{low:,.2f} to {high:,.2f}"
+        for low, high in all_[["dollars_low", "dollars_high"]].to_numpy()
+    ]
+    all_["memory"] = all_["memory_gb"].map("{:,.0f} GB".format)
+    left, right = ["model", "memory", "device", "gpus"], ["model", "device", "gpus", "together", "dollars"]
+    return all_[left].merge(wide.reset_index()).merge(all_[right]).set_index(left[:2])
+
+
+def whole_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
+    """Hours of all works together, a bar a device: the middle of the range, and the range."""
+    found = _together(t).dropna()
+    found = found.assign(
+        low=found["seconds_low"] / 3600, high=found["seconds_high"] / 3600,
+        hours=np.sqrt(found["seconds_low"] * found["seconds_high"]) / 3600,
+        where=found["gpus"].map(_gpus),
+    )  # fmt: skip
+    return charts.bars(
+        found, x="model", y="hours", group="device", facet="where", x_title="model", y_title="hours",
+        title="The whole paper, predicted",
+        description="Bars: predicted hours of all works together, by model and device, on one GPU and on several; the middle "
+        "(geometric mean) of the range that the lines show. Where a model does not fit there is no bar.",
+    )  # fmt: skip
+
+
+def whole_said(t: pd.DataFrame) -> str:
+    """What all models together take on the device that is fastest on one GPU, what zeroing takes of it, and what does not fit."""
+    by_device = t[t["gpus"] == 1].groupby("device")["seconds_low"].sum()
+    device = by_device.idxmin()
+    said = [
+        f"Predicted for {costs.SETS} sets of {costs.PROMPTS:,} prompts of {t['tokens'].iloc[0]} tokens, weights in bfloat16, on "
+        f"{device}:"
+    ]
+    for gpus, own in t[t["device"] == device].groupby("gpus"):
+        fits = own[own["copies"] > 0]
+        low, high, least, most = fits[["seconds_low", "seconds_high", "dollars_low", "dollars_high"]].sum()
+        dear = fits[fits["work"] == costs.DEAREST]["seconds_low"].sum() / low
+        said.append(
+            f"- on {_gpus(gpus)}, {fits['model'].nunique()} of {own['model'].nunique()} models fit, and all works "
+            f"take **{span(low, high)}** for {least:,.2f} to {most:,.2f} dollars; {dear:.0%} of it is {costs.DEAREST}."
+        )
+    lost = t[t["copies"] == 0].drop_duplicates(["model", "device", "gpus"])
+    if len(lost):
+        each = (f"{row.model} ({row.memory_gb:,.0f} GB, {_gpus(row.gpus)}, {row.device})" for row in lost.itertuples())
+        said.append(f"- What does not fit: {'; '.join(each)}.")
+    return "\n".join(said)
 
 
 def execution(found: Iterable[Model]) -> pd.DataFrame:

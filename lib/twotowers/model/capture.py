@@ -245,13 +245,15 @@ def captures(
     record: Collection[str] = (),
     max_tokens: int = 4096,
     progress: str | None = None,
+    read: Callable[[Capture], Capture] = lambda seen: seen,
 ) -> Iterator[Capture]:
     """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
 
-    `progress` is the label of a progress bar over prompts (none when None).
+    `read` takes out of a capture what it needs and leaves the rest: where memory is short for that, the batch is run in
+    smaller ones and read again. `progress` is the label of a progress bar over prompts (none when None).
     """
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        run = lambda index, batch: capture(model, batch, record, index)  # noqa: E731
+        run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
         for index, found in in_memory(run, batches(encoded, max_tokens)):
             yield found
             del found  # or two batches would be held at once
