@@ -67,7 +67,7 @@ DOORS = [
     ([*ONE, "--model", "lost.gguf"], "there is no file 'lost.gguf'"), ([*ONE, "--model", "x" * 5000], "there is no"),
     ([*ONE, "--model", "empty"], "holds no config.json"), ([*ONE, "--model", "text.gguf"], "text.gguf"),
     ([*ONE, "--model", "no_weights"], "holds no weights"), ([*ONE, "--model", "no_tokenizer"], "holds no tokenizer"),
-    ([*ONE, "--model", "cut"], "is cut off"), ([*ONE, "--model", "pickled"], "pickled weights"),
+    ([*ONE, "--model", "cut"], "cut off or no"), ([*ONE, "--model", "pickled"], "pickled weights"),
     ([*ONE, "--model", "no_json"], "no valid JSON"), ([*ONE, "--model", "other_kind"], "not supported"),
     ([*ONE, "--model", "quantised"], "is quantised"), ([*ONE, "--model", "pointer"], "git lfs pull"),
     ([*ONE, "--model", "elsewhere/mini-gpt2"], "would share the folder"),

@@ -41,20 +41,10 @@ Edges = list[tuple[Sequence[int], Sequence[int]]]
 NONE = "none"
 
 
-def labels_to_texts(encoded: Encoded) -> Edges:
-    """From each label to its own text."""
-    return [([label], range(*span)) for label, span in zip(encoded.label_positions, encoded.text_spans, strict=True)]
-
-
 def labels_and_colons_to_texts(encoded: Encoded) -> Edges:
     """From each label, and all that stands between it and its text, to its own text."""
     pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
     return [(range(span[1], label + 1), range(*span)) for label, span in pairs]
-
-
-def labels_to_previous_text(encoded: Encoded) -> Edges:
-    """From each label to the text of the demonstration before: as many edges, but to another text."""
-    return [([to], range(*span)) for to, span in zip(encoded.label_positions[1:], encoded.text_spans, strict=False)]
 
 
 def labels_and_colons_to_previous_text(encoded: Encoded) -> Edges:
@@ -88,9 +78,7 @@ def last_to_demonstrations(encoded: Encoded) -> Edges:
 
 
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
-    "labels to own text": labels_to_texts,
     "labels and colons to own text": labels_and_colons_to_texts,
-    "labels to previous text": labels_to_previous_text,
     "labels and colons to previous text": labels_and_colons_to_previous_text,
     "labels to earlier demonstrations": labels_to_earlier_demonstrations,
     "last to query": last_to_query,
