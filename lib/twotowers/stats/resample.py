@@ -70,6 +70,15 @@ def variance_of_mean(values: Float[np.ndarray, " n"], codes: Int[np.ndarray, " n
     return len(sums) / (len(sums) - 1) * float(sums @ sums) / len(values) ** 2
 
 
+def group_sums(
+    rows: Float[np.ndarray, "row *columns"], group: Int[np.ndarray, "row"]
+) -> Float[np.ndarray, "group *columns"]:
+    """Sums over the rows of each group, numbered from 0."""
+    out = np.zeros((group.max() + 1, *rows.shape[1:]))
+    np.add.at(out, group, rows)
+    return out
+
+
 def bca(
     of: Callable[[np.ndarray], np.ndarray],
     codes: Int[np.ndarray, " n"],
