@@ -50,11 +50,7 @@ class MarginParts:
 
 
 def margin_parts(
-    model: Model,
-    encoded: Sequence[Encoded],
-    scores: bool = True,
-    max_tokens: int = 4096,
-    progress: str | None = None,
+    model: Model, encoded: Sequence[Encoded], scores: bool = True, max_tokens: int = 4096, progress: str | None = None
 ) -> MarginParts:
     """The margin of every prompt between its first and second label, and its parts; `scores` costs one product a layer.
 
