@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
@@ -14,7 +15,7 @@ import transformers
 import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from twotowers.exhibits.claim import numbers_in
+from twotowers.exhibits.claim import SPAN
 from twotowers.model import chat
 from twotowers.model.architectures import ARCHITECTURES
 from twotowers.model.attention_hooks import implementation
@@ -220,6 +221,12 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def numbers_in(sentence: str) -> list[str]:
+    """Numbers of a sentence, one for an estimate with its interval; heads ("22-0") and code are no numbers."""
+    plain = re.sub(r"\[[^\]]*\]|\b\d+-\d+\b|95%", "", SPAN.sub("", sentence))
+    return re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?%?", plain)
 
 
 def sayable(claim):

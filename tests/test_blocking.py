@@ -28,9 +28,7 @@ def test_edges_of_the_papers_example(mini):
     encoded = encode(paper_example(), mini.tokenizer)
     assert encoded.label_positions == (2, 5, 8, 11) and encoded.last == 13
     expected = {
-        "labels to own text": {(2, 0), (5, 3), (8, 6), (11, 9)},
         "labels and colons to own text": {(2, 0), (1, 0), (5, 3), (4, 3), (8, 6), (7, 6), (11, 9), (10, 9)},
-        "labels to previous text": {(5, 0), (8, 3), (11, 6)},
         "labels and colons to previous text": {(4, 0), (5, 0), (7, 3), (8, 3), (10, 6), (11, 6)},
         "labels to earlier demonstrations": {
             (q, p) for i in range(1, 4) for q in (3 * i + 1, 3 * i + 2) for p in range(3 * i)
@@ -40,9 +38,9 @@ def test_edges_of_the_papers_example(mini):
         "last to demonstrations": {(13, p) for p in (0, 1, 3, 4, 6, 7, 9, 10)},
     }
     assert {name: flat(maker(encoded)) for name, maker in EDGES.items()} == expected
-    closed = closed_edges([encoded, encoded], EDGES["labels to own text"])
+    closed = closed_edges([encoded, encoded], EDGES["last to query"])
     assert closed.shape == (2, 14, 14)
-    assert {tuple(at) for at in closed[1].nonzero().tolist()} == expected["labels to own text"]
+    assert {tuple(at) for at in closed[1].nonzero().tolist()} == expected["last to query"]
     assert not any(closed_edges([encoded], maker).diagonal(dim1=1, dim2=2).any() for maker in EDGES.values())
 
 
@@ -126,14 +124,14 @@ def test_keys_whose_class_place_or_label_word_tells_are_refused():
 def test_class_in_keys_is_there_in_the_miniature_and_goes_with_its_texts(mini):
     prompts = counterbalanced(draw("animal/country", 36))
     encoded = encode_all(prompts, mini.tokenizer)
-    edges = {name: EDGES[name] for name in ("labels and colons to own text", "labels to previous text")}
+    edges = {name: EDGES[name] for name in ("labels and colons to own text", "labels and colons to previous text")}
     edges["nothing"] = lambda _: []
     table = blocking.class_in_keys(mini, encoded, [(3, 5), (3, 1)], edges, {"lower": [0, 1], "upper": [3]}, 100)
     assert len(table) == 36 * 2 * 3 * 2
     mean = table.groupby(["edges", "layers"])[["plain", "blocked"]].mean()
     assert (mean["plain"] > 0.9).all()
     assert mean.loc[("labels and colons to own text", "lower"), "blocked"] < 0.8
-    assert mean.loc[("labels to previous text", "lower"), "blocked"] > 0.9
+    assert mean.loc[("labels and colons to previous text", "lower"), "blocked"] > 0.9
     # Keys of layer 3 are made before the attention of layer 3.
     unchanged = table[(table["edges"] == "nothing") | (table["layers"] == "upper")]
     assert (unchanged["plain"] == unchanged["blocked"]).all()

@@ -147,3 +147,15 @@ def test_ticks_of_counts_are_whole_numbers_and_others_are_not_forced(kind):
         encoding = spec.get("layer", [spec])[0]["encoding"]
         assert (encoding["y"].get("axis", {}).get("tickMinStep") == 1) == whole
         assert kind == "bars" or encoding["x"]["axis"]["tickMinStep"] == 1
+
+
+def test_a_chart_says_its_axes_panels_and_colours_in_words():
+    named = {"x_title": "set", "y_title": "accuracy", "title": "A title"}
+    both = pd.concat([BARS.assign(part=part, source=part[0]) for part in ("left", "below")])
+    said = charts.bars(both, x="set", y="accuracy", group="source", facet="part", note="So it is.", **named).description
+    told = "Up: accuracy. Across: set. Panels: left; below. Colours: l; b. So it is."
+    assert said == f"A title. Bars with 95% intervals. {told}"
+    one = charts.bars(BARS.drop(columns="low"), x="set", y="accuracy", group="source", **named).description
+    assert one == "A title. Bars. Up: accuracy. Across: set."
+    many = BARS.loc[BARS.index.repeat(6)].assign(source=[f"s{i}" for i in range(12)])
+    assert charts.bars(many, x="set", y="accuracy", group="source", **named).description.endswith("; s7 and 4 more.")

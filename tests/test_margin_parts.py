@@ -9,7 +9,6 @@ from conftest import random_prompts, tiny
 from twotowers.analysis.decide import split, split_heads
 from twotowers.analysis.factorial import factorial
 from twotowers.analysis.margin_parts import margin_parts
-from twotowers.analysis.prediction_flips import logit_minus_of
 from twotowers.errors import TwoTowersError
 from twotowers.model import loading, unembed
 from twotowers.model.capture import capture, predict
@@ -17,6 +16,12 @@ from twotowers.prompts.datasets import draw
 from twotowers.prompts.prompt import encode_all
 
 WORDS = (7, 9)  # ids of foo and bar in random_prompts
+
+
+def logit_minus(vectors, model, scale):
+    """bs of foo less bs of bar, from the definition."""
+    a, b = model.unembedding.weight[list(WORDS)]
+    return (unembed.prepared(vectors, model.unembedding, "frozen", scale) @ (a - b)).numpy()
 
 
 def without_cap(margin, model, encoded):
@@ -46,11 +51,11 @@ def test_a_block_s_part_is_its_heads_and_its_bias_each_read_in_the_vocabulary(an
     scale = unembed.norm_scale(seen.resid_final, any_model.unembedding)
     for layer in range(any_model.n_layers):
         bias = any_model.output_bias(layer)
-        of_bias = 0 if bias is None else logit_minus_of(bias.expand(2, -1), WORDS, any_model, scale=scale).numpy()
+        of_bias = 0 if bias is None else logit_minus(bias.expand(2, -1), any_model, scale)
         np.testing.assert_allclose(parts.heads[:, layer].sum(1) + of_bias, parts.attention[:, layer], atol=1e-10)
         for head in range(any_model.n_heads):
             vector = seen.z[layer][:, head] @ any_model.output_weight(layer)[head]
-            expected = logit_minus_of(vector, WORDS, any_model, scale=scale)
+            expected = logit_minus(vector, any_model, scale)
             np.testing.assert_allclose(parts.heads[:, layer, head], expected, atol=1e-10)
 
 

@@ -291,13 +291,6 @@ def test_preferences_are_paired_and_named_only_when_sure():
     assert word_ranks.preferences(even, ("foo", "bar")).iloc[0]["reads"] == "neither"
 
 
-def test_relation_rates_by_hand():
-    counts = pd.DataFrame([(0, "key", 1), (0, "key", 0), (1, "key", 1)], columns=["prompt", "kind", "own text"])
-    found = project.relation_rates(counts.assign(**dict.fromkeys(set(project.RELATIONS) - {"own text"}, 0)), ["kind"])
-    own = found.set_index("relation").loc["own text"]
-    assert own["words"] == 0.75 and own["n"] == 2 and set(found.relation) == set(project.RELATIONS)
-
-
 def test_class_words_are_the_lists():
     lists = datasets.class_words()
     assert "seven" in lists["number"] and "love" in lists["sentiment"] and len(lists) > 40

@@ -110,7 +110,6 @@ class Parameters(BaseModel):
     """sets of random heads to compare with"""
     a_c: Annotated[float, Field(allow_inf_nan=False)] = 0.03
     """the constant of the paper's mitigation"""
-    """further models beside each one in the same charts, separated by commas"""
     chat_model: Annotated[str | None, BeforeValidator(_none)] = None
     """a chat model to ask, folder or hub id (default: none)"""
     max_new_tokens: Count = 200

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from twotowers.analysis.attention import check_labels_left, outcomes
+from twotowers.analysis.attention import check_labels_left
+from twotowers.model.answers import Answers
 from twotowers.model.capture import captures
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
@@ -77,5 +78,5 @@ def read_labels(
         for layer in range(model.n_layers):
             weights[seen.index, layer] = seen.weights[layer].gather(2, at).float().cpu().numpy()
             scores[seen.index, layer] = seen.scores[layer].gather(2, at).float().cpu().numpy()
-        margin[seen.index] = outcomes(seen)[1].cpu().double().numpy()
+        margin[seen.index] = Answers.of(seen).margin
     return AtLabels(weights, scores, np.array([e.prompt.is_true for e in encoded]), margin)

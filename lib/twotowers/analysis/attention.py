@@ -27,6 +27,7 @@ from twotowers.analysis import locate
 from twotowers.analysis.increase import increases_along
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
+from twotowers.model.answers import Answers
 from twotowers.model.capture import Capture, captures
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
@@ -92,7 +93,8 @@ def read(
             rest[i, seen.index] = outside.cpu().numpy()
         if increases:
             gains[:, seen.index] = label_increases(seen, model, heads, norm).cpu().numpy()
-        answers[seen.index] = np.stack([x.cpu().double().numpy() for x in outcomes(seen)], -1)
+        answered = Answers.of(seen)
+        answers[seen.index] = np.stack([answered.correct, answered.margin], -1)
     h, prompt, label = (axis.ravel() for axis in np.indices((len(heads), n, k)))
     true = np.array([e.prompt.is_true for e in encoded])
     names = np.array([f"{layer}-{head}" for layer, head in heads])
@@ -139,16 +141,6 @@ def label_increases(
         x, ffn = (rows[[layer]].repeat_interleave(k, 1) for rows in (capture.resid_pre, capture.ffn_output))
         found[layer] = increases_along(model, x, z, ffn, scale, words.flatten(), norm, [layer])[2][:, 0, :, 0]
     return torch.stack([found[layer][:, head].reshape(batch, k) for layer, head in heads])
-
-
-def outcomes(capture: Capture) -> tuple[Bool[Tensor, "batch"], Float[Tensor, "batch"]]:
-    """Is the true label the top word of the vocabulary; by how many nats does it lead the best other label (margin)?"""
-    p = capture.logits.to(torch.promote_types(capture.logits.dtype, torch.float32)).log_softmax(-1)
-    margin = [
-        p[row, e.true_id] - max(p[row, word] for label, word in e.label_ids.items() if label != e.prompt.true_label)
-        for row, e in enumerate(capture.prompts)
-    ]
-    return p.argmax(-1) == capture.true_ids, torch.stack(margin)
 
 
 def check_labels_left(encoded: Sequence[Encoded]) -> None:

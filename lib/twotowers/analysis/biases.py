@@ -93,10 +93,7 @@ def read_orders(
 
 
 def calibrated(
-    model: Model,
-    encoded: Sequence[Encoded],
-    content_free: Sequence[str] = CONTENT_FREE,
-    progress: str | None = None,
+    model: Model, encoded: Sequence[Encoded], content_free: Sequence[str] = CONTENT_FREE, progress: str | None = None
 ) -> Bool[np.ndarray, "prompt"]:
     """Is the true label chosen after contextual calibration (Zhao et al. 2021)? Cost: 1 + len(content_free) passes.
 

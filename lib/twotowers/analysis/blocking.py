@@ -35,26 +35,17 @@ from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, batches
 from twotowers.stats.intervals import bootstrap
+from twotowers.stats.resample import group_sums
 
 Edges = list[tuple[Sequence[int], Sequence[int]]]
 """(from positions, to positions): every position of the first may attend to none of the second"""
 NONE = "none"
 
 
-def labels_to_texts(encoded: Encoded) -> Edges:
-    """From each label to its own text."""
-    return [([label], range(*span)) for label, span in zip(encoded.label_positions, encoded.text_spans, strict=True)]
-
-
 def labels_and_colons_to_texts(encoded: Encoded) -> Edges:
     """From each label, and all that stands between it and its text, to its own text."""
     pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
     return [(range(span[1], label + 1), range(*span)) for label, span in pairs]
-
-
-def labels_to_previous_text(encoded: Encoded) -> Edges:
-    """From each label to the text of the demonstration before: as many edges, but to another text."""
-    return [([to], range(*span)) for to, span in zip(encoded.label_positions[1:], encoded.text_spans, strict=False)]
 
 
 def labels_and_colons_to_previous_text(encoded: Encoded) -> Edges:
@@ -88,9 +79,7 @@ def last_to_demonstrations(encoded: Encoded) -> Edges:
 
 
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
-    "labels to own text": labels_to_texts,
     "labels and colons to own text": labels_and_colons_to_texts,
-    "labels to previous text": labels_to_previous_text,
     "labels and colons to previous text": labels_and_colons_to_previous_text,
     "labels to earlier demonstrations": labels_to_earlier_demonstrations,
     "last to query": last_to_query,
@@ -261,13 +250,15 @@ def class_auc(
     if ((cls.mean(1) == 0) | (cls.mean(1) == 1)).any():
         raise TwoTowersError("a prompt shows one class only: give prompts with demonstrations of both")
     x = keys.reshape(-1, d)
-    x = x - _sums(x, stratum)[stratum] / size[stratum][:, None]
+    x = x - group_sums(x, stratum)[stratum] / size[stratum][:, None]
     text = np.unique(texts.ravel(), return_inverse=True)[1]
     both = np.unique(prompt * (text.max() + 1) + text, return_inverse=True)[1]
     direction = np.zeros_like(x)
     for one, sign in ((1, 1.0), (0, -1.0)):
         rows = np.column_stack([x, np.ones(len(x))]) * (c == one)[:, None]
-        left = rows.sum(0) - _sums(rows, prompt)[prompt] - _sums(rows, text)[text] + _sums(rows, both)[both]
+        left = (
+            rows.sum(0) - group_sums(rows, prompt)[prompt] - group_sums(rows, text)[text] + group_sums(rows, both)[both]
+        )
         if (left[:, -1].round() < 1).any():
             raise TwoTowersError("too few prompts to tell classes from other prompts and texts: draw more")
         direction += sign * left[:, :-1] / left[:, -1:]
@@ -275,12 +266,6 @@ def class_auc(
     above = score[:, :, None] - score[:, None, :]
     pairs = (cls[:, :, None] == 1) & (cls[:, None, :] == 0)
     return (((above > 0) + 0.5 * (above == 0)) * pairs).sum((1, 2)) / pairs.sum((1, 2))
-
-
-def _sums(rows: Float[np.ndarray, "row column"], group: np.ndarray) -> Float[np.ndarray, "group column"]:
-    out = np.zeros((group.max() + 1, rows.shape[1]))
-    np.add.at(out, group, rows)
-    return out
 
 
 def lost(table: pd.DataFrame, chance: float = 0.0, **settings) -> pd.DataFrame:

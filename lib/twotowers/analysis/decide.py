@@ -20,6 +20,7 @@ from scipy.stats import false_discovery_control
 from scipy.stats import t as student
 
 from twotowers.errors import TwoTowersError
+from twotowers.stats.resample import group_sums
 
 TERMS = ("prior", "last", "alternation", "place", "count", "match")
 PLACES = "label at each place"
@@ -63,7 +64,7 @@ def split(
     if not margin.any():
         raise TwoTowersError("every margin is 0, so nothing decides: check that the labels have different tokens")
     x, p = np.c_[x, _beyond(x, design)], len(terms)
-    sums = [_by_cluster(rows, group, n) for rows in (x[:, :, None] * x[:, None], x * margin, margin[:, 0] ** 2)]
+    sums = [group_sums(rows, group) for rows in (x[:, :, None] * x[:, None], x * margin, margin[:, 0] ** 2)]
     times = np.random.default_rng([seed, 12]).multinomial(n, np.full(n, 1 / n), size=draws)
     nats, shares = _split(*(one.sum(0)[None] for one in sums), p)
     drawn = _split(*(np.tensordot(times, one, 1) for one in sums), p)
@@ -105,20 +106,13 @@ def split_heads(
         table = pd.DataFrame({"layer": layer, "head": head, "term": term, "nats": nats[:, i], "share": shares[:, i]})
         probability, found = np.nan, False
         if i < p:
-            scores = _by_cluster(influence[:, i, None] * (y - fitted), group, n)
+            scores = group_sums(influence[:, i, None] * (y - fitted), group)
             error = np.maximum(np.sqrt(correction * (scores**2).sum(0)), tiny)
             ratio = np.divide(nats[:, i], error, out=np.zeros(y.shape[1]), where=abs(nats[:, i]) > tiny)
             probability = 2 * student.sf(abs(ratio), n - 1)
             found = false_discovery_control(probability) <= rate
         tables.append(table.assign(p=probability, discovery=found, n=n))
     return pd.concat(tables, ignore_index=True).sort_values(["layer", "head"], kind="stable", ignore_index=True)
-
-
-def _by_cluster(rows: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
-    """Sums over the prompts of each cluster: (prompt, ...) to (cluster, ...)."""
-    out = np.zeros((n, *rows.shape[1:]))
-    np.add.at(out, group, rows)
-    return out
 
 
 def _split(

@@ -41,11 +41,7 @@ def check_labels(encoded: Sequence[Encoded]) -> None:
 
 
 def label_readings(
-    model: Model,
-    encoded: Sequence[Encoded],
-    norm: str = "frozen",
-    max_tokens: int = 2048,
-    progress: str | None = None,
+    model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_tokens: int = 2048, progress: str | None = None
 ) -> Float[np.ndarray, "prompt layer head label"]:
     """bs-value of the own label less that of the other in `vo` at every label position, of every head (nats).
 

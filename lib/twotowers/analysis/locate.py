@@ -26,12 +26,13 @@ from torch import Tensor
 from twotowers.analysis.increase import increases_along, increases_of_vectors
 from twotowers.analysis.logit_changes import Changes, block_changes, margin_rows, word_rows
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, check_inside, named
+from twotowers.heads import Head, check_inside
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, captures
 from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import ROLES, Encoded, roles
+from twotowers.stats.agreement import top
 
 GROUP_BYTES = 128 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 
@@ -177,18 +178,9 @@ class Increases(Changes):
     logit: Changes
     margin: Changes
 
-    def heads_table(self) -> pd.DataFrame:
-        """One row per head: layer, head, name ("22-0"), mean increase, its standard error, largest first."""
-        n, layers, heads = self.heads.shape
-        layer, head = (axis.ravel() for axis in np.indices((layers, heads)))
-        table = pd.DataFrame({"layer": layer, "head": head, "name": named(zip(layer, head, strict=True))})
-        table["increase"] = self.heads.mean(0).ravel()
-        table["standard_error"] = self.heads.std(0, ddof=1).ravel() / np.sqrt(n) if n > 1 else np.nan
-        return table.sort_values("increase", ascending=False, kind="stable", ignore_index=True)
-
     def top_heads(self, k: int) -> list[Head]:
-        """The k heads with the largest mean increase, as (layer, head), largest first (v1 section 4.2)."""
-        return top_heads(self.heads_table(), k)
+        """The k heads with the largest mean increase, largest first (v1 section 4.2). Raises TwoTowersError as `top`."""
+        return top(self.heads.mean(0), k)
 
 
 def check_heads(heads: Sequence[tuple[int, int]], model: Model) -> tuple[Head, ...]:
@@ -199,32 +191,21 @@ def check_heads(heads: Sequence[tuple[int, int]], model: Model) -> tuple[Head, .
     return tuple(Head(int(layer), int(head)) for layer, head in heads)
 
 
-def top_heads(table: pd.DataFrame, k: int) -> list[Head]:
-    """The k heads with the largest `increase` of a heads table. Raises TwoTowersError when there are fewer than k."""
-    if not 0 < k <= len(table):
-        raise TwoTowersError(f"top_k={k}: the model has {len(table)} heads, ask for 1 to {len(table)}")
-    best = table.sort_values("increase", ascending=False, kind="stable").head(k)
-    return [Head(int(a), int(b)) for a, b in zip(best["layer"], best["head"], strict=True)]
-
-
 def increases(
     model: Model,
     encoded: Sequence[Encoded],
     norm: str = "frozen",
-    follow: str = "true",
     max_tokens: int | None = None,
     progress: str | None = None,
 ) -> Increases:
     """Increases of all blocks and heads over a set of prompts: one forward pass, in a stream of batches.
 
-    `follow`: "true" follows each prompt's true label, "predicted" the model's top word. The result is in the order
-    of `encoded` and does not depend on the batch size: `max_tokens` in one forward pass, by default 512 on a CPU, where
-    more would take memory and no less time, and 16,384 elsewhere.
+    The true label is followed. The result is in the order of `encoded` and does not depend on the batch size:
+    `max_tokens` in one forward pass, by default 512 on a CPU, where more would take memory and no less time, and 16,384
+    elsewhere.
     """
     unembed.check_norm(norm)
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
-    if follow not in ("true", "predicted"):
-        raise TwoTowersError(f"follow='{follow}': choose 'true' or 'predicted'")
     if not encoded:
         raise TwoTowersError("no prompts to locate heads with: draw at least one")
     n, shape = len(encoded), (model.n_layers, model.n_heads)
@@ -234,25 +215,22 @@ def increases(
 
     def answered(seen: Capture) -> Capture:
         """The capture, once its logits have been read; these are most of what it holds."""
-        top = seen.logits.argmax(-1)
-        predicted[seen.index], correct[seen.index] = top.cpu().numpy(), (top == seen.true_ids).cpu().numpy()
+        first = seen.logits.argmax(-1)
+        predicted[seen.index], correct[seen.index] = first.cpu().numpy(), (first == seen.true_ids).cpu().numpy()
         for i, row in label_log_probs(seen).items():
             log_prob[i] = row
-        of_word = word_rows(model, seen.true_ids if follow == "true" else top, norm)
-        logit.put(seen.index, *block_changes(seen, model, of_word, norm))
+        logit.put(seen.index, *block_changes(seen, model, word_rows(model, seen.true_ids, norm), norm))
         margin.put(seen.index, *block_changes(seen, model, margin_rows(seen, model, norm), norm))
         return replace(seen, logits=seen.logits[:, :0])
 
     def walked(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
-        at = [i for seen in group for i in seen.index]
-        true = torch.cat([seen.true_ids for seen in group])
         return increases_along(
             model,
             torch.cat([seen.resid_pre for seen in group], 1),
             torch.cat([seen.z for seen in group], 1)[:, :, :, None],
             torch.cat([seen.ffn_output for seen in group], 1),
             unembed.norm_scale(torch.cat([seen.resid_final for seen in group]), model.unembedding),
-            true if follow == "true" else torch.as_tensor(predicted[at], device=true.device),
+            torch.cat([seen.true_ids for seen in group]),
             norm,
         )
 

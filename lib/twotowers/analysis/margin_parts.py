@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from twotowers.analysis.logit_changes import block_changes, logits
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, captures
@@ -49,11 +50,7 @@ class MarginParts:
 
 
 def margin_parts(
-    model: Model,
-    encoded: Sequence[Encoded],
-    scores: bool = True,
-    max_tokens: int = 4096,
-    progress: str | None = None,
+    model: Model, encoded: Sequence[Encoded], scores: bool = True, max_tokens: int = 4096, progress: str | None = None
 ) -> MarginParts:
     """The margin of every prompt between its first and second label, and its parts; `scores` costs one product a layer.
 
@@ -80,27 +77,17 @@ def _parts(seen: Capture, model: Model, scores: bool) -> dict[str, Tensor]:
     words = torch.tensor([list(p.label_ids.values()) for p in seen.prompts], device=e.weight.device)
     of_words = e.weight[words].to(torch.promote_types(e.weight.dtype, torch.float32))
     difference = of_words[:, 0] - of_words[:, 1]  # E[a] - E[b]
-    # A vector's product with `along` is its bs(v)[a] - bs(v)[b].
-    along = unembed.fold_norm(e, difference, "frozen", difference.dtype)
-    along = along / unembed.norm_scale(seen.resid_final, e)[:, None]
-
-    def added(vectors: Float[Tensor, "layer batch d_model"]) -> Float[Tensor, "batch layer"]:
-        return torch.einsum("lbd,bd->bl", vectors.to(along.dtype), along)
-
-    def by_head(layer: int) -> Float[Tensor, "batch head"]:
-        through = torch.einsum("hkd,bd->bhk", model.output_weight(layer).to(along), along)
-        return (seen.z[layer].to(along.dtype) * through).sum(-1)
-
-    constant = torch.zeros_like(along[:, 0])
+    rows, scale = unembed.fold_norm(e, difference, "frozen", difference.dtype), unembed.norm_scale(seen.resid_final, e)
+    attention, ffn, heads = block_changes(seen, model, rows)
+    constant = torch.zeros_like(difference[:, 0])
     if e.norm_bias is not None:
         constant = constant + difference @ e.norm_bias.to(difference)
     if e.bias is not None:
         constant = constant + (e.bias[words[:, 0]] - e.bias[words[:, 1]]).to(constant)
-    logits = seen.logits.to(along.dtype).gather(1, words)
+    of_labels = seen.logits.to(rows.dtype).gather(1, words)
     found = {
-        "margin": logits[:, 0] - logits[:, 1], "embedding": added(seen.resid_pre[:1])[:, 0],
-        "attention": added(seen.attention_output), "ffn": added(seen.ffn_output),
-        "heads": torch.stack([by_head(layer) for layer in range(model.n_layers)], 1), "constant": constant,
+        "margin": of_labels[:, 0] - of_labels[:, 1], "attention": attention, "ffn": ffn, "heads": heads,
+        "embedding": logits(seen.resid_pre[0], rows, e, scale=scale), "constant": constant,
     }  # fmt: skip
     return found | ({"scores": _label_scores(seen)} if scores else {})
 

@@ -22,25 +22,13 @@ from torch import Tensor
 
 from twotowers.analysis import project
 from twotowers.analysis.locate import Head, check_heads
+from twotowers.analysis.logit_changes import logits, word_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.capture import Capture, captures
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 from twotowers.stats.intervals import Interval, bootstrap_of_means
-
-
-def logit_minus_of(
-    vectors: Float[Tensor, "*rows d_model"],
-    words: tuple[int, int],
-    model: Model,
-    norm: str = "frozen",
-    scale: Float[Tensor, "*#rows"] | None = None,
-) -> Float[Tensor, "*rows"]:
-    """`log p(a | v) - log p(b | v)` (nats) of vectors, under softmax(bs(v)): the normaliser cancels, so bs_a - bs_b."""
-    v = unembed.prepared(vectors, model.unembedding, norm, scale)
-    a, b = model.unembedding.weight[list(words)].to(v.dtype)
-    return v @ (a - b)
 
 
 def logit_minus(
@@ -52,7 +40,8 @@ def logit_minus(
     max_tokens: int = 4096,
     progress: str | None = None,
 ) -> pd.DataFrame:
-    """Logit minus of `alpha * vo` at every label position: log p(first label) - log p(second), nats.
+    """Logit minus of `alpha * vo` at every label position: log p(first label) - log p(second), nats, under softmax(bs):
+    the normaliser cancels, so bs of the first less bs of the second.
 
     One row per (prompt, head, demonstration): prompt, head ("22-0"), place, label (the word that stands there), weight,
     logit_minus. `alpha * vo` is what the head adds from there, so a place it does not look at has a value near zero.
@@ -66,11 +55,10 @@ def logit_minus(
         words = torch.tensor([[p.label_ids[label] for label in labels] for p in seen.prompts])
         if len(words.unique(dim=0)) != 1:
             raise TwoTowersError("the labels' tokens differ between prompts: give prompts of one tokenizer and labels")
+        rows = word_rows(model, words[:, 0], norm) - word_rows(model, words[:, 1], norm)
         for head in heads:
             weight, vectors = _label_values(seen, model, head)
-            found = logit_minus_of(
-                weight[..., None].to(vectors.dtype) * vectors, tuple(words[0].tolist()), model, norm, scale[:, None]
-            )
+            found = logits(weight[..., None].to(vectors.dtype) * vectors, rows, model.unembedding, norm, scale)
             parts.append(_rows(seen, head, weight=weight, logit_minus=found))
     return _in_order(parts, heads)
 

@@ -35,7 +35,6 @@ from twotowers.model.model import Model
 from twotowers.model.token_text import Lexicon, content_words
 from twotowers.prompts import datasets
 from twotowers.prompts.prompt import Encoded
-from twotowers.stats import intervals
 
 KINDS = ("value", "key", "key, attention only", "query", "query, turned")
 WANT = frozenset({"values", "queries", "streams"})
@@ -248,21 +247,6 @@ def related_words(
     table = pd.DataFrame(rows, columns=["prompt", "others", "kind", "of", "position", *RELATIONS])
     table["other text"] /= table.pop("others")
     return table
-
-
-def relation_rates(counts: pd.DataFrame, by: Sequence[str], seed: int = 0) -> pd.DataFrame:
-    """Mean number of words of each relation per vector, with its interval over prompts, from `related_words`.
-
-    One row per value of `by` and relation: relation, words, low, high, n (prompts).
-    """
-    means = per_prompt(counts, by, RELATIONS)
-    return pd.DataFrame(
-        dict(zip(by, key, strict=True))
-        | {"relation": relation}
-        | intervals.bootstrap(table[relation].to_numpy(), seed=seed).as_row("words")
-        for key, table in means.groupby(list(by), sort=False)
-        for relation in RELATIONS
-    )
 
 
 def per_prompt(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:

@@ -18,11 +18,7 @@ from twotowers.stats import intervals
 
 
 def label_ranks(
-    model: Model,
-    encoded: Sequence[Encoded],
-    heads: Heads,
-    norm: str = "frozen",
-    progress: str | None = None,
+    model: Model, encoded: Sequence[Encoded], heads: Heads, norm: str = "frozen", progress: str | None = None
 ) -> pd.DataFrame:
     """Rank of each label position's own word in its own value (v1 section 4.3), 1 = top word of the vocabulary.
 

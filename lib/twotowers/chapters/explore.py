@@ -28,6 +28,7 @@ from twotowers.model.model import Model
 from twotowers.model.proof import finished
 from twotowers.prompts.prompt import Prompt, encode
 from twotowers.stats import charts
+from twotowers.stats.agreement import top as top_heads
 
 ACTIONS = ("leave", "zero", "scale", "patch", "mend recency", "mend majority")  # the first four as in the page
 SHOWN = 3  # heads shown when none is picked: those with the largest increase
@@ -102,7 +103,7 @@ def results(model: Model, state: State, top: int = 6) -> Results:
     p = [_probabilities(x) for x in (before.logits, after.logits if logits is None else logits)]
     gains = [locate.head_increases(seen, model)[0].cpu().numpy() for seen in (before, after)]
     table = _heads_table(*gains)
-    shown = heads or tuple(locate.top_heads(table.rename(columns={"before": "increase"}), min(SHOWN, len(table))))
+    shown = heads or tuple(top_heads(gains[0], min(SHOWN, len(table))))
     labels = pd.DataFrame(
         {"label": label, "before": p[0][word], "after": p[1][word], "change": np.log(p[1][word] / p[0][word])}
         for label, word in encoded.label_ids.items()

@@ -66,8 +66,7 @@ def leaning_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t[t["heads"] != OVER], x="dataset", y="difference", group="heads", facet="form",
         y_title="attention on true less false labels", title="Attention on true less false labels, mean over heads",
-        description="Grouped bars with 95% intervals, one pair a set: in-context heads and random heads at the same depths; "
-        "left in the paper's order, right counterbalanced.",
+        note="Random heads stand at the same depths.",
     )  # fmt: skip
 
 
@@ -75,8 +74,6 @@ def true_false_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t[t["kind"] == IN], x="head", y="weight", group="label", facet="form",
         y_title="attention, summed over labels", title="Attention of the last position on true and on false labels",
-        description="Grouped bars with 95% intervals, one pair for each in-context head; left the paper's order, right the "
-        "same prompts counterbalanced.",
     )  # fmt: skip
 
 
@@ -84,8 +81,7 @@ def differences_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="head", y="difference", group="form", facet="kind", y_title="attention on true less false labels",
         title="What is left when place and label word say nothing",
-        description="Grouped bars with 95% intervals: difference of attention in the paper's order and counterbalanced; left "
-        "in-context heads, right a random head of each one's layer.",
+        note="Random heads are of the same layers.",
     )  # fmt: skip
 
 
@@ -107,8 +103,6 @@ def every_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.head_map(
         t, value="difference", value_title="attention on true less false labels",
         title="Difference of attention, every head, counterbalanced",
-        description="A grid with one cell for each head, layers from bottom to top; colour is the mean difference of "
-        "attention between true and false labels.",
     )  # fmt: skip
 
 
@@ -155,7 +149,6 @@ def correlations_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t[t["measure"] == "spearman"], x="head", y="correlation", group="kind", facet="kind",
         y_title="rank correlation", title="Rank correlation of attention and increase",
-        description="Bars with 95% intervals over label positions; left in-context heads, right random heads.",
     )  # fmt: skip
 
 
@@ -178,8 +171,7 @@ def right_wrong_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="head", y="gap", group="kind", facet="kind", y_title="difference when right less when wrong",
         title="Attention in prompts answered right, less answered wrong",
-        description="Bars with 95% intervals: attention on true less false labels, among prompts with the same label word "
-        "and the same nearest label; left in-context heads, right random heads.",
+        note="Among prompts with the same label word and the same nearest label.",
     )  # fmt: skip
 
 
@@ -224,8 +216,7 @@ def similarity_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         _above_half(t[t["heads"] != OVER]), x="dataset", y="above", group="heads", y_title="AUC less one half",
         title="How often a query scores higher with labels of its own class",
-        description="Grouped bars with 95% intervals, zero is chance: mean over in-context heads and over random heads at the "
-        "same depths, for each set.",
+        note="Zero is chance.",
     )  # fmt: skip
 
 
@@ -233,7 +224,7 @@ def separation_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         _above_half(t), x="head", y="above", group="reading", facet="kind", y_title="AUC less one half",
         title="Class separation, head by head",
-        description="Grouped bars with 95% intervals, zero is chance; left in-context heads, right random heads.",
+        note="Zero is chance.",
     )  # fmt: skip
 
 

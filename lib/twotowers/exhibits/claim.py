@@ -44,7 +44,7 @@ class Claim:
     sentence: str
 
     def __post_init__(self) -> None:
-        if re.search(r"\bnan\b|\binf\b", _SPAN.sub("", self.sentence), re.IGNORECASE):
+        if re.search(r"\bnan\b|\binf\b", SPAN.sub("", self.sentence), re.IGNORECASE):
             raise TwoTowersError(f"a sentence would say 'nan': {self.sentence[:80]!r}")
 
     @property
@@ -140,7 +140,7 @@ def code(text: object) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
-_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.*?[^`])\1(?!`)")  # inline code, as CommonMark finds it
+SPAN = re.compile(r"(?<!`)(`+)(?!`)(.*?[^`])\1(?!`)")  # inline code, as CommonMark finds it
 
 
 def inert(sentence: str) -> str:
@@ -149,7 +149,7 @@ def inert(sentence: str) -> str:
     What a table holds may have come into it without `code`: no HTML, link, role, formula or block is made of that.
     """
     parts, at, line = [], 0, " ".join(sentence.split())
-    for span in _SPAN.finditer(line):
+    for span in SPAN.finditer(line):
         parts += [_escaped(line[at : span.start()]), span[0]]
         at = span.end()
     return "".join([*parts, _escaped(line[at:])])
@@ -182,9 +182,3 @@ def counted(values: Iterable[SupportsInt]) -> str:
     """One n, or the smallest and the largest where they differ: "20", "17 to 20"."""
     low, high = min(values := [int(value) for value in values]), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def numbers_in(sentence: str) -> list[str]:
-    """Numbers of a sentence, one for an estimate with its interval; heads ("22-0") and code are no numbers."""
-    plain = re.sub(r"\[[^\]]*\]|\b\d+-\d+\b|95%", "", _SPAN.sub("", sentence))
-    return re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?%?", plain)

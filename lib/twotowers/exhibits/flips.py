@@ -45,7 +45,6 @@ def zeroed_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         own, x="zeroed", y="value", group="true label", x_title="heads zeroed at the last position",
         y_title="change of the margin (nats)",
         title="Zeroing the heads that serve one label",
-        description="Grouped bars with 95% intervals: change of the true label's margin on prompts of either true label.",
     )  # fmt: skip
 
 
@@ -81,7 +80,6 @@ def minus_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         own, x="shown", y="value", group="position of", x_title="heads", y_title="logit minus (nats)",
         title="Which label the heads write at each label position",
-        description="Grouped bars with 95% intervals: mean logit minus of what heads add from the positions of either label.",
     )  # fmt: skip
 
 
@@ -128,8 +126,7 @@ def flips_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         own, x="where", y="value", group="when", facet="move", x_title="heads and positions", y_title="attention weight",
         title=title,
-        description="Grouped bars with 95% intervals: mean attention weight on a label position before and after one text is "
-        "exchanged, over pairs of prompts whose prediction flips.",
+        note="Over pairs of prompts whose prediction flips when one text is exchanged.",
     )  # fmt: skip
 
 

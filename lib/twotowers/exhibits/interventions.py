@@ -111,8 +111,6 @@ def by_dataset_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         mine[mine["dataset"] != POOLED], x="dataset", y="value", group="heads", facet="measure", x_title="set (false/true class)",
         y_title="share of prompts", title="Every set without the in-context heads, and without as many random ones",
-        description="Grouped bars with 95% intervals, one panel a measure: accuracy over the vocabulary, two-label accuracy and "
-        "the share of prompts whose top word is a label, with nothing, the in-context heads and random heads zeroed.",
     )  # fmt: skip
 
 
@@ -139,8 +137,6 @@ def single_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.head_map(
         t, value="log_prob_drop", value_title="log-probability drop (nats)",
         title="What the true label loses when one head is zeroed",
-        description="A grid with one cell for each head, layers from bottom to top; colour is the mean drop of the true "
-        "label's log-probability in nats.",
     )  # fmt: skip
 
 
@@ -160,7 +156,6 @@ def redundancy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t[t["drop"] != "together less sum"], x="drop", y="value", group="heads", facet="measure", x_title="zeroed",
         y_title="nats lost", title="Zeroed together, against the sum of single drops",
-        description="Grouped bars with 95% intervals: nats that the margin and the log-probability of the true label lose.",
     )  # fmt: skip
 
 

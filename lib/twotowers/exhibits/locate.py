@@ -44,8 +44,6 @@ def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t[t["order"] == BALANCED], x="form", y="accuracy", group="dataset", x_title="form of the prompt",
         y_title="accuracy, counterbalanced", title="Which form of prompt does the model learn from?",
-        description="Grouped bars with 95% Wilson intervals: accuracy over the whole vocabulary on counterbalanced "
-        "prompts, one group of bars a form, one bar a set of words.",
     )  # fmt: skip
 
 
@@ -124,8 +122,6 @@ def blocks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         own.assign(quantity=own["quantity"].replace(names)), x="quantity", y="value", group="part", facet="order",
         x_title="followed label", y_title="sum over blocks (nats)",
         sort=["true label", "other label", "true less other"], title="Some label, or this label: attention and FFN blocks",
-        description="Grouped bars with 95% intervals: increase of the true label, of the other label, and their difference, "
-        "summed over all attention blocks and over all FFN blocks; one panel counterbalanced, one in the paper's order.",
     )  # fmt: skip
 
 
@@ -167,8 +163,6 @@ def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     first = t[t["dataset"] == t["dataset"].iloc[0]]
     return charts.head_map(
         first, value="label_margin", value_title="label margin (nats)", title="What every head adds from label positions",
-        description="A grid with one cell for each head, layers from bottom to top; colour is the increase of the true "
-        "label less that of the other, from label positions, over counterbalanced prompts.",
     )  # fmt: skip
 
 
@@ -176,7 +170,6 @@ def top_heads_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="head", y="increase", group="dataset", facet="kind", y_title="mean increase (nats)",
         title="The in-context heads on every set, and random heads of their layers",
-        description="Bars with 95% intervals: mean log-probability increase of each head, one bar a set.",
     )  # fmt: skip
 
 
@@ -276,7 +269,6 @@ def positions_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="head", y="increase", group="role", y_title="summed increase of the role (nats)",
         title="Where in the prompt the in-context heads read",
-        description="Grouped bars with 95% intervals: increase summed over the positions of each role, for each head.",
     )  # fmt: skip
 
 
@@ -300,7 +292,6 @@ def toy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="coefficient", y="probability", group="word", x_title="coefficient of the added vector", height=220,
         y_title="probability", title="Adding a vector whose top word is foo",
-        description="Probabilities of three words before the vector is added, with coefficient one, and with two.",
     )  # fmt: skip
 
 

@@ -77,8 +77,6 @@ def majority_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         own, x="dataset", y="value", group="heads", facet="kind", y_title="fall of accuracy from balanced prompts",
         title=f"The majority-label bias with the minority shortcut (a_c = {t['a_c'].iloc[0]:g})",
-        description="Grouped bars with 95% intervals: fall of accuracy with one true, or one false, demonstration fewer; "
-        "as it is, with the shortcut in the in-context heads, and in random heads.",
     )  # fmt: skip
 
 
@@ -116,8 +114,6 @@ def factors_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t.assign(line=t["kind"] + ", " + t["heads"]), x="factor", y="fall", group="line", log=True,
         x_title="factor a_c (symmetric log scale)", y_title="fall of accuracy",
         title="What is left of the bias for every factor of the minority shortcut",
-        description="Lines with 95% bands: fall of accuracy against the factor, with one true or one false demonstration "
-        "fewer, for in-context heads and for random heads.",
     )  # fmt: skip
 
 
@@ -163,8 +159,7 @@ def recency_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         own, x="dataset", y="value", group="heads", y_title="standard deviation of accuracy over orders",
         title="The recency bias with the position-free shortcut",
-        description="Grouped bars with 95% intervals: standard deviation of accuracy over orders as it is, with the shortcut in "
-        "the in-context heads and in random heads, and what chance exceeds once in twenty times.",
+        note="By chance: what chance exceeds once in twenty times.",
     )  # fmt: skip
 
 
@@ -173,8 +168,6 @@ def by_order_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t, x="order", y="accuracy", group="heads", y_title="accuracy",
         x_title="order of the demonstrations, the query at the right end",
         title="Accuracy in every order, with the position-free shortcut",
-        description="Grouped bars with 95% intervals: accuracy in each order of true and false demonstrations, as it is, with "
-        "the shortcut in the in-context heads, and in random heads.",
     )  # fmt: skip
 
 
@@ -197,8 +190,6 @@ def readings_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t.assign(heads=IN), x="reading", y="spread", group="heads",
         x_title="reading of “a shortcut beside the original”", y_title="standard deviation of accuracy over orders",
         title=f"Three readings of the shortcut ({t['dataset'].iloc[0]})",
-        description="Bars with 95% intervals: standard deviation of accuracy over orders for each reading, and for the same "
-        "heads doubled with their position left in.",
     )  # fmt: skip
 
 
@@ -223,8 +214,6 @@ def attention_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         own, x="measure", y="value", group="heads", x_title="standard deviation over orders of a label's weight",
         y_title="share that is gone", title="By which share attention varies less over the orders",
-        description="Grouped bars with 95% intervals: share by which the spread of a label's weight over orders becomes "
-        "smaller, absolute and relative to the mean weight, in-context heads and random heads.",
     )  # fmt: skip
 
 
@@ -248,8 +237,6 @@ def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="head", y="spread", group="weights", y_title="standard deviation over orders",
         title="How much the weight on a label varies over the orders",
-        description="Grouped bars with 95% intervals: for each in-context head, the standard deviation over orders of the "
-        "weight on a demonstration's label, as it is and with the position-free shortcut.",
     )  # fmt: skip
 
 
@@ -260,8 +247,6 @@ def remedies_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="remedy", y="size", group="bias", x_title="remedy", y_title="bias (share of prompts)",
         title=f"What is left of the two biases under each remedy ({t['dataset'].iloc[0]})",
-        description="Grouped bars with 95% intervals: fall of two-label accuracy with one true demonstration fewer, and its "
-        "standard deviation over orders, for each remedy.",
     )  # fmt: skip
 
 

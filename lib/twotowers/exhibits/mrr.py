@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, listed, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, finding, judge, listed, plural, together
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -52,8 +52,7 @@ def by_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="of", y="mrr", group="source", x_title="located head (layer-head)", y_title="MRR",
         title="The label's own word in what a head reads off it",
-        description="Grouped bars with 95% intervals: mean rank of the label's word in each located head and "
-        "in a random other head of the same layer.",
+        note="Random heads are of the same layers.",
     )  # fmt: skip
 
 
@@ -62,11 +61,10 @@ def by_head(t: pd.DataFrame) -> Claim:
     above = int((ours["low"] > theirs["high"].reindex(ours.index)).sum())
     best, worst = ours["mrr"].idxmax(), ours["mrr"].idxmin()
     unbeaten = int((ours["outdone_by"] == 0).sum())
-    return Claim(
-        None,
+    return finding(
         f"In {above} of {plural(len(ours), 'head')} the interval lies above that of the random head. MRR runs from "
         f"{ours['mrr'][worst]:.3f} ({code(worst)}) to {ours['mrr'][best]:.3f} ({code(best)}); {unbeaten} of them are "
-        "outdone by no other head of their layer.",
+        "outdone by no other head of their layer."
     )
 
 
@@ -74,26 +72,22 @@ def by_set_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="shown", y="mrr", group="source", y_title="MRR", x_title="set (false/true class) and label read",
         title="MRR by set and label",
-        description="Grouped bars with 95% intervals: for every set and label, located heads and random heads.",
     )  # fmt: skip
 
 
 def by_set(t: pd.DataFrame) -> Claim:
     wide = t.pivot(index=["dataset", "label"], columns="source", values=["mrr", "low", "high"])
     higher = int((wide["low"][IN] > wide["high"][RANDOM]).sum())
-    return Claim(
-        None, f"In {higher} of {len(wide)} pairs of set and label the located heads lie above the random ones."
-    )
+    return finding(f"In {higher} of {len(wide)} pairs of set and label the located heads lie above the random ones.")
 
 
 def by_role(t: pd.DataFrame) -> Claim:
     if len(t) < 2:
-        return Claim(None, "All label positions carry the same kind of label, so there is nothing to compare.")
+        return finding("All label positions carry the same kind of label, so there is nothing to compare.")
     true, false = (estimate(t, "mrr", true=kind) for kind in (True, False))
-    return Claim(
-        None,
+    return finding(
         f"MRR is {true:.3f} at labels of the query's class and {false:.3f} at the others. What is read there is "
-        "settled before the query comes, so within a head only the attention weights can answer to the query.",
+        "settled before the query comes, so within a head only the attention weights can answer to the query."
     )
 
 
@@ -119,19 +113,16 @@ def preferences(t: pd.DataFrame) -> Claim:
     ours, theirs = t[t["source"] == IN], t[t["source"] == RANDOM]
     top = ours.loc[ours["difference"].abs().idxmax()]
     clear = int((ours["reads"] != "neither").sum())
-    return Claim(
-        None,
+    return finding(
         f"{clear} of {plural(len(ours), 'head')} read one label clearly better; the largest difference is "
         f"{estimate(ours, 'difference', head=top['head']):.3f} in {code(top['head'])}. The mean size is "
-        f"{ours['difference'].abs().mean():.3f}, in random heads {theirs['difference'].abs().mean():.3f}.",
+        f"{ours['difference'].abs().mean():.3f}, in random heads {theirs['difference'].abs().mean():.3f}."
     )
 
 
 def signed_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.head_map(
         t, value="reading", value_title="own label less the other (nats)", title="Heads that write the label up, or down",
-        description="A grid with one cell for each head, layers from bottom to top; colour is what the head reads off a label "
-        "position for the label there less for the other label.",
     )  # fmt: skip
 
 

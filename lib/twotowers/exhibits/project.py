@@ -126,7 +126,6 @@ def values_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         own.assign(counted=own["relation"] + ", " + own["source"]), x="head", y="words", group="counted",
         x_title="located head (layer-head)",
         y_title=f"words among the top {t['n_words'].iloc[0]} (a label position)", title="Label words among the top words of values",
-        description="Grouped bars with 95% intervals for each located head: own label, other label, and two controls.",
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ def looks_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="demonstration", y="weight", group="heads", sort=shown, x_title="demonstration and kind of its label",
         y_title="attention weight", title="Attention of the last position on each label, one prompt",
-        description="Two bars for each demonstration: the head and the mean of random other heads of its layer.",
     )  # fmt: skip
 
 

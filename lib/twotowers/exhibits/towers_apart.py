@@ -7,7 +7,7 @@ from math import isnan
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, judge, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, finding, judge, plural, together, untestable
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
@@ -33,7 +33,6 @@ def exchanged_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t[t["heads"].isin([OURS, RANDOM, ALL]) & t["what"].isin(WHAT)], x="what", y="moved", group="heads", facet="pairs",
         sort=list(WHAT), x_title="taken from the other prompt", y_title="margin moved to the other label (nats)",
         title="Only the query, only the keys, only the values",
-        description="Grouped bars with 95% intervals, one panel a kind of pair: in-context heads, random heads, all heads.",
     )  # fmt: skip
 
 
@@ -66,9 +65,8 @@ def _values_stay(t: pd.DataFrame) -> Verdict:
 def exchanged(t: pd.DataFrame) -> Claim:
     """Claim 4: queries and keys move the answer, values stay; on query pairs and on key pairs, beyond random heads."""
     if not {QUERIES, KEYS} <= set(t["pairs"]):
-        return Claim(
-            Verdict.UNTESTABLE,
-            "Queries or keys cannot be exchanged here: too few prompts have tokens that line up with those of their pair.",
+        return untestable(
+            "Queries or keys cannot be exchanged here: too few prompts have tokens that line up with those of their pair."
         )
     query, keys, stay = _moves(t, QUERIES, "query"), _moves(t, KEYS, "keys"), _values_stay(t)
     moved = {
@@ -97,13 +95,12 @@ def exchanged(t: pd.DataFrame) -> Claim:
 def value_pairs(t: pd.DataFrame) -> Claim:
     """Does the method see values at all, where it should?"""
     if VALUES not in set(t["pairs"]):
-        return Claim(None, "Prompts with their labels exchanged cannot be aligned in this model.")
+        return finding("Prompts with their labels exchanged cannot be aligned in this model.")
     values, every = (estimate(t, "moved", pairs=VALUES, heads=heads, what="values") for heads in (OURS, ALL))
     sees = "so values are seen where they should count" if values.low > 0 else "so values count for little even here"
-    return Claim(
-        None,
+    return finding(
         f"With the labels exchanged, values alone move the margin by {values:+.2f} nats in the in-context heads, {sees}; in "
-        f"all heads together by {every:+.2f}.",
+        f"all heads together by {every:+.2f}."
     )
 
 
@@ -112,7 +109,6 @@ def _blocked_chart(t: pd.DataFrame, y_title: str, title: str) -> alt.TopLevelMix
     return charts.bars(
         t, x="edges", y="lost", group="third", x_title="attention blocked from … to …", y_title=y_title, title=title,
         sort=list(dict.fromkeys(t["edges"])),
-        description="Grouped bars with 95% intervals: what is lost with each block, in the lower, middle and upper layers.",
     )  # fmt: skip
 
 
@@ -186,7 +182,6 @@ def mixing_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="edges", y="nats", group="third", x_title="attention blocked from … to …", y_title="effect of order, lost (nats)",
         title="How far the effect of order shrinks when neighbours cannot be seen", sort=list(dict.fromkeys(t["edges"])),
-        description="Grouped bars with 95% intervals: fall of the margin's difference between near and far demonstrations.",
     )  # fmt: skip
 
 

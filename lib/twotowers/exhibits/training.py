@@ -63,8 +63,6 @@ def course_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t.dropna(subset="value").sort_values(["panel", "seed", "step"], key=lambda c: c.map(order) if c.name == "panel" else c),
         x="step", y="value", group="heads", dash="seed", facet="panel", x_title="update", y_title="mean", height=150, zero=True,
         title="Along the training",
-        description="Six panels against the update: accuracy, tokens copied, and four quantities of heads; one line for each seed, "
-        "later in-context heads beside the other heads of their layers.",
     )  # fmt: skip
 
 

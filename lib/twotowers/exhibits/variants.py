@@ -5,10 +5,10 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, judge, plural
+from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, finding, judge, plural
 from twotowers.exhibits.claim import together as together_of
 from twotowers.stats import charts
-from twotowers.stats.intervals import estimate
+from twotowers.stats.intervals import Interval, estimate
 
 IN, RANDOM, OVER, ALL = "in-context heads", "random heads", "in-context less random", "mean of all"
 REST = "in-context less softmax alone"
@@ -17,8 +17,6 @@ REST = "in-context less softmax alone"
 def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="dataset", y="accuracy", group="form", y_title="accuracy", title="Accuracy of the three forms",
-        description="Grouped bars with 95% Wilson intervals: accuracy of the original prompts, the imbalanced and the "
-        "reordered ones.",
     )  # fmt: skip
 
 
@@ -27,10 +25,9 @@ def accuracy(t: pd.DataFrame) -> Claim:
         own = t[t["form"] == form]
         return f"falls in {int((own['margin_high'] < 0).sum())} and rises in {int((own['margin_low'] > 0).sum())}"
 
-    return Claim(
-        None,
+    return finding(
         f"Of {plural(t['dataset'].nunique(), 'set')}, the margin of the true label {fall('last true one removed')} when the last "
-        f"true demonstration goes; it {fall('true ones first')} when the true ones stand first (paired 95% intervals).",
+        f"true demonstration goes; it {fall('true ones first')} when the true ones stand first (paired 95% intervals)."
     )
 
 
@@ -40,8 +37,7 @@ def _changes_chart(t: pd.DataFrame, form: str) -> alt.TopLevelMixin:
         own, x="head", y="change", group="label", facet="kind",
         sort=list(dict.fromkeys(own["head"])), x_title="head (layer-head)", y_title="change of the summed attention",
         title=f"Change of attention: {form}",
-        description="Grouped bars with 95% intervals: paired change of the attention summed over true and over false "
-        "labels; left in-context heads, right random heads of the same layers.",
+        note="Random heads are of the same layers.",
     )  # fmt: skip
 
 
@@ -63,11 +59,10 @@ def removed(t: pd.DataFrame) -> Claim:
     true, false = (estimate(t, "change", kind=IN, head=ALL, label=f"{side} labels") for side in ("true", "false"))
     falls, of = _heads_that(t, "true", -1)
     rises, _ = _heads_that(t, "false", 1)
-    return Claim(
-        None,
+    return finding(
         f"The sum on true labels changes by {true:+.2f}, that on false labels by {false:+.2f}; the first falls in {falls} and the "
         f"second rises in {rises} of {plural(of, 'in-context head')}. Whether this says anything of the class, the next figure "
-        "judges.",
+        "judges."
     )
 
 
@@ -76,8 +71,7 @@ def softmax_alone_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t[t["kind"].isin([IN, RANDOM])], x="kind", y="change", group="source", x_title="heads",
         y_title="change of the sum on true labels",
         title="One true demonstration fewer: measured, and by the softmax alone",
-        description="Grouped bars with 95% intervals: measured change, the change that the softmax alone would make, and "
-        "the rest, for in-context heads and for random heads of the same layers.",
+        note="Random heads are of the same layers.",
     )  # fmt: skip
 
 
@@ -106,7 +100,6 @@ def which_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t[t["heads"].isin([IN, RANDOM])], x="removed", y="change", group="heads",
         x_title="which demonstration is removed", y_title="change of attention, true less false",
         title="Removing each demonstration in turn",
-        description="Grouped bars with 95% intervals: change of the difference between attention on true and false labels.",
     )  # fmt: skip
 
 
@@ -118,10 +111,8 @@ def which(t: pd.DataFrame) -> Claim:
     """
     nearest = t[(t["kind"] == "false one") & t["removed"].str.endswith("nearest")]
     effect, over, rest = (estimate(nearest, "change", heads=heads) for heads in (IN, OVER, REST))
-    margin = estimate(
-        nearest[nearest["heads"] == IN].rename(columns={"margin_low": "l", "margin_high": "h"})
-        .drop(columns=["low", "high"]).rename(columns={"l": "low", "h": "high"}), "margin_change",
-    )  # fmt: skip
+    row = nearest[nearest["heads"] == IN].iloc[0]
+    margin = Interval(row["margin_change"], row["margin_low"], row["margin_high"], effect.n)
     verdicts = judge(effect, over), judge(effect, rest)
     verdict = together_of(verdicts)
     no_more = "in random heads" if verdicts[0] is Verdict.CONTROL else "a softmax over unchanged scores would"
@@ -160,7 +151,6 @@ def orders_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t,
         x="order", y="difference", group="heads", x_title="order of the demonstrations, the query at the right end",
         y_title="attention on true less false labels", title="Attention over orders of the demonstrations",
-        description="Grouped bars with 95% intervals: difference between attention on true and false labels, order by order.",
     )  # fmt: skip
 
 
@@ -168,11 +158,10 @@ def orders(t: pd.DataFrame) -> Claim:
     own = t[t["heads"] == IN].set_index("order")
     low, high = own["accuracy"].idxmin(), own["accuracy"].idxmax()
     attention = (own["difference"].idxmin(), own["difference"].idxmax())
-    return Claim(
-        None,
+    return finding(
         f"Accuracy goes from {own['accuracy'][low]:.0%} ({code(low)}) to {own['accuracy'][high]:.0%} ({code(high)}); attention on "
         f"true less false labels from {own['difference'].min():+.2f} ({code(attention[0])}) to {own['difference'].max():+.2f} "
-        f"({code(attention[1])}).",
+        f"({code(attention[1])})."
     )
 
 
@@ -181,20 +170,18 @@ def together_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
         t,
         x="dataset", y="correlation", group="heads", facet="form", x_title="set", y_title="correlation over prompts",
         title="How far the margin moves with attention",
-        description="Grouped bars with 95% intervals: correlation over prompts, in-context heads and random heads.",
     )  # fmt: skip
 
 
 def together(t: pd.DataFrame) -> Claim:
     rows = t.pivot(index=["form", "dataset"], columns="heads", values=["low", "high", "share"])
     if not {IN, RANDOM} <= set(t["heads"]):
-        return Claim(None, "In one kind of heads nothing varies from prompt to prompt, so there is no comparison.")
+        return finding("In one kind of heads nothing varies from prompt to prompt, so there is no comparison.")
     above = int((rows["low"][IN] > rows["high"][RANDOM]).sum())
-    return Claim(
-        None,
+    return finding(
         f"In {above} of {len(rows)} pairs of form and set the correlation lies above that in random heads. The median share of "
         f"the margin's spread that goes with attention is {rows['share'][IN].median():.0%}, with that of random heads "
-        f"{rows['share'][RANDOM].median():.0%}. It is a correlation; chapters 6 and 11 intervene.",
+        f"{rows['share'][RANDOM].median():.0%}. It is a correlation; chapters 6 and 11 intervene."
     )
 
 
@@ -213,4 +200,4 @@ def flips(t: pd.DataFrame) -> Claim:
             said.append(
                 f"{form}: attention changes by {a:+.2f} where the answer turns wrong and by {b:+.2f} where it stays"
             )
-    return Claim(None, "; ".join(said) + ".")
+    return finding("; ".join(said) + ".")

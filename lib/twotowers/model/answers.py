@@ -15,9 +15,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Bool, Float, Int
 
-from twotowers.model.capture import predict
+from twotowers.model.capture import Capture, predict
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
 
@@ -52,6 +53,13 @@ class Answers:
         for words in zip(*(e.label_ids.values() for e in encoded), strict=True):
             named |= top == np.array(words)
         return cls(top == np.array([e.true_id for e in encoded]), margin > 0, margin, named, list(encoded))
+
+    @classmethod
+    def of(cls, seen: Capture) -> Answers:
+        """What one batch answered."""
+        p = seen.logits.to(torch.promote_types(seen.logits.dtype, torch.float32)).log_softmax(-1)
+        words = torch.tensor([list(e.label_ids.values()) for e in seen.prompts], device=p.device)
+        return cls.read(p.argmax(-1).cpu().numpy(), p.gather(1, words).cpu().numpy(), seen.prompts)
 
     @property
     def said(self) -> np.ndarray:

@@ -135,5 +135,5 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 REFUSED: dict[str, str] = {
-    "gemma3": "it reads images too, take a model of text alone (gemma3_text, such as google/gemma-3-1b-it)",
+    "gemma3": "it reads images too, take a model of text alone (gemma3_text, such as google/gemma-3-1b-it)"
 }  # model types that readers may well ask for, and what to do instead

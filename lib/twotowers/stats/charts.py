@@ -52,12 +52,9 @@ def _theme() -> alt.theme.ThemeConfig:
     }
 
 
-def finished(
-    chart: alt.TopLevelMixin, title: str, description: str, subtitle: str = "", height: int | None = 260
-) -> alt.TopLevelMixin:
+def finished(chart: alt.TopLevelMixin, title: str, description: str, height: int | None = 260) -> alt.TopLevelMixin:
     """Give a chart its title and its text description, and let it fill the width of the page."""
-    heading = alt.TitleParams(title, subtitle=subtitle) if subtitle else alt.TitleParams(title)
-    chart = chart.properties(title=heading, description=f"{title}. {description}")
+    chart = chart.properties(title=alt.TitleParams(title), description=f"{title}. {description}")
     if isinstance(chart, alt.Chart | alt.LayerChart):
         chart = chart.properties(width="container", autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
         if height is not None:
@@ -117,25 +114,24 @@ def head_cells(table: pd.DataFrame, value: str, value_title: str) -> alt.Chart:
 
 
 def head_map(
-    table: pd.DataFrame, *, title: str, description: str, value: str = "increase", value_title: str, facet: str = ""
+    table: pd.DataFrame, *, title: str, description: str = "", value: str = "increase", value_title: str
 ) -> alt.TopLevelMixin:
-    """Layer x head map. Columns: layer, head, `value`; `facet` names a column to split by."""
-    chart = head_cells(table, value, value_title)
-    if facet:
-        chart = chart.properties(width=300).facet(column=alt.Column(f"{facet}:N", title=None))
-    return finished(chart, title, description, height=None)
+    """Layer x head map. Columns: layer, head, `value`."""
+    description = description or f"A grid with one cell for each head, the deepest layer on top; colour: {value_title}."
+    return finished(head_cells(table, value, value_title), title, description, height=None)
 
 
 X_TITLES = {"head": "head (layer-head)", "dataset": "set (false/true class)"}
 
 
 def bars(
-    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, y_title: str, x_title: str = "",
-    zero: bool = True, sort: list | None = None, height: int = 260, facet: str = "",
+    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, y_title: str, x_title: str = "", description: str = "",
+    note: str = "", zero: bool = True, sort: list | None = None, height: int = 260, facet: str = "",
 ) -> alt.TopLevelMixin:  # fmt: skip
     """Grouped bars with intervals. Columns: `x`, `y`, `group`; low, high where an interval is known; `facet` splits.
 
-    Places along x stand in the table's order, or in that of `sort`; `x_title` may be left out for heads and sets.
+    Places along x stand in the table's order, or in that of `sort`; `x_title` may be left out for heads and sets, and
+    `description` where `in_words` says it, with a `note`.
     """
     sort, x_title = sort or list(dict.fromkeys(table[x])), x_title or X_TITLES[x]
     tint, shown = colour(group, table, group.replace("_", " ")), (x, group, y, "low", "high", "n")
@@ -155,10 +151,21 @@ def bars(
             chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(y="low:Q", y2="high:Q")
         return chart
 
-    if facet:
-        panels = _side_by_side(panel, table, facet, height).resolve_scale(y="shared")
-        return finished(panels, title, description)
-    return finished(panel(table), title, description, height=height)
+    chart = _drawn(panel, table, facet, height)
+    chart = chart.resolve_scale(y="shared") if facet else chart
+    description = description or in_words("Bars", table, (y_title, x_title), group, facet, note)
+    return finished(chart, title, description, height=height)
+
+
+def in_words(marks: str, table: pd.DataFrame, titles: tuple[str, str], group: str, facet: str, note: str = "") -> str:
+    """A chart for its caption, and for readers who cannot see it: what stands on its axes, its panels and its colours."""
+    intervals = " with 95% intervals" if {"low", "high"} <= set(table.columns) else ""
+    told = [f"{marks}{intervals}. Up: {titles[0]}. Across: {titles[1]}."]
+    for what, column in (("Panels", facet), ("Colours", "" if group == facet else group)):
+        names = list(dict.fromkeys(table[column].astype(str))) if column else []
+        rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        told += [f"{what}: {'; '.join(names[:8])}{rest}."] if len(names) > 1 else []
+    return " ".join([*told, note]).strip()
 
 
 def _tooltip(table: pd.DataFrame, columns) -> list:
@@ -166,11 +173,13 @@ def _tooltip(table: pd.DataFrame, columns) -> list:
     return [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in columns]
 
 
-def _side_by_side(panel: Callable, table: pd.DataFrame, facet: str, height: int) -> alt.ConcatChart:
-    """One panel for each value of `facet`, in the table's order; together about as wide as the page.
+def _drawn(panel: Callable, table: pd.DataFrame, facet: str, height: int) -> alt.TopLevelMixin:
+    """One panel, or one for each value of `facet` in the table's order; together about as wide as the page.
 
     Panels are drawn one by one, not by Vega-Lite's facets, whose bars vanish when panels differ in their groups.
     """
+    if not facet:
+        return panel(table)
     names = list(dict.fromkeys(table[facet]))
     columns = min(3, len(names))
     width = (640 - 60 * columns) // columns
@@ -182,7 +191,7 @@ def _side_by_side(panel: Callable, table: pd.DataFrame, facet: str, height: int)
 
 
 def lines(
-    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, description: str, x_title: str, y_title: str,
+    table: pd.DataFrame, *, x: str, y: str, group: str, title: str, x_title: str, y_title: str, description: str = "",
     zero: bool = False, log: bool = False, height: int = 280, dash: str = "", facet: str = "",
 ) -> alt.TopLevelMixin:  # fmt: skip
     """One line per `group`, with a band where low and high are known. `log`: a log axis that shows 0 too (symlog).
@@ -207,9 +216,8 @@ def lines(
             chart = base.mark_area(opacity=0.15, line=False, point=False).encode(y=low, y2="high:Q") + chart
         return chart
 
-    if facet:
-        return finished(_side_by_side(panel, table, facet, height), title, description)
-    return finished(panel(table), title, description, height=height)
+    description = description or in_words("Lines", table, (y_title, x_title), group, facet)
+    return finished(_drawn(panel, table, facet, height), title, description, height=height)
 
 
 def scatter(
@@ -236,9 +244,7 @@ def scatter(
             tooltip=_tooltip(part, part.columns), **encodings,
         )  # fmt: skip
 
-    if facet:
-        return finished(_side_by_side(panel, table, facet, height), title, description)
-    chart = panel(table)
+    chart = _drawn(panel, table, facet, height)
     if diagonal:
         ends = [float(min(table[x].min(), table[y].min())), float(max(table[x].max(), table[y].max()))]
         line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(point=False, strokeDash=[4, 4], color=GREY)
@@ -276,9 +282,7 @@ def matrix(
         return cells if many else cells + numbers
 
     height = max(90, (24 if many else 45) * len(order[y]))
-    if facet:
-        return finished(_side_by_side(panel, table, facet, height), title, description)
-    return finished(panel(table), title, description, height=height)
+    return finished(_drawn(panel, table, facet, height), title, description, height=height)
 
 
 def word_explorer(
@@ -323,14 +327,7 @@ def word_explorer(
 
 
 def rank_curves(
-    table: pd.DataFrame,
-    *,
-    group: str,
-    facet: str,
-    title: str,
-    description: str,
-    x_title: str = "rank",
-    height: int = 220,
+    table: pd.DataFrame, *, group: str, facet: str, title: str, description: str, x_title: str = "rank"
 ) -> alt.TopLevelMixin:
     """Share of ranks at or below each rank: a line a group, a panel a facet. Columns: `facet`, `group`, rank, share."""
     line = (
@@ -342,7 +339,7 @@ def rank_curves(
             color=colour(group, table, group.replace("_", " ")),
             tooltip=[facet, group, "rank", alt.Tooltip("share:Q", format=".3f")],
         )
-        .properties(width=270, height=height)
+        .properties(width=270, height=220)
     )
     order = list(dict.fromkeys(table[facet]))
     return finished(line.facet(column=alt.Column(f"{facet}:N", title=None, sort=order)), title, description)

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from twotowers.errors import TwoTowersError
-from twotowers.stats.resample import bca, cluster_codes, inside, pairs, sample, statistic_named, variance_of_mean
+from twotowers.stats.resample import bca, cluster_codes, inside, mean, pairs, sample, variance_of_mean
 
 
 @dataclass(frozen=True)
@@ -71,35 +71,21 @@ class Overlap(NamedTuple):
 
 
 def bootstrap(
-    values: ArrayLike, statistic: str = "mean", level: float = 0.95, draws: int = 2000, seed: int = 0,
-    clusters: Iterable | None = None,
-) -> Interval:  # fmt: skip
-    """Statistic of values (n,) with its bootstrap interval. `statistic`: mean, median or std (over n - 1).
+    values: ArrayLike, level: float = 0.95, draws: int = 2000, seed: int = 0, clusters: Iterable | None = None
+) -> Interval:
+    """Mean of values (n,) with its bootstrap interval.
 
     `clusters` (n,), of hashables: values of one cluster are drawn together. Raises TwoTowersError on no values, NaN or
-    infinite values, more than one axis, an unknown statistic, or clusters that do not name every value.
+    infinite values, more than one axis, or clusters that do not name every value.
     """
-    values, of = sample(values), statistic_named(statistic)
-    codes = [cluster_codes(clusters, len(values))]
-    return Interval(*bca(lambda weights: of(values, weights), codes, level, draws, seed))
+    values = sample(values)
+    return Interval(*bca(partial(mean, values), cluster_codes(clusters, len(values)), level, draws, seed))
 
 
-def bootstrap_difference(
-    a: ArrayLike, b: ArrayLike, paired: bool = True, statistic: str = "mean", level: float = 0.95, draws: int = 2000,
-    seed: int = 0, clusters: Iterable | None = None,
-) -> Interval:  # fmt: skip
-    """statistic(a) - statistic(b) with its bootstrap interval.
-
-    `paired`: a[i] and b[i] belong to one prompt, and to clusters[i], and are drawn together. Otherwise each is drawn by
-    itself and n is the smaller sample. Raises TwoTowersError as `bootstrap`, on pairs of unequal length, and on
-    clusters without pairs.
-    """
-    if clusters is not None and not paired:
-        raise TwoTowersError("clusters are for pairs: give paired=True, or leave the clusters out")
-    of, (a, b) = statistic_named(statistic), pairs(a, b) if paired else (sample(a), sample(b))
-    codes = [cluster_codes(clusters, len(a))] if paired else [np.arange(len(a)), np.arange(len(b))]
-    # Pairs share one list of weights.
-    return Interval(*bca(lambda *weights: of(a, weights[0]) - of(b, weights[-1]), codes, level, draws, seed))
+def bootstrap_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, clusters: Iterable | None = None) -> Interval:
+    """Mean of a less mean of b, both (n,), with its bootstrap interval: a[i] and b[i] belong to one prompt, and to
+    clusters[i], and are drawn together. Raises TwoTowersError as `bootstrap`, and on pairs of unequal length."""
+    return bootstrap(np.subtract(*pairs(a, b)), seed=seed, clusters=clusters)
 
 
 def bootstrap_of_means(
@@ -116,7 +102,7 @@ def bootstrap_of_means(
     if table.ndim != 2 or not table.size:
         raise TwoTowersError(f"a table of shape {table.shape}: give rows of prompts and at least one column")
     sample(table.ravel())
-    codes = [cluster_codes(clusters, len(table))]
+    codes = cluster_codes(clusters, len(table))
     return Interval(*bca(lambda w: of(w @ table / w.sum(-1, keepdims=True)), codes, level, draws, seed))
 
 
@@ -143,7 +129,7 @@ def bootstrap_correlation(
         at = np.repeat(np.tile(np.arange(n), len(weights)), weights.ravel()).reshape(len(weights), -1)
         return stats.pearsonr(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)), axis=-1).statistic
 
-    return Interval(*bca(correlations, [np.arange(n)], level, draws, seed, width=x.shape[1]))
+    return Interval(*bca(correlations, np.arange(n), level, draws, seed, width=x.shape[1]))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:

@@ -17,23 +17,9 @@ from twotowers.errors import TwoTowersError
 _BLOCK = 1 << 20  # entries of a block of resamples: some tens of megabytes, whatever n and draws are
 
 
-def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return values[0] + weights @ (values - values[0]) / weights.sum(-1)  # exact when all values are equal
-
-
-def _median(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    order = np.argsort(values)
-    twice = 2 * weights[:, order].cumsum(-1)
-    n = weights.sum(-1, keepdims=True)
-    return (values[order][(twice >= n).argmax(-1)] + values[order][(twice > n).argmax(-1)]) / 2
-
-
-def _std(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    squares = weights * (values - _mean(values, weights)[:, None]) ** 2
-    return np.sqrt(squares.sum(-1) / (weights.sum(-1) - 1))
-
-
-STATISTICS = {"mean": _mean, "median": _median, "std": _std}  # of values (n,), each drawn weights (row, n) times
+def mean(values: Float[np.ndarray, " n"], weights: Int[np.ndarray, "row n"]) -> Float[np.ndarray, " row"]:
+    """Means of values, each drawn as often as its weight says; exact when all values are equal."""
+    return values[0] + weights @ (values - values[0]) / weights.sum(-1)
 
 
 def sample(values: ArrayLike) -> Float[np.ndarray, " n"]:
@@ -61,13 +47,6 @@ def inside(share: float) -> float:
     return share
 
 
-def statistic_named(name: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """One of STATISTICS. Raises TwoTowersError on another name."""
-    if name not in STATISTICS:
-        raise TwoTowersError(f"unknown statistic '{name}': choose one of {', '.join(STATISTICS)}")
-    return STATISTICS[name]
-
-
 def cluster_codes(clusters: Iterable | None, n: int) -> Int[np.ndarray, " n"]:
     """The number of each value's cluster, in order of appearance; without clusters each value is its own.
 
@@ -91,44 +70,52 @@ def variance_of_mean(values: Float[np.ndarray, " n"], codes: Int[np.ndarray, " n
     return len(sums) / (len(sums) - 1) * float(sums @ sums) / len(values) ** 2
 
 
-def bca(
-    of: Callable[..., np.ndarray], codes: list[np.ndarray], level: float, draws: int, seed: int, width: int = 1
-) -> tuple[float, float, float, int]:
-    """Estimate, bounds and number of clusters of `of`, which maps weights (row, n), of each sample, to (row,).
+def group_sums(
+    rows: Float[np.ndarray, "row *columns"], group: Int[np.ndarray, "row"]
+) -> Float[np.ndarray, "group *columns"]:
+    """Sums over the rows of each group, numbered from 0."""
+    out = np.zeros((group.max() + 1, *rows.shape[1:]))
+    np.add.at(out, group, rows)
+    return out
 
-    A weight says how often a value was drawn, `codes` holds the cluster of each value, for each sample, and `width` how
-    many floats `of` needs for each. Bounds are NaN for one cluster and where `of` is not finite. Raises TwoTowersError
-    on a `level` outside (0, 1) and no draws.
+
+def bca(
+    of: Callable[[np.ndarray], np.ndarray],
+    codes: Int[np.ndarray, " n"],
+    level: float,
+    draws: int,
+    seed: int,
+    width: int = 1,
+) -> tuple[float, float, float, int]:
+    """Estimate, bounds and number of clusters of `of`, which maps weights (row, n) to (row,).
+
+    A weight says how often a value was drawn, `codes` holds the cluster of each value, and `width` how many floats `of`
+    needs for each. Bounds are NaN for one cluster and where `of` is not finite. Raises TwoTowersError on a `level`
+    outside (0, 1) and no draws.
     """
     if draws < 1:
         raise TwoTowersError(f"draws={draws}: give at least 1, better 1000 or more")
-    tail = (1 - inside(level)) / 2
-    sizes = [int(code.max()) + 1 for code in codes]
+    tail, n, estimate = (1 - inside(level)) / 2, int(codes.max()) + 1, math.nan
 
-    def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        weights = []
-        for at, code, size in zip(drawn, codes, sizes, strict=True):
-            at = at.reshape(-1, at.shape[-1])
-            flat = (at + size * np.arange(len(at))[:, None]).ravel()
-            counts = np.bincount(flat, minlength=len(at) * size).reshape(-1, size)
-            weights.append(counts if size == len(code) else counts[:, code])
+    def statistic(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        at = drawn.reshape(-1, drawn.shape[-1])
+        flat = (at + n * np.arange(len(at))[:, None]).ravel()
+        counts = np.bincount(flat, minlength=len(at) * n).reshape(-1, n)
         with np.errstate(all="ignore"):
-            found = np.array(of(*weights), dtype=float)
+            found = np.array(of(counts if n == len(codes) else counts[:, codes]), dtype=float)
         found[~np.isfinite(found)] = np.nan
         # BCa counts resamples below the estimate: how a sum was rounded must not decide on which side one lies.
         found[np.abs(found - estimate) <= 1e-12 * np.nanmax(np.abs(found), initial=0)] = estimate
-        return found.reshape(drawn[0].shape[:-1])
+        return found.reshape(drawn.shape[:-1])
 
-    clusters, n, estimate = [np.arange(size) for size in sizes], min(sizes), math.nan
-    estimate = float(statistic(*clusters))
+    estimate = float(statistic(np.arange(n)))
     if n < 2 or math.isnan(estimate):
         return estimate, math.nan, math.nan, n
-    batch = max(1, _BLOCK // (width * max(len(code) for code in codes)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy's, where BCa has no answer
         found = stats.bootstrap(
-            clusters, statistic, n_resamples=draws, batch=batch, confidence_level=level, vectorized=True, method="BCa",
-            rng=np.random.default_rng(seed),
+            [np.arange(n)], statistic, n_resamples=draws, batch=max(1, _BLOCK // (width * len(codes))),
+            confidence_level=level, vectorized=True, method="BCa", rng=np.random.default_rng(seed),
         )  # fmt: skip
     low, high = found.confidence_interval
     finite = found.bootstrap_distribution[~np.isnan(found.bootstrap_distribution)]

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
-from twotowers.heads import named
 from twotowers.prompts.datasets import alternated
 from twotowers.stats.intervals import bootstrap, bootstrap_difference
-from twotowers.studies.best_head import BEST, RANDOM, available, best
+from twotowers.studies.best_head import available, best
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.run import Run
 
@@ -159,15 +158,3 @@ def chat(run: Run) -> pd.DataFrame:
              "verdict": asking.verdict(answer), "chat_model": p.chat_model}
         )  # fmt: skip
     return pd.DataFrame(rows)
-
-
-@study
-def chosen(run: Run) -> pd.DataFrame:
-    """The head of the case and its controls: head, others, dataset."""
-    here, head, others, _, _, _ = _case(run)
-    return pd.DataFrame(
-        [{"head": str(head), "others": ", ".join(named(others)), "dataset": here.parameters.datasets[0]}]
-    )
-
-
-__all__ = ["BEST", "RANDOM", "chat", "chosen", "counted", "looks", "prompt_text", "words"]

@@ -8,17 +8,7 @@ import pandas as pd
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
 from twotowers.stats.intervals import bootstrap, discoveries, grouped, p_value
-from twotowers.studies.attention_weights import (
-    BALANCED,
-    IN,
-    MOST,
-    SHOWN,
-    balanced,
-    by_head,
-    kinds,
-    right_wrong,
-    study,
-)
+from twotowers.studies.attention_weights import BALANCED, IN, MOST, SHOWN, balanced, by_head, kinds, right_wrong, study
 from twotowers.studies.run import Run
 
 COMPARED, CONTENT = "as the model compares", "content alone"
