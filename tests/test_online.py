@@ -14,6 +14,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.stats import tables
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
+import build
 import online
 import opening
 
@@ -29,7 +30,6 @@ def no_addresses(monkeypatch):
 
 def built(folder) -> dict[str, str]:
     """A book of two pages by the book's own configuration and theme: its HTML files, by name."""
-    jupyter_book = pytest.importorskip("jupyter_book.sphinx", reason="the book's packages are not installed")
     (folder / "book").mkdir()
     for name in ("_ext", "_page"):
         (folder / "book" / name).symlink_to(ROOT / "book" / name)
@@ -38,17 +38,9 @@ def built(folder) -> dict[str, str]:
     (folder / "book/intro.md").write_text("# A *first* page\n\nWhat it says.\n")
     (folder / "book/a&b.md").write_text(f'# The *second* < "& more"\n\n**Question.** {"Is <it> so? " * 30}\n\nMore.\n')
     tables.save(table(), folder / "tables/model", opening.TABLE, {})
-    failed = jupyter_book.build_sphinx(
-        folder,
-        folder / "out",
-        noconfig=True,
-        confoverrides={"latex_individualpages": False},
-        path_config=folder / "_config.yml",
-        warningiserror=True,
-        quiet=True,
-    )
-    assert not failed
-    return {p.relative_to(folder / "out").as_posix(): p.read_text("utf8") for p in (folder / "out").rglob("*.html")}
+    assert build.sphinx(folder, folder, folder / "log") == ""
+    out = folder / "_build/html"
+    return {p.relative_to(out).as_posix(): p.read_text("utf8") for p in out.rglob("*.html")}
 
 
 def tags(page: str) -> dict[str, str]:
@@ -61,7 +53,7 @@ def tags(page: str) -> dict[str, str]:
 def test_without_an_address_nothing_points_elsewhere(tmp_path):
     assert online.with_addresses(CONFIG) == CONFIG
     pages = built(tmp_path)
-    assert pages["index.html"].count("book/intro.html") == 2 and not (tmp_path / "out/sitemap.xml").exists()
+    assert pages["index.html"].count("book/intro.html") == 2 and not (tmp_path / "_build/html/sitemap.xml").exists()
     for page in pages.values():
         assert "https:" not in re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL) and "og:" not in page
     assert tags(pages["book/intro.html"])["citation_inbook_title"] == TITLE
@@ -77,11 +69,11 @@ def test_with_the_site_s_address_a_page_says_where_it_is_and_what_it_is_about(mo
     assert f'<link rel="canonical" href="{site}/book/a&amp;b.html"' in pages["book/a&b.html"]
     assert said["description"] == said["og:description"] and said["description"].startswith("Question. Is <it> so? Is")
     assert len(said["description"]) <= 200 and said["twitter:card"] == "summary_large_image"
-    assert said["og:image"] == f"{site}/{online.CARD}" and (tmp_path / "out" / online.CARD).exists()
+    assert said["og:image"] == f"{site}/{online.CARD}" and (tmp_path / "_build/html" / online.CARD).exists()
     first = tags(pages["index.html"])  # what is shared is most often the bare address
     assert first["og:title"] == TITLE and first["og:description"] == "What it says."
     assert first["og:url"] == f"{site}/book/intro.html" and first["og:image"] == said["og:image"]
-    listed = re.findall("<loc>(.*)</loc>", (tmp_path / "out/sitemap.xml").read_text())
+    listed = re.findall("<loc>(.*)</loc>", (tmp_path / "_build/html/sitemap.xml").read_text())
     assert listed == [f"{site}/book/a&amp;b.html", f"{site}/book/intro.html"]
     assert f'href="{site}/"' in pages["404.html"]
 
