@@ -5,6 +5,7 @@
   const lines = { domainColor: "currentColor", tickColor: "currentColor", gridColor: "currentColor", gridOpacity: 0.15 };
   const page = {
     background: "transparent",
+    padding: { left: 14, right: 5, top: 5, bottom: 5 },  // a long slanting name reaches out to the left
     axis: { ...ink, ...lines },
     legend: ink,
     header: ink,
@@ -44,13 +45,15 @@
     return whole;
   }
 
-  // Where there is no room: a legend has one entry a line, a long title of the lower axis two lines, and names there are steep.
+  // Where there is no room: a legend has one entry a line, a long title two lines, and names there are steep.
   function narrow(part, config, width) {
     if (Array.isArray(part)) return part.map((one) => narrow(one, config, width));
     if (!part || typeof part !== "object") return part;
     const made = Object.fromEntries(Object.entries(part).map(([key, one]) => [key, narrow(one, config, width)]));
-    if (made.legend) made.legend = { ...made.legend, columns: 1, labelLimit: width - 40 };
-    if (made.x?.title) made.x.title = broken(made.x.title, `13px ${config.font || "sans-serif"}`, width - 140);
+    if (made.legend) made.legend = { ...made.legend, columns: 1, labelLimit: width - 40, gradientLength: 120 };
+    for (const title of [made.x, made.color].filter((one) => one?.title)) {
+      title.title = broken(title.title, `13px ${config.font || "sans-serif"}`, width - 170);
+    }
     if (made.x?.type === "nominal" && made.x.axis) made.x.axis.labelAngle = -60;
     return made;
   }
@@ -77,7 +80,7 @@
     const box = element.parentElement;
     const phone = box.clientWidth < 500;
     const config = merge(merge(marks, spec.config || {}), page);
-    const title = titleFor(spec.title, config, box.clientWidth - 50);
+    const title = titleFor(spec.title, config, box.clientWidth - 70);
     const data = Object.fromEntries(Object.entries(datasets).map(([name, columns]) => [name, rows(columns)]));
     const whole = { ...spec, title, config, background: "transparent" };
     return vegaEmbed(element, { ...(phone ? narrow(whole, config, box.clientWidth) : whole), datasets: data }, {
