@@ -18,7 +18,6 @@ MACHINERY = (
     "_config.yml",
     "book/_ext",
     "book/_page",
-    "book/references.bib",
     "data/published.csv",
     "data/words",
 )

@@ -243,8 +243,8 @@ def test_the_chapter_about_training_says_once_that_another_model_s_was_not_recor
     assert said.count("/model was not recorded: this chapter is about mini-gpt2") == 1
     exhibits = said.count("This exhibit (")
     assert exhibits > 5 and said.count("for the same reason as `13-training-onsets`") == exhibits - 1
-    boxes = said.count("{admonition}")
-    assert boxes == said.count("{admonition} Not testable here") > 2
+    boxes = said.count("admonition-title")
+    assert boxes == said.count(">Not testable here<") > 2
 
 
 @pytest.mark.slow
@@ -261,5 +261,5 @@ def test_chapters_hold_for_any_outcome(kind, tmp_path):
             page = Page(chapter, **few).run()
             assert not says_nan(page.text), chapter
             assert "**This model is not shown to learn the task**" in page.text, chapter
-            held = re.findall(r"admonition\} Holds\n:class: \S+ holds\n(.*)", page.text)
+            held = re.findall(r"<strong>Holds</strong></p>\n\n(.*)", page.text)
             assert all("after the other heads of their layer" in one for one in held), held  # arithmetic, not learning

@@ -11,7 +11,7 @@ from twotowers.exhibits.claim import Verdict
 from twotowers.parameters import Parameters
 from twotowers.studies.context import CHAPTERS
 
-WITH = sorted(path for path in (ROOT / "book").glob("[01]*.ipynb") if path.stem[:2] not in ("08", "09"))  # sentences
+WITH = sorted((ROOT / "book").glob("[01]*.ipynb"))
 for path in (ROOT / "lib/twotowers/studies").glob("*.py"):  # studies are known once they are imported
     import_module(f"twotowers.studies.{path.stem}")
 TITLES = "".join(path.read_text("utf8") for path in (ROOT / "lib/twotowers/exhibits").glob("*.py"))

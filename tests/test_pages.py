@@ -66,6 +66,11 @@ LOOK = """() => {
     const named = [chart, ...chart.querySelectorAll('div')].find(e => e.getAttribute('role') === 'graphics-document');
     const name = named?.getAttribute('aria-label');
     if (!name) found.push(`chart ${chart.id} has no description`);
+    const box = marks.getBoundingClientRect();
+    for (const text of chart.querySelectorAll('.role-axis text, .role-legend text, .role-title text')) {
+      const { left, right, width } = text.getBoundingClientRect();
+      if (width && (left < box.left - 1 || right > box.right + 1)) found.push(`chart ${name}: "${text.textContent}" is cut`);
+    }
     if (!chart.querySelector('summary')?.checkVisibility()) found.push(`chart ${chart.id} has no menu to save it`);
     for (const text of chart.querySelectorAll('.role-axis text, .role-legend text, .role-title text')) {
       const [a, b] = [light(rgb(getComputedStyle(text).fill)), light(behind(chart))];
@@ -248,7 +253,7 @@ BROKEN = """<html><body class="bd-article" style="margin: 0; background: #111">
 <script src="https://example.org/lost.js"></script><script>console.error("a cry"); nothing.here</script>
 <div class="math">x^2</div><img src="data:image/gif;base64,R0lGODlhAQABAAAAACw="><div id="altair-viz-1"></div>
 <div id="altair-viz-2"><svg class="marks"><g class="role-mark"><path/></g>
-<g class="role-axis"><text>layer</text></g></svg></div><div style="width: 900px">wide</div></body></html>"""
+<g class="role-axis"><text y="20">layer</text><text x="299" y="50">a name</text></g></svg></div><div style="width: 900px">wide</div></body></html>"""
 
 
 @needs_browser
@@ -261,4 +266,5 @@ def test_the_look_notices_what_is_wrong(tmp_path):
     assert "chart altair-viz-1 is not drawn" in wrong and "chart altair-viz-2 has no description" in wrong
     assert "chart altair-viz-2 has no menu to save it" in wrong
     assert AXE is None or "document-title (serious" in wrong
+    assert '"a name" is cut' in wrong and '"layer" is cut' not in wrong
     assert '"layer" has contrast 1.' in wrong and "the page is 900 wide" in wrong

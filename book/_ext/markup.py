@@ -12,8 +12,6 @@ from sphinx.util import logging
 
 # What is wrong in the HTML of Sphinx, its theme and extensions -> what stands there instead.
 MENDED = {
-    '<div role="list" class="citation-list">': '<div class="citation-list">',  # it holds no list items
-    ' role="doc-biblioentry"': "",
     '<summary aria-label="Toggle hidden content">': "<summary>",  # it has words of its own
 }
 

@@ -1,5 +1,5 @@
-"""What pages say and link to once they are online: buttons that need the repository's address, citation, the picture that
-other sites show beside a link, sitemap, 404.
+"""What pages say and link to once they are online: buttons that need the repository's address, citation, the picture and
+sentence that other sites show beside a link, sitemap, 404.
 
 `TWOTOWERS_REPOSITORY` is the repository's address on GitHub, `TWOTOWERS_SITE` that of the published pages. What needs an
 address that is not given is left out.
@@ -7,11 +7,13 @@ address that is not given is left out.
 
 import os
 import re
-from html import escape
+import textwrap
+from html import escape, unescape
 from pathlib import Path
 
 import opening
 import yaml
+from docutils import nodes
 from twotowers.errors import TwoTowersError
 from twotowers.paths import REPOSITORY, SITE
 
@@ -25,6 +27,12 @@ NOT_FOUND = """<!doctype html>
 <body style="font: 1.1em sans-serif; max-width: 34em; margin: 15vh auto; padding: 0 1em">
 <h1>This page is not here</h1><p>It may have moved. <a href="{home}">The book begins here.</a></p></body></html>
 """
+INDEX = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Refresh" content="0; url={first}" />{tags}</head>
+<body><p><a href="{first}">{title}</a></p></body></html>
+"""
+NOT_LISTED = {"404.html", "index.html", "search.html", "genindex.html"}
 
 
 def address(name: str) -> str:
@@ -35,11 +43,13 @@ def address(name: str) -> str:
     return given.rstrip("/")
 
 
-def with_buttons(config: bytes) -> bytes:
-    """The book's _config.yml with buttons to the repository, "edit this page", Binder and Colab."""
-    if not (repository := address(REPOSITORY)):
-        return config
+def with_addresses(config: bytes) -> bytes:
+    """The book's _config.yml with each page's own address, and buttons to the repository, "edit this page", Binder and Colab."""
     whole = yaml.safe_load(config)
+    if site := address(SITE):
+        whole["html"]["baseurl"] = f"{site}/"
+    if not (repository := address(REPOSITORY)):
+        return yaml.safe_dump(whole, sort_keys=False).encode() if site else config
     whole["repository"] = {"url": repository, "branch": "main"}
     buttons = ("use_repository_button", "use_edit_page_button", "use_issues_button")
     whole["html"] |= dict.fromkeys(buttons, True)
@@ -55,42 +65,60 @@ def write_card(app) -> None:
     target = Path(app.outdir) / CARD
     target.unlink(missing_ok=True)
     for table in Path(app.srcdir).glob(f"tables/*/{opening.TABLE}.csv") if address(SITE) else ():
-        if drawn := opening.card(table.parent, app.config.project):
+        if drawn := opening.card(table.parent, app.config.html_title):
             target.write_bytes(drawn)
 
 
-def add_citation(app, pagename, templatename, context, doctree) -> None:
+def metatags(app, pagename: str, title: str, said: str) -> str:
     """Highwire tags, which reference managers and Google Scholar read: this book's page, and the paper it re-derives.
 
-    Where the site's address is known also Open Graph's, which other sites read for a link.
+    Where the site's address is known also Open Graph's, which other sites read for a link. `said`: what the page is about.
     """
-    title = re.sub(r"<[^>]*>", "", context.get("title") or "") or app.config.project
-    said = [
-        ("citation_title", title), ("citation_author", "The two-towers book authors"), ("citation_language", "en"),
-        ("citation_publication_date", "2026"), ("citation_inbook_title", app.config.project),
+    book = app.config.html_title
+    tags = [
+        ("description", said), ("citation_title", title), ("citation_author", "The two-towers book authors"),
+        ("citation_language", "en"), ("citation_publication_date", "2026"), ("citation_inbook_title", book),
         ("citation_reference", "citation_title=How do Large Language Models Learn In-Context? Query and Key Matrices of "
          "In-Context Heads are Two Towers for Metric Learning; citation_author=Zeping Yu; citation_author=Sophia Ananiadou; "
          "citation_publication_date=2024; citation_arxiv_id=2402.02872"),
     ]  # fmt: skip
     if site := address(SITE):
         page = f"{site}/{pagename}.html"
-        said += [("citation_fulltext_html_url", page), ("og:title", title), ("og:type", "article"), ("og:url", page)]
+        tags += [("citation_fulltext_html_url", page), ("og:title", title), ("og:type", "article"), ("og:url", page),
+                 ("og:site_name", book), ("og:description", said)]  # fmt: skip
         if (Path(app.outdir) / CARD).exists():
-            said += [("og:image", f"{site}/{CARD}"), ("og:image:alt", PICTURE), ("twitter:card", "summary_large_image")]
-    for name, text in said:
-        kind = "property" if name.startswith("og:") else "name"
-        context["metatags"] = f'{context.get("metatags", "")}\n    <meta {kind}="{name}" content="{escape(text)}" />'
+            tags += [("og:image", f"{site}/{CARD}"), ("og:image:alt", PICTURE), ("twitter:card", "summary_large_image")]
+    return "".join(
+        f'\n    <meta {"property" if name.startswith("og:") else "name"}="{name}" content="{escape(text)}" />'
+        for name, text in tags
+        if text
+    )
+
+
+def about(doctree: nodes.document | None) -> str:
+    """The first paragraph of a page, of which search engines and other sites show some two hundred characters."""
+    first = next(doctree.findall(nodes.paragraph), None) if doctree else None
+    return textwrap.shorten(first.astext(), 200, placeholder=" …") if first else ""
+
+
+def add_citation(app, pagename, templatename, context, doctree) -> None:
+    title = unescape(re.sub(r"<[^>]*>", "", context.get("title") or "")) or app.config.html_title
+    context["metatags"] = context.get("metatags", "") + metatags(app, pagename, title, about(doctree))
 
 
 def write_site(app, exception) -> None:
-    """404.html; and sitemap.xml where the site's address is known."""
+    """404.html, and index.html, which sends on to the first page; and sitemap.xml where the site's address is known."""
     if app.builder.format != "html" or exception:
         return
-    site, out = address(SITE), Path(app.outdir)
+    site, out, first = address(SITE), Path(app.outdir), app.config.root_doc
     (out / "404.html").write_text(NOT_FOUND.format(home=escape(f"{site}/" if site else "index.html")), "utf8")
+    title = app.config.html_title
+    tags = metatags(app, first, title, about(app.env.get_doctree(first)))
+    (out / "index.html").write_text(INDEX.format(first=f"{first}.html", title=escape(title), tags=tags), "utf8")
     if site:
         pages = sorted(p.relative_to(out).as_posix() for p in out.rglob("*.html") if "_static" not in p.parts)
-        places = "".join(f"<url><loc>{escape(f'{site}/{page}')}</loc></url>\n" for page in pages if page != "404.html")
+        listed = [page for page in pages if page not in NOT_LISTED]
+        places = "".join(f"<url><loc>{escape(f'{site}/{page}')}</loc></url>\n" for page in listed)
         (out / "sitemap.xml").write_text(
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{places}</urlset>\n', "utf8"

@@ -5,6 +5,7 @@
   const lines = { domainColor: "currentColor", tickColor: "currentColor", gridColor: "currentColor", gridOpacity: 0.15 };
   const page = {
     background: "transparent",
+    padding: { left: 14, right: 5, top: 5, bottom: 5 },  // a long slanting name reaches out to the left
     axis: { ...ink, ...lines },
     legend: ink,
     header: ink,
@@ -23,12 +24,13 @@
   }
 
   // Vega breaks no lines, and a title wider than the page would squeeze the plot.
-  function broken(text, size, width) {
-    const most = Math.max(12, Math.floor(width / (0.56 * size)));
+  const pen = document.createElement("canvas").getContext("2d");
+  function broken(text, font, width) {
+    pen.font = font;
     const lines = [""];
     for (const word of [text].flat().join(" ").split(" ")) {
-      const last = lines.pop();
-      lines.push(...(last && last.length + word.length >= most ? [last, word] : [`${last} ${word}`.trim()]));
+      const last = lines.pop(), longer = `${last} ${word}`.trim();
+      lines.push(...(last && pen.measureText(longer).width > width ? [last, word] : [longer]));
     }
     return lines;
   }
@@ -37,9 +39,23 @@
     if (!title) return title;
     const whole = typeof title === "object" && !Array.isArray(title) ? { ...title } : { text: title };
     const sizes = { fontSize: 13, subtitleFontSize: 11, ...config.title, ...whole };
-    if (whole.text) whole.text = broken(whole.text, sizes.fontSize, width);
-    if (whole.subtitle) whole.subtitle = broken(whole.subtitle, sizes.subtitleFontSize, width);
+    const font = config.font || "sans-serif";
+    if (whole.text) whole.text = broken(whole.text, `bold ${sizes.fontSize}px ${font}`, width);
+    if (whole.subtitle) whole.subtitle = broken(whole.subtitle, `${sizes.subtitleFontSize}px ${font}`, width);
     return whole;
+  }
+
+  // Where there is no room: a legend has one entry a line, a long title two lines, and names there are steep.
+  function narrow(part, config, width) {
+    if (Array.isArray(part)) return part.map((one) => narrow(one, config, width));
+    if (!part || typeof part !== "object") return part;
+    const made = Object.fromEntries(Object.entries(part).map(([key, one]) => [key, narrow(one, config, width)]));
+    if (made.legend) made.legend = { ...made.legend, columns: 1, labelLimit: width - 40, gradientLength: 120 };
+    for (const title of [made.x, made.color].filter((one) => one?.title)) {
+      title.title = broken(title.title, `13px ${config.font || "sans-serif"}`, width - 170);
+    }
+    if (made.x?.type === "nominal" && made.x.axis) made.x.axis.labelAngle = -60;
+    return made;
   }
 
   // Vega measures a chart's box when the window changes, which can be before the page has settled into its new shape.
@@ -64,10 +80,10 @@
     const box = element.parentElement;
     const phone = box.clientWidth < 500;
     const config = merge(merge(marks, spec.config || {}), page);
-    if (phone) config.legend.columns = 2;
-    const title = titleFor(spec.title, config, box.clientWidth - (phone ? 10 : 50));
+    const title = titleFor(spec.title, config, box.clientWidth - 70);
     const data = Object.fromEntries(Object.entries(datasets).map(([name, columns]) => [name, rows(columns)]));
-    return vegaEmbed(element, { ...spec, datasets: data, title, config, background: "transparent" }, {
+    const whole = { ...spec, title, config, background: "transparent" };
+    return vegaEmbed(element, { ...(phone ? narrow(whole, config, box.clientWidth) : whole), datasets: data }, {
       mode: "vega-lite",
       renderer: "svg",
       ast: true,  // expressions are interpreted: the page's policy lets no text become code

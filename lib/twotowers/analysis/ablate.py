@@ -163,7 +163,7 @@ def ablate_sets(
 def ranked(increase: pd.DataFrame, drop: pd.DataFrame) -> pd.DataFrame:
     """Every head under two rankings, by `increase` and by accuracy drop (EMNLP 2024, as summarised).
 
-    `increase` has layer, head, increase (`Increases.heads_table`); `drop` is `Traced.table`, whose ties in accuracy are
+    `increase` has layer, head, increase; `drop` is `Traced.table`, whose ties in accuracy are
     broken by log_prob_drop. Adds by_increase and by_drop, ranks from 1, and `enters`, the better of the two: the
     smallest k at which the head is in the union of the two top k. Rows in the order in which heads enter. Raises
     TwoTowersError when the tables are not of the same heads.

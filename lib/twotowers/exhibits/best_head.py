@@ -18,8 +18,8 @@ PAPER, BALANCED = "paper's order", "counterbalanced"
 def chosen(t: pd.DataFrame) -> Claim:
     ours = t[t["source"] == BEST].iloc[0]
     return finding(
-        f"The best of {ours['total']} heads is {code(ours['head'])}, with {ours['label_margin']:+.2f} nats from label positions "
-        f"(mean over {plural(ours['n_sets'], 'set')}, {ours['n_locate']} prompts each that are in no figure). It is also the best "
+        f"Of {ours['total']} heads {code(ours['head'])} is read here: {ours['label_margin']:+.2f} nats from label positions "
+        f"(mean over {plural(ours['n_sets'], 'set')}, {ours['n_locate']} prompts each that are in no figure). It is the best "
         f"head of {ours['best_on']} of these sets taken alone."
     )
 

@@ -49,12 +49,13 @@ class Claim:
 
     @property
     def markdown(self) -> str:
-        """A box whose title is the verdict; a finding without one is a paragraph."""
+        """A box whose title is the verdict, as HTML, which Jupyter and the book both show; a finding is a paragraph."""
         sentence = inert(self.sentence)
         if self.verdict is None:
             return f"**Found here.** {sentence}"
         kind = self.verdict.name.lower()
-        return f":::{{admonition}} {self.verdict.capitalize()}\n:class: verdict {kind}\n{sentence}\n:::"
+        title = f'<p class="admonition-title"><strong>{self.verdict.capitalize()}</strong></p>'
+        return f'<div class="admonition verdict {kind}">\n{title}\n\n{sentence}\n\n</div>'
 
 
 def finding(sentence: str) -> Claim:

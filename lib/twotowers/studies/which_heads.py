@@ -130,7 +130,7 @@ def rankings(run: Run) -> pd.DataFrame:
 
 @study
 def agreement(run: Run) -> pd.DataFrame:
-    """`stats.agreement` of every pair of rankings, with spearman_found and shared_found (Benjamini and Hochberg over the
+    """How far every two rankings agree: `stats.agreement`, with spearman_found and shared_found (Benjamini and Hochberg over the
     pairs), and class_heads: heads whose attention by class is a
     discovery above zero (missing without that ranking)."""
     p, table = run.parameters, run.table(rankings)
@@ -168,8 +168,8 @@ def _compared(values: dict[str, np.ndarray], clusters: np.ndarray, seed: int) ->
 
 @study
 def what_they_do(run: Run) -> pd.DataFrame:
-    """The top heads of each ranking zeroed together at all positions, on prompts that located nothing, beside DRAWS sets of
-    random other heads of the same layers (heads that another ranking finds may be among these).
+    """The top heads of each ranking zeroed together at all positions, on prompts that located nothing, beside random other heads
+    of the same layers. Of these DRAWS sets; heads that another ranking finds may be among them.
 
     One row per (ranking, measure, heads): value, low, high, n (queries); draws, draws_as_low, p and discovery (of the
     difference from random heads; over rankings, within the measure). Beside it k, names, elsewhere (random heads that
