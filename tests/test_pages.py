@@ -253,7 +253,8 @@ BROKEN = """<html><body class="bd-article" style="margin: 0; background: #111">
 <script src="https://example.org/lost.js"></script><script>console.error("a cry"); nothing.here</script>
 <div class="math">x^2</div><img src="data:image/gif;base64,R0lGODlhAQABAAAAACw="><div id="altair-viz-1"></div>
 <div id="altair-viz-2"><svg class="marks"><g class="role-mark"><path/></g>
-<g class="role-axis"><text y="20">layer</text><text x="299" y="50">a name</text></g></svg></div><div style="width: 900px">wide</div></body></html>"""
+<g class="role-axis"><text y="20">layer</text><text x="299" y="50">a name</text></g></svg></div>
+<div style="width: 900px">wide</div></body></html>"""
 
 
 @needs_browser

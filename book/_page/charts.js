@@ -52,7 +52,7 @@
     const made = Object.fromEntries(Object.entries(part).map(([key, one]) => [key, narrow(one, config, width)]));
     if (made.legend) made.legend = { ...made.legend, columns: 1, labelLimit: width - 40, gradientLength: 120 };
     for (const title of [made.x, made.color].filter((one) => one?.title)) {
-      title.title = broken(title.title, `13px ${config.font || "sans-serif"}`, width - 170);
+      title.title = broken(title.title, `13px ${config.font || "sans-serif"}`, width - 190);
     }
     if (made.x?.type === "nominal" && made.x.axis) made.x.axis.labelAngle = -60;
     return made;
