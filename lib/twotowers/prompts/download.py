@@ -67,8 +67,9 @@ def fetch(file: str) -> bytes:
             f"set {DATA} to a folder that holds the right {file}"
         ) from None
     except OSError as error:
+        shown = str(cache).replace(str(Path.home()), "~", 1)  # it may stand in a page that is published
         raise TwoTowersError(
-            f"{url} cannot be fetched into '{cache}' ({type(error).__name__}): set {DATA} to a folder that holds "
+            f"{url} cannot be fetched into '{shown}' ({type(error).__name__}): set {DATA} to a folder that holds "
             f"{file}, or connect and try again"
         ) from None
 
