@@ -37,6 +37,7 @@ LARGEST_MODEL = 2 << 20  # bytes of all tables of one model there
 SHARED = re.compile(r"-[0-9a-f]{6}$")  # a table on other sets than its chapter's, see `Context.file_of`
 HTML = "_build/html"
 SKIPPED = "nothing changed"
+PROFILE = "TWOTOWERS_PROFILE"  # set for Snakemake: the folder of its profile, whose scripts lie beside the config.yaml
 OWN = "@engine"  # below a root: locks, plans and logs; no model's folder can have this name
 # No time, record or lock of Snakemake's decides anything: stamps do, see `stamps`.
 FLAGS = ("--keep-going", "--nolock", "--ignore-incomplete", "--drop-metadata", "--rerun-triggers", "mtime")
@@ -74,9 +75,10 @@ def work(
         events: dict[str, dict[str, Any]] = {}
         if todo:
             log, since = root / OWN / f"{homes[0]}.log", time.time() - 0.1
+            profile = str(Path(profile).absolute()) if profile and Path(profile).is_dir() else profile
             command = [*_command(jobs, threads, profile), "--configfile", str(log.with_suffix(".json"))]
-            threads_of = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-            environment = os.environ | threads_of | {"TOKENIZERS_PARALLELISM": "false", SINCE: str(since)}
+            environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+            environment |= {"TOKENIZERS_PARALLELISM": "false", SINCE: str(since), PROFILE: profile or ""}
             log.unlink(missing_ok=True)
             given_up: list[str] = []
             while True:
@@ -158,8 +160,7 @@ def _command(jobs: int | None, threads: int, profile: str | None) -> list[str]:
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(data_folder().parent / "Snakefile"), *FLAGS]
     if profile is None:
         return [*command, "--cores", str((jobs or 1) * threads)]
-    here = Path(profile).absolute()
-    return [*command, "--profile", str(here) if here.is_dir() else profile, *(["--jobs", str(jobs)] if jobs else [])]
+    return [*command, "--profile", profile, *(["--jobs", str(jobs)] if jobs else [])]
 
 
 def _snakemake(

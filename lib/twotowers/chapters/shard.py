@@ -25,7 +25,7 @@ from filelock import FileLock
 from twotowers import studies
 from twotowers.chapters import stamps
 from twotowers.chapters.execute import end_with_parent, tell
-from twotowers.chapters.notebooks import declared, least_prompts
+from twotowers.chapters.notebooks import declared, least_prompts, studied
 from twotowers.errors import TwoTowersError
 from twotowers.parameters import Parameters
 from twotowers.stats import tables
@@ -35,10 +35,11 @@ from twotowers.studies.run import Run
 
 
 def studies_of(chapter: str) -> list[Study]:
-    """The studies of a chapter. No torch is loaded."""
+    """The studies that a chapter publishes. No torch is loaded."""
     for module in pkgutil.iter_modules(studies.__path__):
         importlib.import_module(f"{studies.__name__}.{module.name}")
-    return CHAPTERS.get(chapter, [])
+    names = studied(chapter)
+    return [study for study in CHAPTERS.get(chapter, []) if study.function.__name__ in names]
 
 
 def can_shard(job: dict[str, Any]) -> bool:

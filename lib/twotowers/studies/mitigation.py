@@ -198,7 +198,9 @@ def _orders_read(run: Run):
         sets |= {f"{RANDOM} {i + 1}": one for i, one in enumerate(_controls(run))}
         every = list(dict.fromkeys(head for one in sets.values() for head in one))
         plain, weights = in_parts(run, biases.read_orders, by_prompt, every, progress="orders")
-        found = {name: in_parts(run, biases.read_orders, by_prompt, one, "mean", name) for name, one in sets.items()}
+        found = {
+            name: in_parts(run, biases.read_orders, by_prompt, one, "mean", progress=name) for name, one in sets.items()
+        }
         own = {name: weights[:, :, [every.index(head) for head in one]] for name, one in sets.items()}
         return _pool(run, MOST_ORDERS)[1], plain, found, own
 
@@ -293,7 +295,7 @@ def readings(run: Run) -> pd.DataFrame:
     by_prompt = [_ordered(run)[1][i] for i in rows]
     read = {AS_IS: plain.correct[:, rows], "mean": found[IN][0].correct[:, rows]}
     for name, shares in (("replace", (0, 1)), ("add", (1, 1)), ("doubled, with position", (2, 0))):
-        read[name] = in_parts(run, biases.read_orders, by_prompt, run.heads(), shares, name)[0].correct
+        read[name] = in_parts(run, biases.read_orders, by_prompt, run.heads(), shares, progress=name)[0].correct
     clusters, out = about["query"].to_numpy()[rows], []
     for name, correct in read.items():
         found = bootstrap_of_means(

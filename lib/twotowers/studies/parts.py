@@ -80,7 +80,7 @@ def in_parts(
         for i in (np.arange(len(cuts)) + store.first) % len(cuts):
             name = hashlib.sha256(f"{known} {i} {parts[i]!r}".encode()).hexdigest()
             path = Path(store.folder) / f"{name}.npz"
-            if i not in found and (part := _part(run, path, patient, kind, function, parts[i], given, options)):
+            if i not in found and (part := _part(run, path, patient, kind, function, parts[i], given, work)):
                 found[i] = part
     starts = [int(cut[0]) for cut in cuts]
     lengths = pd.factorize(np.array([len(one.ids) for one in items]))[0] if batched else None

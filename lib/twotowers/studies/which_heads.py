@@ -65,8 +65,8 @@ def _vectors(run: Run) -> tuple[np.ndarray, np.ndarray]:
         clean += [p for p, away in zip(made, apart, strict=True) if not away and run.fits(p)]
         without += [p for p, here in zip(made, apart & first, strict=True) if here and run.fits(p)]
     encoded = run.encode(uninformative(without, run.parameters.seed))
-    scores = in_parts(run, function_vector_scores, run.encode(clean), encoded, progress="function vectors")
-    return scores, queries(encoded)
+    # Its vectors are means over prompts, so these are not cut into parts.
+    return function_vector_scores(run.lm, run.encode(clean), encoded, progress="function vectors"), queries(encoded)
 
 
 def _induction(run: Run) -> np.ndarray:
@@ -93,7 +93,7 @@ def _scores(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray | None, int]]:
     table = table[table["dataset"].isin(sets_of(run))].groupby(["layer", "head"])["increase"].mean().unstack()
     makers: dict[str, Callable] = {
         LABEL: lambda: _tested(in_parts(run, known.label_margin, encoded, progress=LABEL), queries(encoded)),
-        CLASS: lambda: _tested(in_parts(run, known.attention_by_class, encoded, progress=CLASS), queries(encoded)),
+        CLASS: lambda: _tested(known.attention_by_class(run.lm, encoded, progress=CLASS), queries(encoded)),
         ATTRIBUTION: lambda: _tested(
             in_parts(run, attribution_patching, encoded, progress=ATTRIBUTION), queries(encoded)
         ),
