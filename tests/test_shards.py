@@ -31,8 +31,8 @@ PROFILES = ROOT / "profiles"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The trial book with a small chapter that computes, in a folder whose name a shell would stumble over."""
-    folder = lay_out(tmp_path / "it's a `b` {c}", trial=True)
+    """The trial book with a small chapter that computes, in a folder with a space and a quote in its name."""
+    folder = lay_out(tmp_path / "it's a book", trial=True)
     model_folder(folder / "m")
     add_chapter(folder, "03-mrr", PARAMETERS, CHAPTER)
     monkeypatch.setenv("TWOTOWERS_HOME", str(folder))
@@ -190,6 +190,13 @@ def cluster(tmp_path, monkeypatch):
         return folder / name
 
     return profile
+
+
+@pytest.mark.parametrize("name", ["a `touch x`", "a $HOME", 'a "b"', "a\\b", "a;b", "a&b"])
+def test_a_folder_whose_name_is_code_goes_to_no_cluster(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs.subprocess, "Popen", lambda *a, **k: pytest.fail("something was started"))
+    with pytest.raises(TwoTowersError, match=r"commands may take for code: rename it$"):
+        runs.work(plan.Plan(str(tmp_path / name)), profile=str(PROFILES / "slurm"))
 
 
 @pytest.mark.slow

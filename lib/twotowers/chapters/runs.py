@@ -28,6 +28,7 @@ from tqdm import tqdm
 from twotowers.chapters import stamps
 from twotowers.chapters.plan import Plan
 from twotowers.chapters.stamps import PAGES, stamp_of
+from twotowers.errors import TwoTowersError
 from twotowers.paths import REPOSITORY, SITE, data_folder
 from twotowers.stats import tables
 from twotowers.studies.context import SINCE
@@ -65,10 +66,16 @@ def work(
     """Run what is not done, chapters side by side, then the book's pages if the plan has any; see the module.
 
     `jobs`: chapters or shards at a time, by default what the profile says, or 1. `threads`: of one of them. `profile`:
-    Snakemake's, for a cluster. Raises TwoTowersError when the root cannot be written or Snakemake does not start,
-    KeyboardInterrupt after all that was started is stopped.
+    Snakemake's, for a cluster. Raises TwoTowersError when the root cannot be written or has a name that is no name for
+    a cluster, and when Snakemake does not start; KeyboardInterrupt after all that was started is stopped.
     """
     root = tables.writable(plan.root).resolve()
+    if profile and (
+        odd := re.search(r"[^\w\s./@+,:=()'-]", str(root))
+    ):  # executors put this path between double quotes
+        raise TwoTowersError(
+            f"'{root}' has a {odd[0]!r} in it, which a cluster's commands may take for code: rename it"
+        )
     homes = sorted({key.split("/")[0] for key in plan.jobs}) + [f"@{PAGES}"] * bool(plan.main)
     with alone(tables.writable(root / OWN), homes) as held:
         todo = voided(plan, root, force)
