@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 from twotowers.analysis import locate
+from twotowers.analysis.ablate import ablate_sets
+from twotowers.analysis.attribution import attribution_patching
 from twotowers.errors import TwoTowersError
 from twotowers.model import files, hub, loading, proof
 from twotowers.model.architectures import ARCHITECTURES
@@ -102,6 +104,34 @@ def test_a_device_map_gives_the_same_model(saved, device_map):
     spread, whole = loading.load(folder, device_map=device_map), loading.load(folder)
     assert spread.fingerprint == whole.fingerprint
     assert torch.equal(capture(spread, encoded).logits, capture(whole, encoded).logits)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_a_model_whose_blocks_are_dispatched_gives_the_same_numbers(saved, kind, monkeypatch):
+    """accelerate's hooks around every block, as where each lies on a device of its own; here all of them are the CPU."""
+    accelerate = pytest.importorskip("accelerate")
+    folder, encoded = saved(kind), random_prompts(3)
+    whole, load = loading.load(folder), transformers.AutoModelForCausalLM.from_pretrained
+
+    def dispatched(*args, **kwargs):
+        hf, report = load(*args, **kwargs)
+        names = [name for name, module in hf.named_modules() if not list(module.children())]
+        blocks = [name for name, _ in hf.named_modules() if name.rpartition(".")[2].isdigit()]
+        names = [name for name in names if not name.startswith(tuple(f"{block}." for block in blocks))]
+        return accelerate.dispatch_model(hf, dict.fromkeys([*names, *blocks], "cpu"), force_hooks=True), report
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", dispatched)
+    spread = loading.load(folder, device_map="auto")
+    assert sum(hasattr(module, "_hf_hook") for module in spread.hf.modules()) > spread.n_layers
+    assert max(proof.identity_errors(spread, capture(spread, encoded, proof.PROVEN)).values()) < 1e-5
+    heads = [(0, 1), (1, 2)]
+    for of in (
+        lambda model: capture(model, encoded[:1]).logits,
+        lambda model: torch.tensor(locate.increases(model, encoded).heads),
+        lambda model: ablate_sets(model, encoded, [heads, heads[:1]]).log_prob,
+        lambda model: torch.tensor(attribution_patching(model, encoded)),
+    ):
+        assert torch.equal(of(spread), of(whole))
 
 
 def test_a_device_map_that_offloads_is_refused(saved, tmp_path, monkeypatch):

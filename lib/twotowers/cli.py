@@ -57,8 +57,9 @@ def parser() -> argparse.ArgumentParser:
     listed("names", nargs="*", metavar="NAME", help="a model to fetch into the cache")
     for one in (run, record):
         one("--out", default="runs", help="folder of what is made (default: runs)")
+        one("--shards", help="jobs that share the work of each chapter (default: 1)")
     for one in (run, book, record):
-        one("--jobs", default="1", help="chapters at a time (default: 1)")
+        one("--jobs", help="chapters or shards at a time (default: 1, or what the profile says)")
         one("--threads", default="1", help="threads of one chapter (default: 1)")
         one("--force", action="store_true", help="run what did not change, too")
         one("--profile", help="of Snakemake, for a cluster")
@@ -95,12 +96,14 @@ def _run(given: argparse.Namespace) -> None:
     models = wanted.pop("model", None)
     del wanted["out"]
     if given.sweep:
-        if models or wanted or given.chapters:
-            raise TwoTowersError("--sweep names models, chapters and parameters itself: leave out the other options")
+        if models or wanted or given.chapters or given.shards:
+            raise TwoTowersError(
+                "--sweep names models, chapters, parameters and shards itself: leave out the other options"
+            )
         made = plan.for_sweep(Path(given.sweep), given.out)
     elif models:
         named = [name.strip() for name in given.chapters.split(",")] if given.chapters is not None else None
-        made = plan.for_run(models, named, wanted, given.out)
+        made = plan.for_run(models, named, wanted, given.out).cut(given.shards or 1)
     else:
         raise TwoTowersError("name a model: --model mini-gpt2")
     _refuse_failed(_worked(made, given))
@@ -131,7 +134,7 @@ def _record(given: argparse.Namespace) -> None:
     from twotowers.chapters import plan, runs
     from twotowers.paths import results_folder, slug
 
-    made = plan.for_record(given.model, given.out)
+    made = plan.for_record(given.model, given.out).cut(given.shards or 1)
     ended, target = _worked(made, given), results_folder(given.model)
     done = [one.chapter for one in ended if one.status != "failed"]
     large = runs.keep(Path(given.out) / slug(given.model), done, target)
@@ -185,8 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is stopped lets go as Ctrl-C does
     try:
-        for name in {"jobs", "threads"} & vars(given).keys():
-            setattr(given, name, _whole(name, getattr(given, name)))
+        for name in {"jobs", "threads", "shards"} & vars(given).keys():
+            if (value := getattr(given, name)) is not None:
+                setattr(given, name, _whole(name, value))
         if getattr(given, "profile", None) is not None:
             from twotowers.chapters.check import check_profile
 

@@ -20,15 +20,19 @@ from typing import Any
 from twotowers.chapters import stamps
 from twotowers.errors import TwoTowersError
 from twotowers.stats import tables
+from twotowers.studies.context import SHARDS
+from twotowers.studies.parts import Store
 
 
-def run(root: Path, key: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Execute one chapter; its stamp. Raises TwoTowersError when nothing can be written."""
+def run(root: Path, key: str, job: dict[str, Any], shards: int = 1) -> dict[str, Any]:
+    """Execute one chapter; its stamp. `shards`: into how many parts its work is cut. TwoTowersError if it cannot write."""
     home, chapter, start = root / key.split("/")[0], job["chapter"], time.monotonic()
     made, part, failed = home / "tables", home / ".part" / f"{chapter}.ipynb", home / "failed" / f"{chapter}.ipynb"
     for folder in (made, part.parent):
         tables.writable(folder)
     stamp = {"job": job, "status": stamps.DONE, "why": ""}
+    if shards > 1:  # its kernel inherits it
+        os.environ[SHARDS] = Store(str((home / stamps.PARTS / chapter).absolute()), job["state"], shards).told
     try:
         used = execute(job, part, made)
         stamp["tables"] = {} if job["reads_all"] else stamps.table_digests(home, used)
@@ -38,6 +42,7 @@ def run(root: Path, key: str, job: dict[str, Any]) -> dict[str, Any]:
         stamp["page"] = stamps.digest([part])
         os.replace(part, home / f"{chapter}.ipynb")
         failed.unlink(missing_ok=True)
+        stamps.clear_shards(home, chapter)
     except TwoTowersError as error:
         stamp |= {"status": stamps.FAILED, "why": str(error)}
         if part.exists():
@@ -119,7 +124,7 @@ def main(plan_file: str, stamp_file: str) -> int:
     os.chdir(plan["cwd"])
     tell(key=key, status="running")
     try:
-        stamp = run(Path(plan["root"]), key, plan["jobs"][key])
+        stamp = run(Path(plan["root"]), key, plan["jobs"][key], plan["shards"].get(key, 1))
         tables.write(stamp_path, json.dumps(stamp, indent=1).encode())
     except (TwoTowersError, OSError) as error:
         tell(key=key, status=stamps.FAILED, why=str(error), seconds=0)

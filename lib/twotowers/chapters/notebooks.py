@@ -112,6 +112,11 @@ def exhibits(chapter: str) -> dict[tuple[str, str], str]:
     return numbers
 
 
+def studied(chapter: str) -> set[str]:
+    """The names of the studies that a chapter publishes."""
+    return {_last_name(call.args[0]) for call in published(_source(chapter)) if call.args}
+
+
 def published(source: str) -> list[ast.Call]:
     """The calls of `publish` in a cell, from its top down; none where the cell is no plain Python."""
     try:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twotowers.chapters import check, stamps
+from twotowers.chapters import check, shard, stamps
 from twotowers.chapters.notebooks import chapters, declared, known_chapter, least_prompts, read_yaml
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
@@ -43,12 +43,14 @@ class Plan:
     """Jobs below `root` (relative to `cwd`): key -> model, chapter, parameters, state of all that goes in.
 
     `after`: key -> jobs that must have ended before, well or not. `main`: chapter -> key of the book's own pages.
+    `shards`: key -> into how many parts its work is cut, for those that are; they change no identity (see `shard`).
     """
 
     root: str
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     after: dict[str, list[str]] = field(default_factory=dict)
     main: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, int] = field(default_factory=dict)
     cwd: str = field(default_factory=os.getcwd)
     as_json = asdict
 
@@ -73,6 +75,14 @@ class Plan:
                 "reads_all": not draws(chapter) and "recorded" not in known,  # those have tables of their own
             }
             self.jobs[key] = job | {"state": stamps.state(job)}
+
+    def cut(self, shards: Any) -> Plan:
+        """This plan, its jobs cut into so many shards where they have parts. Raises TwoTowersError for no number."""
+        if not str(shards).isdecimal() or int(shards) < 1:
+            raise TwoTowersError(f"shards={shards!r}: give a whole number of at least 1")
+        if int(shards) > 1:
+            self.shards = {key: int(shards) for key, job in self.jobs.items() if shard.can_shard(job)}
+        return self
 
 
 def draws(chapter: str) -> bool:
@@ -143,11 +153,11 @@ def for_run(
 
 
 def for_sweep(path: Path, out: str) -> Plan:
-    """What a YAML file names: `models`, `chapters` (or all), `parameters`: one mapping, or a list of them.
+    """What a YAML file names: `models`, `chapters` (or all), `parameters`: one mapping, or a list of them; `shards`.
 
     Several settings of parameters lie in folders of their own, MODEL--n_prompts-20. Raises TwoTowersError as `checked`.
     """
-    asked = mapping(path, ("models", "chapters", "parameters"))
+    asked = mapping(path, ("models", "chapters", "parameters", "shards"))
     if not isinstance(models := asked.get("models"), list) or not models:
         raise TwoTowersError(f"'{path}' names no models: give a list, models: [mini-gpt2]")
     settings, plan = asked.get("parameters") or {}, Plan(out)
@@ -159,7 +169,7 @@ def for_sweep(path: Path, out: str) -> Plan:
             raise TwoTowersError(f"'{path}' asks twice for {min(both)}: leave one out")
         plan.jobs |= made.jobs
         plan.after |= made.after
-    return plan
+    return plan.cut(asked.get("shards", 1))
 
 
 def for_book(model: str | None, given: dict[str, Any]) -> Plan:

@@ -28,6 +28,7 @@ from tqdm import tqdm
 from twotowers.chapters import stamps
 from twotowers.chapters.plan import Plan
 from twotowers.chapters.stamps import PAGES, stamp_of
+from twotowers.errors import TwoTowersError
 from twotowers.paths import REPOSITORY, SITE, data_folder
 from twotowers.stats import tables
 from twotowers.studies.context import SINCE
@@ -37,6 +38,7 @@ LARGEST_MODEL = 2 << 20  # bytes of all tables of one model there
 SHARED = re.compile(r"-[0-9a-f]{6}$")  # a table on other sets than its chapter's, see `Context.file_of`
 HTML = "_build/html"
 SKIPPED = "nothing changed"
+PROFILE = "TWOTOWERS_PROFILE"  # set for Snakemake: the folder of its profile, whose scripts lie beside the config.yaml
 OWN = "@engine"  # below a root: locks, plans and logs; no model's folder can have this name
 # No time, record or lock of Snakemake's decides anything: stamps do, see `stamps`.
 FLAGS = ("--keep-going", "--nolock", "--ignore-incomplete", "--drop-metadata", "--rerun-triggers", "mtime")
@@ -58,21 +60,41 @@ class Ended:
         return f"{self.status}{': ' if self.why else ''}{self.why}"
 
 
-def work(plan: Plan, jobs: int = 1, threads: int = 1, force: bool = False, profile: str | None = None) -> list[Ended]:
+def work(
+    plan: Plan, jobs: int | None = None, threads: int = 1, force: bool = False, profile: str | None = None
+) -> list[Ended]:
     """Run what is not done, chapters side by side, then the book's pages if the plan has any; see the module.
 
-    `threads`: of one chapter. `profile`: Snakemake's, for a cluster. Raises TwoTowersError when the root cannot be
-    written or Snakemake does not start, KeyboardInterrupt after all that was started is stopped.
+    `jobs`: chapters or shards at a time, by default what the profile says, or 1. `threads`: of one of them. `profile`:
+    Snakemake's, for a cluster. Raises TwoTowersError when the root cannot be written or has a name that is no name for
+    a cluster, and when Snakemake does not start; KeyboardInterrupt after all that was started is stopped.
     """
     root = tables.writable(plan.root).resolve()
+    if profile and (
+        odd := re.search(r"[^\w\s./@+,:=()'-]", str(root))
+    ):  # executors put this path between double quotes
+        raise TwoTowersError(
+            f"'{root}' has a {odd[0]!r} in it, which a cluster's commands may take for code: rename it"
+        )
     homes = sorted({key.split("/")[0] for key in plan.jobs}) + [f"@{PAGES}"] * bool(plan.main)
     with alone(tables.writable(root / OWN), homes) as held:
         todo = voided(plan, root, force)
         events: dict[str, dict[str, Any]] = {}
         if todo:
-            log = root / OWN / f"{homes[0]}.log"
-            for event in _snakemake(plan, root, todo, log, jobs, threads, profile, held):
-                events[event["key"]] = event
+            log, since = root / OWN / f"{homes[0]}.log", time.time() - 0.1
+            profile = str(Path(profile).absolute()) if profile and Path(profile).is_dir() else profile
+            command = [*_command(jobs, threads, profile), "--configfile", str(log.with_suffix(".json"))]
+            environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+            environment |= {"TOKENIZERS_PARALLELISM": "false", SINCE: str(since), PROFILE: profile or ""}
+            log.unlink(missing_ok=True)
+            given_up: list[str] = []
+            while True:
+                told = plan.as_json() | {"threads": threads, "given_up": given_up}
+                for event in _snakemake(plan, root, todo, log, command, environment, told, held):
+                    events[event["key"]] = event
+                if not (lost := lost_shards(plan, root, todo, given_up)):
+                    break
+                given_up += lost  # and once more: these chapters do without those that were lost
             lost = f"it ended without a word, or was not started ({Path(plan.root) / OWN / log.name})"
             for key in todo:
                 if events.get(key, {}).get("status", "running") == "running":  # on a cluster only stamps come back
@@ -115,6 +137,10 @@ def voided(plan: Plan, root: Path, force: bool) -> list[str]:
         todo.append(PAGES)
     for key in todo:
         (root / stamp_of(key)).unlink(missing_ok=True)
+    for key, job in plan.jobs.items():  # parts that a killed run left are taken up again
+        home, chapter = key.split("/")
+        afresh = force or key not in todo or key not in plan.shards or job["parameters"].get("recorded") == "never"
+        stamps.clear_shards(root / home, chapter, parts=afresh)
     return todo
 
 
@@ -136,35 +162,44 @@ def pages_state(plan: Plan, root: Path) -> str:
     return stamps.digest(files) + ",".join([*addresses, *sorted(plan.jobs)])
 
 
+def _command(jobs: int | None, threads: int, profile: str | None) -> list[str]:
+    """How Snakemake is called: with a profile, which says where jobs run and how many, or on this machine."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(data_folder().parent / "Snakefile"), *FLAGS]
+    if profile is None:
+        return [*command, "--cores", str((jobs or 1) * threads)]
+    return [*command, "--profile", profile, *(["--jobs", str(jobs)] if jobs else [])]
+
+
 def _snakemake(
-    plan: Plan,
-    root: Path,
-    todo: Sequence[str],
-    log: Path,
-    jobs: int,
-    threads: int,
-    profile: str | None,
-    held: list[int],
-) -> Iterator[dict[str, Any]]:
-    """Start Snakemake on the stamps of `todo`; what its jobs tell, while a bar over chapters shows it."""
+    plan: Plan, root: Path, todo: Sequence[str], log: Path, command: list[str], environment: dict[str, str],
+    told: dict[str, Any], held: list[int],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Start Snakemake on the missing stamps of `todo`; what its jobs tell, while a bar over chapters shows it."""
     file = log.with_suffix(".json")
-    tables.write(file, json.dumps({"plan": str(file), **plan.as_json()}).encode())
-    targets = [stamp_of(key) for key in todo]
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(data_folder().parent / "Snakefile")]
-    command += ["--configfile", str(file), "--cores", str(jobs), *FLAGS, *(["--profile", profile] if profile else [])]
-    threads_of = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    environment = os.environ | threads_of | {"TOKENIZERS_PARALLELISM": "false", SINCE: str(time.time() - 0.1)}
-    with log.open("w") as said:
+    tables.write(file, json.dumps({"plan": str(file), **told}).encode())
+    targets = [stamp_of(key) for key in todo if not (root / stamp_of(key)).exists()]
+    with log.open("a") as said:
         process = subprocess.Popen(
             [*command, "--quiet", "all", "--", *targets], cwd=root, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True, pass_fds=held,
         )  # fmt: skip
         try:
-            yield from shown(process.stdout, plan, len(todo), said)
+            yield from shown(process.stdout, plan, len(targets), said)
             process.wait()
         except BaseException:
             stop(process)
             raise
+
+
+def lost_shards(plan: Plan, root: Path, todo: Sequence[str], given_up: Sequence[str]) -> list[str]:
+    """Chapters that wait for a shard that was lost, and for no other chapter."""
+    there = lambda name: (root / name).exists()  # noqa: E731
+    return [
+        key for key in todo
+        if key in plan.shards and key not in given_up and not there(stamp_of(key))
+        and all(there(stamp_of(one)) for one in plan.after[key])
+        and not all(map(there, stamps.shards_of(key, plan.shards[key])))
+    ]  # fmt: skip
 
 
 def shown(lines: Iterable[str], plan: Plan, total: int, log: TextIO) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from twotowers.paths import book_folder, data_folder, results_folder, shipped_mo
 from twotowers.stats import tables
 
 DONE, FAILED = "done", "failed"
+PARTS, SHARDS = ".parts", ".shards"  # in a home: parts of a chapter's work, stamps of the jobs that compute them
 PAGES = "pages"  # the key of the book's pages; every other one is HOME/CHAPTER
 LIBRARIES = ("torch", "transformers", "numpy", "pandas", "altair")
 
@@ -28,6 +30,20 @@ def stamp_of(key: str) -> str:
     """Where a job's stamp lies below the root."""
     home, _, chapter = key.rpartition("/")
     return f"{home}/.done/{chapter}.json" if home else f"{key}.json"
+
+
+def shards_of(key: str, of: int) -> list[str]:
+    """Where the stamps of a job's shards lie below the root; none unless there are several."""
+    home, _, chapter = key.rpartition("/")
+    return [f"{home}/{SHARDS}/{chapter}-{i}-of-{of}.json" for i in range(of)] if of > 1 else []
+
+
+def clear_shards(home: Path, chapter: str, parts: bool = True) -> None:
+    """Remove the stamps of a chapter's shards, and the parts that they computed."""
+    for left in home.glob(f"{SHARDS}/{chapter}-*-of-*"):
+        left.unlink(missing_ok=True)
+    if parts:
+        shutil.rmtree(home / PARTS / chapter, ignore_errors=True)
 
 
 def read(path: Path) -> dict[str, Any]:

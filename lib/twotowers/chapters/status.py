@@ -41,11 +41,21 @@ def _rows(root: Path, plan: Path) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"chapter": chapter, "model": job["model"], "seconds": 0, "peak_mb": 0, "why": ""}
         if stamp.get("job") == job:
             row |= {name: stamp[name] for name in ("status", "seconds", "peak_mb", "why") if name in stamp}
+        elif waits := _shards(root, key, stamps.read(plan).get("shards", {}).get(key, 1)):
+            row |= {"status": RUNNING, "why": waits}
         elif part.is_file() and _held(root / OWN / f"{home}.lock"):
             row |= {"status": RUNNING, **_progress(part)}
         else:
             row["status"] = WAITING
         yield row
+
+
+def _shards(root: Path, key: str, of: int) -> str:
+    """ "2 of 3 shards done, 1 running", until all have ended or when none does anything."""
+    paths = [root / path for path in stamps.shards_of(key, of)]
+    done = sum(path.is_file() for path in paths)
+    running = sum(lock.is_file() and _held(lock) for lock in (path.with_suffix(".lock") for path in paths))
+    return f"{done} of {of} shards done, {running} running" if running else ""
 
 
 def _held(lock: Path) -> bool:

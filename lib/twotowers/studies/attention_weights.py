@@ -22,6 +22,7 @@ from twotowers.stats.intervals import (
 )
 from twotowers.studies.cells import places
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("04-attention-weights")
@@ -45,7 +46,9 @@ def _read(run: Run) -> dict:
     def make() -> dict:
         sets = {(d, PAPER): run.encoded(d) for d in run.parameters.datasets}
         sets |= {(d, BALANCED): balanced(run, d) for d in run.parameters.datasets}
-        found = read_labels(run.lm, [e for encoded in sets.values() for e in encoded], progress="attention on labels")
+        found = in_parts(
+            run, read_labels, [e for encoded in sets.values() for e in encoded], progress="attention on labels"
+        )
         return {key: found[at] for key, at in places(sets).items()}
 
     return run.keep("attention on labels", make)
@@ -161,7 +164,8 @@ def every_head(run: Run) -> pd.DataFrame:
     from twotowers.analysis.rankings import label_margin
 
     p, dataset, layers = run.parameters, run.judged[0], run.about["layers"]
-    margins = label_margin(run.lm, balanced(run, dataset)[: 2 * MOST], norm=p.norm, progress="label margin").mean(0)
+    some = balanced(run, dataset)[: 2 * MOST]
+    margins = in_parts(run, label_margin, some, norm=p.norm, progress="label margin").mean(0)
     difference, queries = _over(run, [dataset], BALANCED, "difference")
     auc, _ = _over(run, [dataset], BALANCED, "auc")
     layer, head = (axis.ravel() for axis in np.indices(margins.shape))
@@ -192,10 +196,11 @@ def _points(run: Run):
     every = list(dict.fromkeys(head for heads in kinds(run).values() for head in heads))
     return run.keep(
         "points",
-        lambda: attention.read(
-            run.lm, run.encoded(p.datasets[0])[:MOST], every, increases=True, norm=p.norm, progress="increase at labels"
+        lambda: in_parts(
+            run, attention.read, run.encoded(p.datasets[0])[:MOST], every, outer="head", increases=True, norm=p.norm,
+            progress="increase at labels",
         ),
-    )
+    )  # fmt: skip
 
 
 @study

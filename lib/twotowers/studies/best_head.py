@@ -11,6 +11,7 @@ from twotowers.prompts.datasets import WORD_SETS, alternated, counterbalanced
 from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, rate
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.located import COLUMN, heads, shared
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("08-llama")
@@ -74,7 +75,9 @@ def _judged(run: Run):
             found = word_ranks.label_ranks(here.lm, judged, [head, *others], here.parameters.norm, progress=dataset)
             ranks.append(found.assign(dataset=dataset, query=queries[found["prompt"]]))
             for form, encoded in ((PAPER, judged), (BALANCED, here.encode(counterbalanced(prompts)))):
-                read = attention.read(here.lm, encoded, [head, *others], progress=f"{dataset}, {form}").sums()
+                read = in_parts(
+                    here, attention.read, encoded, [head, *others], outer="head", progress=f"{dataset}, {form}"
+                ).sums()
                 sums.append(read.assign(dataset=dataset, form=form, query=queries[read["prompt"]]))
         tables = [pd.concat(parts, ignore_index=True) for parts in (ranks, sums)]
         return [t.assign(source=np.where(t["head"] == str(head), BEST, RANDOM)) for t in tables]

@@ -15,6 +15,7 @@ study's numbers change (golden tables in the tests notice). What cannot be made 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import time
@@ -39,6 +40,7 @@ from twotowers.stats import tables
 
 NOT_IN_TABLES = {"model", "out", "recorded", "device", "device_map"}  # parameters that change no number
 SINCE = "TWOTOWERS_SINCE"  # set by the engine: when this command began, seconds
+SHARDS = "TWOTOWERS_SHARDS"  # set by the engine for a chapter whose work is cut into parts: see `parts.Store`
 LOCATING_SEED = 1_000_003  # heads are located on prompts of another draw than those that judge them
 CHAPTERS: dict[str, list[Study]] = {}
 
@@ -211,7 +213,7 @@ class Context:
             "seconds": round(time.monotonic() - start, 1), "date": date.today().isoformat(), "machine": machine(),
             "libraries": {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},
             "notes": list(dict.fromkeys(self.notes[before:])), "unavailable": unavailable,
-        }  # fmt: skip
+        } | ({"shards": json.loads(os.environ[SHARDS])["of"]} if SHARDS in os.environ else {})  # fmt: skip
         tables.save(table, self.parameters.out, self.file_of(study), provenance)
         return tables.load(self.parameters.out, self.file_of(study))
 

@@ -13,6 +13,7 @@ from twotowers.heads import named
 from twotowers.prompts import sentences
 from twotowers.stats.intervals import rate
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("10-what-decides")
@@ -56,7 +57,7 @@ def _read(run: Run) -> tuple:
             [p for p, kept in zip(prompts, keep, strict=True) if kept],
             design[keep].reset_index(drop=True),
         )
-        return prompts, design, margin_parts(run.lm, run.encode(prompts), progress="parts of the margin")
+        return prompts, design, in_parts(run, margin_parts, run.encode(prompts), progress="parts of the margin")
 
     return run.keep("factorial", make)
 

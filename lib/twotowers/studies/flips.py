@@ -13,6 +13,7 @@ from twotowers.heads import Head, named
 from twotowers.prompts.datasets import with_other_class_text
 from twotowers.stats.intervals import bootstrap, bootstrap_difference, rate
 from twotowers.studies.interventions import ACCURACY, LOG_PROB, MARGIN, MOST, SMALL, study
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 OWN, RANDOM, OVER = "own", "random", "own less random"
@@ -35,7 +36,7 @@ def label_heads(run: Run) -> pd.DataFrame:
     p = run.parameters
     pairs = [run.locating(p.datasets[0], label)[:LEAN] for label in p.labels]
     encoded = run.encode([q for prompts in pairs for q in prompts])
-    found = locate.increases(run.lm, encoded, norm=p.norm, progress="which label heads raise").heads
+    found = in_parts(run, locate.increases, encoded, norm=p.norm, progress="which label heads raise").heads
     parts = dict(zip(p.labels, np.split(found, len(p.labels)), strict=True))
     table = ablate.label_heads(parts, run.heads(), p.seed, clusters=[q.query for q in pairs[0]])
     return table.assign(kind=[f"{label}heads" for label in table["serves"]], dataset=p.datasets[0])
@@ -74,7 +75,9 @@ def label_heads_zeroed(run: Run) -> pd.DataFrame:
     for true in p.labels:
         encoded = run.encoded(p.datasets[0], true)[: 2 * MOST]
         queries = [e.prompt.query for e in encoded]
-        found = ablate_sets(run.lm, encoded, sets, "last", progress=f"zeroing the heads of one label, {true} true")
+        found = in_parts(
+            run, ablate_sets, encoded, sets, "last", progress=f"zeroing the heads of one label, {true} true"
+        )
         changes = {
             ACCURACY: found.answers.correct * 1.0 - found.plain.correct, LOG_PROB: -found.log_prob_drop.numpy(),
             MARGIN: found.answers.margin - found.plain.margin,
@@ -104,7 +107,7 @@ def logit_minus(run: Run) -> pd.DataFrame:
     every = list(dict.fromkeys([*run.heads(), *run.controls()]))
     for label in p.labels:
         encoded = run.encoded(p.datasets[0], label)[: 24 if _large(run) else MINUS]
-        found = prediction_flips.logit_minus(run.lm, encoded, every, tuple(p.labels), p.norm)
+        found = in_parts(run, prediction_flips.logit_minus, encoded, every, tuple(p.labels), p.norm)
         queries = np.array([e.prompt.query for e in encoded])
         parts.append(found.assign(query=queries[found["prompt"]], prompt=found["prompt"].astype(str) + label))
     table, rows = pd.concat(parts), []

@@ -22,6 +22,7 @@ from twotowers.prompts.datasets import counterbalanced, swapped_labels
 from twotowers.prompts.prompt import Prompt
 from twotowers.studies.cells import answered, places
 from twotowers.studies.context import LOCATING_SEED, Context, Form, chapter_studies
+from twotowers.studies.parts import in_parts
 
 study = chapter_studies("01-locate")
 PRINTED = Form(2, "space")  # the paper's
@@ -69,7 +70,7 @@ def forms(run: Context) -> pd.DataFrame:
                 run.notes.append(f"{form}: {error}")
     if not cells:
         raise TwoTowersError("no form of prompt can be read by this model: take a smaller k or other datasets")
-    found = answers(run.lm, [e for encoded in cells.values() for e in encoded], progress="forms of the prompt")
+    found = in_parts(run, answers, [e for encoded in cells.values() for e in encoded], progress="forms of the prompt")
     table, rows = found.table(), []
     for (form, dataset, order), at in places(cells).items():
         accuracy, shares, baselines = answered(table.iloc[at], cells[form, dataset, order])

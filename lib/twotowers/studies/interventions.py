@@ -28,6 +28,7 @@ from twotowers.studies import located
 from twotowers.studies.cells import queries as queries_of
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.forms import shuffled
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("06-interventions")
@@ -71,7 +72,7 @@ def _zeroed(run: Run, dataset: str, sets: list, positions: str) -> dict[str, np.
     from twotowers.analysis.ablate import ablate_sets
 
     label = f"{dataset}: zeroing {len(sets)} sets at {positions}"
-    return _values(ablate_sets(run.lm, _judged(run, dataset), sets, positions, progress=label))
+    return _values(in_parts(run, ablate_sets, _judged(run, dataset), sets, positions, progress=label))
 
 
 def _compared(values: dict[str, np.ndarray], queries: np.ndarray, seed: int, random: str = SAME) -> list[dict]:
@@ -137,7 +138,7 @@ def single(run: Run) -> pd.DataFrame:
 
     encoded, ours = _judged(run, run.parameters.datasets[0]), set(run.heads())
     queries = queries_of(encoded)
-    values = _values(ablate_heads(run.lm, encoded, all_heads(run.lm), "last", progress="zeroing every head"))
+    values = _values(in_parts(run, ablate_heads, encoded, all_heads(run.lm), "last", progress="zeroing every head"))
     columns = {ACCURACY: "accuracy_drop", TWO_LABEL: "two_label_drop", MARGIN: "margin_drop", LOG_PROB: "log_prob_drop"}
     rows = []
     for i, head in enumerate(all_heads(run.lm), start=1):
@@ -204,7 +205,7 @@ def ways(run: Run) -> pd.DataFrame:
         mean = mean_fed(run.lm, _chosen_on(run), positions)
         where = "all positions" if positions == "all" else "last position"
         for what, replacement in (("zero", None), ("mean", mean)):
-            found = ablate_heads(run.lm, encoded, heads, positions, replacement, progress=f"{what}, {where}")
+            found = in_parts(run, ablate_heads, encoded, heads, positions, replacement, progress=f"{what}, {where}")
             drops[f"{what}, {where}"] = found.log_prob_drop.numpy()
     mine = np.array([head in set(run.heads()) for head in heads])
     reference = drops["zero, all positions"].mean(1)
@@ -227,7 +228,9 @@ def _union(run: Run) -> pd.DataFrame:
 
     def make() -> pd.DataFrame:
         table, dataset = run.table(located.heads), run.parameters.datasets[0]
-        found = ablate_heads(run.lm, _chosen_on(run), all_heads(run.lm), "last", progress="the paper's second ranking")
+        found = in_parts(
+            run, ablate_heads, _chosen_on(run), all_heads(run.lm), "last", progress="the paper's second ranking"
+        )
         table = table[table["dataset"] == dataset]
         return ranked(table, found.table()).merge(table[["layer", "head", "label_margin"]], on=["layer", "head"])
 

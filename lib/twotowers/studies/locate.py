@@ -16,6 +16,7 @@ from twotowers.studies.decides import sets_of
 from twotowers.studies.example import apart
 from twotowers.studies.forms import forms
 from twotowers.studies.located import COLUMN, heads, shared
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("01-locate")
@@ -41,7 +42,7 @@ def _increases(run: Run):
     def make():
         sets = {dataset: run.encoded(dataset) for dataset in run.parameters.datasets} | {BALANCED: _balanced(run)}
         pooled = [one for encoded in sets.values() for one in encoded]
-        return locate.increases(run.lm, pooled, norm=run.parameters.norm, progress="increases"), places(sets)
+        return in_parts(run, locate.increases, pooled, norm=run.parameters.norm, progress="increases"), places(sets)
 
     return run.keep("increases", make)
 
@@ -67,7 +68,7 @@ def accuracy(run: Run) -> pd.DataFrame:
     p, rows = run.parameters, []
     cells = {(d, "paper's order", label): run.encoded(d, label) for d in p.datasets for label in p.labels}
     cells |= {(d, "counterbalanced", "both"): run.balanced(d) for d in p.datasets}
-    found = answers(run.lm, [e for encoded in cells.values() for e in encoded], progress="answers").table()
+    found = in_parts(run, answers, [e for encoded in cells.values() for e in encoded], progress="answers").table()
     for key, at in places(cells).items():
         accuracy, shares, baselines = answered(found.iloc[at], cells[key])
         row = dict(zip(("dataset", "order", "true_label"), key, strict=True)) | accuracy
@@ -187,8 +188,8 @@ def right_only(run: Run) -> pd.DataFrame:
     for dataset in p.datasets:
         prompts = run.prompts(dataset)[:SAMPLE]
         pairs = run.encode(both_assignments(counterbalanced(prompts)))
-        margin = rankings.label_margin(run.lm, pairs, progress=f"{dataset}, label positions")
-        right = answers(run.lm, pairs).correct.reshape(-1, 2).all(1)
+        margin = in_parts(run, rankings.label_margin, pairs, progress=f"{dataset}, label positions")
+        right = in_parts(run, answers, pairs).correct.reshape(-1, 2).all(1)
         cells["label", dataset] = margin.reshape(len(prompts), 2, *margin.shape[1:]).mean(1), right
         cells["paper", dataset] = found.heads[at[dataset]], found.correct[at[dataset]]
     rows = []
@@ -229,7 +230,7 @@ def positions(run: Run) -> pd.DataFrame:
     from twotowers.analysis import locate
 
     sample, ours = _sample(run), run.heads()
-    table = locate.increases_by_role(run.lm, sample, ours, norm=run.parameters.norm)
+    table = in_parts(run, locate.increases_by_role, sample, ours, batched=True, norm=run.parameters.norm)
     table["query"] = [sample[i].prompt.query for i in table["prompt"]]
     return grouped(table, ["head", "role"], "increase", clusters="query", seed=run.parameters.seed)
 
@@ -282,7 +283,7 @@ def norms(run: Run) -> pd.DataFrame:
     from twotowers.analysis import locate
 
     sample, k = _sample(run)[:60], run.parameters.top_k
-    by_norm = {norm: locate.increases(run.lm, sample, norm=norm, progress=f"norm {norm}") for norm in NORMS}
+    by_norm = {norm: in_parts(run, locate.increases, sample, norm=norm, progress=f"norm {norm}") for norm in NORMS}
     rows = []
     for i, a in enumerate(NORMS):
         for b in NORMS[i + 1 :]:

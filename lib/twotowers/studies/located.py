@@ -17,6 +17,7 @@ from twotowers.heads import Head, named
 from twotowers.prompts.datasets import both_assignments, counterbalanced
 from twotowers.stats.intervals import overlap_within_layers, spearman
 from twotowers.studies.context import Context, chapter_studies
+from twotowers.studies.parts import in_parts
 
 study = chapter_studies("01-locate")
 COLUMN = {"label": "label_margin", "paper": "increase"}
@@ -34,7 +35,7 @@ def heads(run: Context) -> pd.DataFrame:
     """
     from twotowers.analysis import locate, rankings
 
-    p, lm, n_sets = run.parameters, run.lm, {}
+    p, n_sets = run.parameters, {}
     plain, balanced = [], []
     for dataset in p.datasets:
         prompts = run.locating(dataset)
@@ -42,8 +43,8 @@ def heads(run: Context) -> pd.DataFrame:
         # Every order in turn, and each with both assignments of the labels: preferences for a word cancel exactly.
         balanced += run.encode(both_assignments(counterbalanced(prompts)))
         n_sets[dataset] = len(prompts)
-    increase = locate.increases(lm, plain, norm=p.norm, progress="increase of every head").heads
-    label = np.asarray(rankings.label_margin(lm, balanced, progress="increase from label positions"))
+    increase = in_parts(run, locate.increases, plain, norm=p.norm, progress="increase of every head").heads
+    label = np.asarray(in_parts(run, rankings.label_margin, balanced, progress="increase from label positions"))
     layer, head = (axis.ravel() for axis in np.indices(increase.shape[1:]))
     parts, at = [], 0
     for dataset, n in n_sets.items():

@@ -18,6 +18,7 @@ from twotowers.prompts.datasets import CONTENT_FREE, alternated, imbalanced, ord
 from twotowers.prompts.prompt import Prompt
 from twotowers.stats.intervals import bootstrap, bootstrap_of_means, rate
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("07-mitigation")
@@ -111,11 +112,11 @@ def _fewer(run: Run):
     def make():
         (prompts, about), factors = _pool(run, MOST), _factors(run)
         sets = [run.heads(), *_controls(run)]
-        balanced = answers(run.lm, run.encode(prompts), progress="balanced prompts")
+        balanced = in_parts(run, answers, run.encode(prompts), progress="balanced prompts")
         found = {}
         for kind, which in KINDS.items():
             encoded = run.encode([imbalanced(p, kind=which) for p in prompts])
-            found[kind] = biases.majority_answers(run.lm, encoded, sets, factors, progress=kind)
+            found[kind] = in_parts(run, biases.majority_answers, encoded, sets, factors, progress=kind)
         return about, balanced, found
 
     return run.keep("07 fewer", make)
@@ -155,7 +156,7 @@ def factors(run: Run) -> pd.DataFrame:
     level, cost = answers(run.lm, run.encode(some), progress="tuning, balanced").correct.mean(), 0.0
     for kind, which in KINDS.items():
         encoded = run.encode([imbalanced(p, kind=which) for p in some])
-        tuned = biases.majority_answers(run.lm, encoded, [run.heads()], _factors(run), progress=f"tuning, {kind}")
+        tuned = in_parts(run, biases.majority_answers, encoded, [run.heads()], _factors(run), progress=kind)
         cost = cost + np.abs(level - tuned.correct[0].mean(-1)) / len(KINDS)
     (*_, (_, rows)), out = _groups(run, about), []
     queries = about["query"].to_numpy()[rows]
@@ -196,8 +197,10 @@ def _orders_read(run: Run):
         (_, by_prompt), sets = _ordered(run), {IN: run.heads()}
         sets |= {f"{RANDOM} {i + 1}": one for i, one in enumerate(_controls(run))}
         every = list(dict.fromkeys(head for one in sets.values() for head in one))
-        plain, weights = biases.read_orders(run.lm, by_prompt, every, progress="orders")
-        found = {name: biases.read_orders(run.lm, by_prompt, one, "mean", name) for name, one in sets.items()}
+        plain, weights = in_parts(run, biases.read_orders, by_prompt, every, progress="orders")
+        found = {
+            name: in_parts(run, biases.read_orders, by_prompt, one, "mean", progress=name) for name, one in sets.items()
+        }
         own = {name: weights[:, :, [every.index(head) for head in one]] for name, one in sets.items()}
         return _pool(run, MOST_ORDERS)[1], plain, found, own
 
@@ -292,7 +295,7 @@ def readings(run: Run) -> pd.DataFrame:
     by_prompt = [_ordered(run)[1][i] for i in rows]
     read = {AS_IS: plain.correct[:, rows], "mean": found[IN][0].correct[:, rows]}
     for name, shares in (("replace", (0, 1)), ("add", (1, 1)), ("doubled, with position", (2, 0))):
-        read[name] = biases.read_orders(run.lm, by_prompt, run.heads(), shares, name)[0].correct
+        read[name] = in_parts(run, biases.read_orders, by_prompt, run.heads(), shares, progress=name)[0].correct
     clusters, out = about["query"].to_numpy()[rows], []
     for name, correct in read.items():
         found = bootstrap_of_means(
@@ -324,16 +327,17 @@ def remedies(run: Run) -> pd.DataFrame:
     base, mean = plain.two_label[:, rows], found[IN][0].two_label[:, rows]
     with mitigate.position_free(run.lm, run.heads(), "mean"):
         free = answers(run.lm, fewer, progress="position-free").two_label
-    calibrated = biases.calibrated(run.lm, flat, progress="calibrating").reshape(shape).T
-    over = biases.averaged(run.lm, by_prompt, progress="mean over orders")
-    fewer_orders = [run.encode(some_orders(one)) for one in one_fewer]
+    mean_of = [run.encode(some_orders(one)) for one in one_fewer]
+    calibrated, over = in_parts(run, biases.calibrated, flat), in_parts(run, biases.averaged, by_prompt)
+    calibrated_fewer, over_fewer = in_parts(run, biases.calibrated, fewer), in_parts(run, biases.averaged, mean_of)
+    calibrated = calibrated.reshape(shape).T
     zero, at = factors.index(0.0), factors.index(run.parameters.a_c)
     methods = {  # passes a prompt, balanced, one true fewer, (order, prompt)
         AS_IS: (1, base[-1], minority[zero], base),
         "minority shortcut": (1, base[-1], minority[at], base),
         "position-free shortcut": (1, mean[-1], free, mean),
-        "contextual calibration": (1 + len(CONTENT_FREE), calibrated[-1], biases.calibrated(run.lm, fewer), calibrated),
-        "mean over orders": (shape[1], over, biases.averaged(run.lm, fewer_orders), np.tile(over, (shape[1], 1))),
+        "contextual calibration": (1 + len(CONTENT_FREE), calibrated[-1], calibrated_fewer, calibrated),
+        "mean over orders": (shape[1], over, over_fewer, np.tile(over, (shape[1], 1))),
     }
     clusters, seed, out = about["query"].to_numpy()[rows], run.parameters.seed, []
     for remedy, (passes, balanced, uneven, ordered) in methods.items():

@@ -8,6 +8,7 @@ import pandas as pd
 from twotowers.heads import named, other_heads_of_layers, repeat_per_head
 from twotowers.stats.intervals import bootstrap, bootstrap_difference, discoveries, grouped, p_value
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("03-mrr")
@@ -17,12 +18,17 @@ MOST_FOR_ALL = 100  # prompts a set on which all other heads of the layers are r
 SIZE = 0.1  # nats below which a head writes a label neither up nor down, however sure
 
 
+def _ranked(run: Run, prompts: list, heads: list, name: str) -> pd.DataFrame:
+    from twotowers.analysis.word_ranks import label_ranks
+
+    return in_parts(run, label_ranks, prompts, heads, run.parameters.norm, batched=True, outer="head", progress=name)
+
+
 def _ranks(run: Run) -> pd.DataFrame:
     """Rank of the label's word at every label position: one row per (source, of, head, prompt, demonstration).
 
     `of` is the located head that a control stands for. Every set is drawn with either label true.
     """
-    from twotowers.analysis import word_ranks
 
     def make() -> pd.DataFrame:
         located, partners, p = run.heads(), run.controls(), run.parameters
@@ -35,10 +41,10 @@ def _ranks(run: Run) -> pd.DataFrame:
                 prompts, where = run.encoded(dataset, label), {"dataset": dataset, "true_label": label}
                 queries = np.array([e.prompt.query for e in prompts])
                 name, few = f"{dataset}, {label} true", prompts[:MOST_FOR_ALL]
-                found = word_ranks.label_ranks(run.lm, few, every, p.norm, progress=name)
+                found = _ranked(run, few, every, name)
                 rest = found[found["head"].isin(named(beside))]
                 if len(prompts) > len(few):
-                    more = word_ranks.label_ranks(run.lm, prompts[len(few) :], both, p.norm, progress=name)
+                    more = _ranked(run, prompts[len(few) :], both, name)
                     found = pd.concat([found, more.assign(prompt=more["prompt"] + len(few))], ignore_index=True)
                 found = found[found["head"].isin(named(both))]
                 own = found[found["head"].isin(named(located))]
@@ -163,7 +169,7 @@ def signed(run: Run) -> pd.DataFrame:
 
     p, ours = run.parameters, run.heads()
     encoded = [e for dataset in run.judged for e in run.balanced(dataset)[:MOST_FOR_ALL]]
-    found = label_reading.label_readings(run.lm, encoded, p.norm, progress="label readings")
+    found = in_parts(run, label_reading.label_readings, encoded, p.norm, progress="label readings")
     found = label_reading.centred_readings(found, encoded).mean(-1)  # (prompt, layer, head)
     queries = [e.prompt.query for e in encoded]
     ranks = _ranks(run)

@@ -11,6 +11,7 @@ from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 from twotowers.stats.intervals import bootstrap, bootstrap_difference
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import sets_of
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("02-project")
@@ -28,9 +29,19 @@ CLAIMS = {  # kind of vector -> what should be said, and what must be said less 
 }
 
 
+def related(run: Run, encoded: list, heads: list, drawn: int | None, progress: str, means=None) -> pd.DataFrame:
+    """`project.related_words`; random directions, if they are `drawn`, in one go: they follow the order of all prompts."""
+    from twotowers.analysis.project import related_words
+
+    given = heads, run.lexicon, run.parameters.n_words, run.parameters.norm
+    if drawn is None:
+        return in_parts(run, related_words, encoded, *given, batched=True, means=means, progress=progress)
+    return related_words(run.lm, encoded, *given, drawn, means=means, progress=progress)
+
+
 def _counts(run: Run) -> pd.DataFrame:
     """Related words among the top words of every vector: one row per (reading, source, dataset, prompt, vector)."""
-    from twotowers.analysis import label_reading, project
+    from twotowers.analysis import label_reading
 
     def make() -> pd.DataFrame:
         p, parts = run.parameters, []
@@ -46,10 +57,7 @@ def _counts(run: Run) -> pd.DataFrame:
                 for source, heads, drawn in (
                     (IN, located, None), (RANDOM, partners, None), (DIRECTION, located, p.seed),
                 ):  # fmt: skip
-                    found = project.related_words(
-                        run.lm, encoded, heads, run.lexicon, p.n_words, p.norm, drawn, means=taken,
-                        progress=f"{dataset}, {source}, {reading}",
-                    )  # fmt: skip
+                    found = related(run, encoded, heads, drawn, f"{dataset}, {source}, {reading}", taken)
                     queries = [encoded[i].prompt.query for i in found["prompt"]]
                     parts.append(found.assign(dataset=dataset, source=source, reading=reading, query=queries))
         table = pd.concat(parts, ignore_index=True)

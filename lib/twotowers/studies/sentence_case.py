@@ -13,6 +13,8 @@ from twotowers.prompts.datasets import alternated
 from twotowers.stats.intervals import bootstrap, bootstrap_difference
 from twotowers.studies.best_head import available, best
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.parts import in_parts
+from twotowers.studies.project import related
 from twotowers.studies.run import Run
 
 study = chapter_studies("09-sentence-case")
@@ -34,7 +36,7 @@ def _case(run: Run):
         judged = here.encode(
             alternated(here.prompts(here.parameters.datasets[0], n=min(run.parameters.n_prompts, MOST)))
         )
-        read = attention.read(here.lm, judged, [head, *others], progress="attention")
+        read = in_parts(here, attention.read, judged, [head, *others], outer="head", progress="attention")
         return here, head, others, judged, read, int(read.answers["correct"].idxmax())
 
     return run.keep("case", make)
@@ -100,13 +102,11 @@ def counted(run: Run) -> pd.DataFrame:
 
     One row per (kind, against): words, low, high, n; `own` is the mean count of own words.
     """
-    from twotowers.analysis import project
-
-    here, head, _, judged, _, _ = _case(run)
+    _, head, _, judged, _, _ = _case(run)
     few, p, rows = judged[:COUNTED], run.parameters, []
     queries = np.array([e.prompt.query for e in few])
     found = {
-        source: project.related_words(here.lm, few, [head], run.lexicon, p.n_words, p.norm, seed, progress=source)
+        source: related(run, few, [head], seed, source)
         for source, seed in (("this head", None), ("random direction", p.seed))
     }
     for kind in dict.fromkeys(found["this head"]["kind"]):

@@ -14,6 +14,7 @@ from twotowers.prompts.uninformative import silent_texts
 from twotowers.stats.intervals import Interval, bootstrap, bootstrap_of_means
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import of_different_queries, sets_of
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("11-towers-apart")
@@ -76,7 +77,7 @@ def exchanged(run: Run) -> pd.DataFrame:
     random = {f"{RANDOM} {i + 1}": some for i, some in enumerate(run.control_sets()[:DRAWS])}
     sets = {ic.OURS: ours, **random, ic.ALL: ic.all_heads(run.lm)}
     for kind, pairs in _pairs(run).items():
-        table = _without_draws(ic.interchange(run.lm, pairs, sets, progress=kind))
+        table = _without_draws(in_parts(run, ic.interchange, pairs, sets, outer="heads", progress=kind))
         rows = ic.moved(table, seed=seed).rename(columns={"pairs": "count"})
         beyond = ic.beyond_controls(table, control=RANDOM, seed=seed)
         beyond = beyond.drop(columns=["moved", "control"]).rename(columns={"beyond": "moved"})
@@ -127,7 +128,9 @@ def _margins(run: Run, silent: bool = False) -> pd.DataFrame:
         names = MIXED if silent else (TEXTS, PREVIOUS, QUERY, BEFORE_QUERY, NEIGHBOURS, DEMONSTRATIONS)
         edges = {name: blocking.EDGES[name] for name in names}
         encoded, thirds = [e for some in sets.values() for e in some], blocking.layer_thirds(run.lm)
-        table = blocking.blocked_margins(run.lm, encoded, edges, thirds, progress="attention blocked")
+        table = in_parts(
+            run, blocking.blocked_margins, encoded, edges, thirds, batched=True, progress="attention blocked"
+        )
         half = [len(some) // 2 for some in sets.values()]
         far = np.concatenate([np.repeat([False, True], n) for n in half])
         source = np.concatenate([np.tile(np.arange(n), 2) + 1000 * i for i, n in enumerate(half)])

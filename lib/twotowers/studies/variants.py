@@ -10,6 +10,7 @@ from twotowers.heads import named
 from twotowers.prompts.datasets import imbalanced, orders, reordered
 from twotowers.stats.intervals import bootstrap, bootstrap_correlation, bootstrap_difference, grouped, rate
 from twotowers.studies.context import chapter_studies
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("05-imbalanced-and-reorder")
@@ -26,7 +27,7 @@ def _read(run: Run, dataset: str, name: str, change, n: int | None = None):
     def make():
         every = list(dict.fromkeys([*run.heads(), *run.controls()]))
         encoded = run.encode([change(prompt) for prompt in run.prompts(dataset)[:n]])
-        return attention.read(run.lm, encoded, every, progress=f"{dataset}, {name}")
+        return in_parts(run, attention.read, encoded, every, outer="head", progress=f"{dataset}, {name}")
 
     return run.keep(("read", dataset, name, n), make)
 

@@ -24,6 +24,7 @@ from twotowers.studies.cells import queries
 from twotowers.studies.context import chapter_studies
 from twotowers.studies.decides import of_different_queries, sets_of
 from twotowers.studies.interventions import MEASURES
+from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("12-which-heads")
@@ -63,6 +64,7 @@ def _vectors(run: Run) -> tuple[np.ndarray, np.ndarray]:
         clean += [p for p, away in zip(made, apart, strict=True) if not away and run.fits(p)]
         without += [p for p, here in zip(made, apart & first, strict=True) if here and run.fits(p)]
     encoded = run.encode(uninformative(without, run.parameters.seed))
+    # Its vectors are means over prompts, so these are not cut into parts.
     return function_vector_scores(run.lm, run.encode(clean), encoded, progress="function vectors"), queries(encoded)
 
 
@@ -89,9 +91,11 @@ def _scores(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray | None, int]]:
     table, encoded = run.table(located.heads), _ranking_on(run)
     table = table[table["dataset"].isin(sets_of(run))].groupby(["layer", "head"])["increase"].mean().unstack()
     makers: dict[str, Callable] = {
-        LABEL: lambda: _tested(known.label_margin(run.lm, encoded, progress=LABEL), queries(encoded)),
+        LABEL: lambda: _tested(in_parts(run, known.label_margin, encoded, progress=LABEL), queries(encoded)),
         CLASS: lambda: _tested(known.attention_by_class(run.lm, encoded, progress=CLASS), queries(encoded)),
-        ATTRIBUTION: lambda: _tested(attribution_patching(run.lm, encoded, progress=ATTRIBUTION), queries(encoded)),
+        ATTRIBUTION: lambda: _tested(
+            in_parts(run, attribution_patching, encoded, progress=ATTRIBUTION), queries(encoded)
+        ),
         INDUCTION: lambda: (_induction(run), None, 0),
         VECTOR: lambda: _tested(*_vectors(run)),
     }
@@ -187,7 +191,7 @@ def what_they_do(run: Run) -> pd.DataFrame:
         draws = [control_heads(heads, about["layers"], about["heads"], 1000 * p.seed + i) for i in range(DRAWS)]
         sets += [heads, *draws]
     encoded = run.encode([q for d in sets_of(run) for q in _both_labels(of_different_queries(run, d, JUDGED))])
-    found, rows = ablate_sets(run.lm, encoded, sets, progress="zeroing the heads of each ranking"), []
+    found, rows = in_parts(run, ablate_sets, encoded, sets, progress="zeroing the heads of each ranking"), []
     for measure, of in MEASURES.items():
         plain, zeroed = (getattr(one, of).astype(float) for one in (found.plain, found.answers))
         blocks = dict(zip(picked, zeroed.reshape(len(picked), 1 + DRAWS, -1), strict=True))
