@@ -24,6 +24,8 @@ from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 SPREAD = ("test_chapters.py", "test_runs.py")  # long tests that share nothing: each may go to any worker
+# What a browser looks at, and pages built for it, is slow: `make check` sees no page.
+BROWSER = ("test_linked.py", "test_pages.py", "test_playground_live.py", "test_safe_pages.py", "test_tinker.py")
 # `make check` sees these architectures: absolute and rotary positions, grouped heads, norms after W_O, a window, soft caps.
 QUICK = ("gpt2", "llama", "gemma2")
 
@@ -31,14 +33,14 @@ QUICK = ("gpt2", "llama", "gemma2")
 def pytest_collection_modifyitems(items):
     """Long tests first, each wherever a worker is free; the tests of any other file together, as they share fixtures.
 
-    What is the same for every architecture is slow but for three of them.
+    What is the same for every architecture is slow but for three of them, and so is all that needs a browser.
     """
     items.sort(key=lambda item: item.path.name not in SPREAD)
     for item in items:
         if item.path.name not in SPREAD:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
         kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", QUICK[0])
-        if kind and kind not in QUICK:
+        if item.path.name in BROWSER or kind and kind not in QUICK:
             item.add_marker(pytest.mark.slow)
 
 

@@ -50,6 +50,7 @@ def tags(page: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_without_an_address_nothing_points_elsewhere(tmp_path):
     assert online.with_addresses(CONFIG) == CONFIG
     pages = built(tmp_path)
@@ -59,6 +60,7 @@ def test_without_an_address_nothing_points_elsewhere(tmp_path):
     assert tags(pages["book/intro.html"])["citation_inbook_title"] == TITLE
 
 
+@pytest.mark.slow
 def test_with_the_site_s_address_a_page_says_where_it_is_and_what_it_is_about(monkeypatch, tmp_path):
     site = "https://name.github.io/book"
     monkeypatch.setenv(online.SITE, f"{site}/")

@@ -225,7 +225,6 @@ class Links(HTMLParser):
             self.targets.append(given["content"].partition("url=")[2])
 
 
-@pytest.mark.slow
 def test_links_within_the_book_lead_somewhere(html):
     read = {page.resolve(): Links(page.read_text("utf8")) for page in pages(html)}
     broken = []

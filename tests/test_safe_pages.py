@@ -80,7 +80,6 @@ def settle(page, address):
     return page.evaluate("window.hit || 0")
 
 
-@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_hostile_texts_are_shown_and_run_nothing(book, scheme):
@@ -98,7 +97,6 @@ def test_hostile_texts_are_shown_and_run_nothing(book, scheme):
         assert re.sub(r"\s+", " ", shown).count(plain) >= 3, plain
 
 
-@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_what_is_not_escaped_meets_the_policy(book, scheme):
@@ -113,7 +111,6 @@ def test_what_is_not_escaped_meets_the_policy(book, scheme):
     assert hits == 0 and sum("Content Security Policy" in line for line in said) >= 4, said
 
 
-@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_search_theme_and_formulas_work_under_the_policy(book, scheme):
@@ -135,7 +132,6 @@ def test_search_theme_and_formulas_work_under_the_policy(book, scheme):
     assert [line for line in said if scheme == "http" or "Content Security" in line] == []  # file: has no fetch
 
 
-@pytest.mark.slow
 def test_every_page_has_its_policy_before_any_script(book):
     pages = [p.read_text("utf8") for p in book.rglob("*.html") if "_static" not in p.parts]
     pages = [page for page in pages if 'http-equiv="Refresh"' not in page]

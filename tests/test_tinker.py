@@ -110,7 +110,6 @@ def close(ours, theirs) -> None:
     torch.testing.assert_close(torch.tensor(ours, dtype=torch.float32), theirs.float().cpu(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mini-gpt2", "mini-llama"])
 def test_the_engine_equals_pytorch_on_100_prompts(name, tmp_path):
     model = load(name)
