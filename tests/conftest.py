@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items):
         if item.path.name not in SPREAD:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
         kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", QUICK[0])
-        if item.path.name in BROWSER or kind and kind not in QUICK:
+        if item.path.name in BROWSER or (kind and kind not in QUICK):
             item.add_marker(pytest.mark.slow)
 
 
