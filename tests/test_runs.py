@@ -101,6 +101,8 @@ BAD = [
     ([*RUN, "--datasets", "animal/country,animal/country"], "one or more different sets"),
     ([*RUN, "--top-k", "3"], "no chosen chapter has the parameter 'top_k'"),
     ([*RUN, "--jobs", "0"], "jobs='0': give a whole number of at least 1"),
+    ([*RUN, "--shards", "0"], "shards='0': give a whole number of at least 1"),
+    (["run", "--sweep", "s.yml", "--shards", "2"], "leave out the other options"),
     ([*RUN, "--threads", "x"], "threads='x': give a whole number of at least 1"),
     ([*RUN, "--model", "no/such/folder"], "there is no folder 'no/such/folder'"),
     ([*RUN, "--model", ""], "model='' names nothing"),
