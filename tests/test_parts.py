@@ -101,7 +101,7 @@ CASES = {
     "ranks of words": (word_ranks.label_ranks, random_prompts(7), (HEADS,), {"batched": True, "outer": "head"}),
     "blocked": (
         blocking.blocked_margins, random_prompts(7),
-        ({"a": blocking.last_to_query, "b": blocking.labels_to_texts}, {"lower": [0], "upper": [1, 2]}),
+        ({"a": blocking.last_to_query, "b": blocking.labels_and_colons_to_texts}, {"lower": [0], "upper": [1, 2]}),
         {"batched": True},
     ),
     "attention": (attention.read, even(), (HEADS,), {"outer": "head", "increases": True}),
