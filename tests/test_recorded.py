@@ -1,0 +1,41 @@
+"""What lies in data/results is what its pages ask for: the studies as they are, under the parameters of its run.yml."""
+
+import pytest
+from conftest import ROOT
+from twotowers.chapters import shard
+from twotowers.chapters.notebooks import declared
+from twotowers.chapters.plan import record
+from twotowers.exhibits.scorecard import RULES, Model
+from twotowers.parameters import Parameters
+from twotowers.stats import tables
+from twotowers.studies.context import CHAPTERS
+from twotowers.studies.run import Run
+
+RECORDS = sorted((ROOT / "data/results").glob("*/run.yml"))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_every_recorded_table_is_one_that_a_page_shows(path, tmp_path):
+    model, settings = record(path, computed=False)
+    found = {one.stem: tables.load(path.parent, one.stem) for one in path.parent.glob("[0-9]*.csv")}
+    shown = set()
+    for chapter, values in settings.items():
+        shard.studies_of(chapter)  # registers all studies
+        given = declared(chapter) | values | {"model": model, "recorded": "only", "out": str(tmp_path)}
+        run = Run(Parameters.of(given))
+        sets = [run.parameters.datasets, Parameters().datasets, *([one] for one in run.parameters.datasets)]
+        for part in map(run.on, sets):  # chapter 8 looks which sets are at hand, and at words beside sentences
+            for study in [*CHAPTERS[chapter], *CHAPTERS["01-locate"]]:
+                name = part.file_of(study)
+                if name in found and found[name].attrs["provenance"]["identity"] == part.identity(study):
+                    shown.add(name)
+    assert shown == set(found)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_every_rule_can_read_its_recorded_table(path):
+    found = {one.stem: tables.load(path.parent, one.stem) for one in path.parent.glob("[0-9]*.csv")}
+    model = Model(path.parent.name, "", found)
+    for rule in RULES:
+        if rule.table in found:
+            assert "cannot be read" not in model.judged(rule)[1], rule.table
