@@ -141,7 +141,7 @@ def test_what_cannot_be_made_says_why_once_and_its_claim_is_not_testable(chapter
     for study, given in (*exhibits, exhibits[0]):
         chapter.publish(study, **given)
     assert said[0] == said[2] == "*This exhibit (`03-mrr-by-head`) cannot be made here: `no rows`*"
-    assert "} Not testable here\n" in said[1] and "for the same reason as `03-mrr-by-head`" in said[1]
+    assert "<strong>Not testable here</strong>" in said[1] and "for the same reason as `03-mrr-by-head`" in said[1]
 
 
 def test_what_is_not_recorded_is_named_without_a_verdict(chapter, monkeypatch):
