@@ -139,8 +139,11 @@ def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def overlaps_rows(t: pd.DataFrame) -> pd.DataFrame:
-    columns = ["ranking", "first", "second", "shared", "k", "expected", "p", "rank_correlation", "both"]
-    return t[columns].round(3).set_index("ranking")
+    """A row for each set here and ranking, a column for each set of words: heads in both lists, and how many by chance."""
+    said = t["shared"].astype(str) + " (" + t["expected"].map("{:.1f}".format) + " by chance)"
+    wide = t.assign(said=said).pivot(index=["first", "ranking"], columns="second", values="said")
+    table = wide[list(dict.fromkeys(t["second"]))].rename_axis(columns=None).reset_index()
+    return table.rename(columns={"first": "set"}).set_index("set")
 
 
 def overlaps(t: pd.DataFrame) -> Claim:

@@ -98,11 +98,20 @@ def sweep_said(t: pd.DataFrame, varied: str) -> str:
 
 
 def held_rows(t: pd.DataFrame) -> pd.DataFrame:
-    """Every measurement of this book's own works beside what counting predicts (`costs.held`)."""
-    shown = t[["work", "shape", "dtype", "prompts", "tokens", "vocabulary"]].rename(columns={"vocabulary": "words"})
-    for name, column in (("measured, ms a prompt", "measured_ms"), ("predicted", "predicted_ms")):
-        shown[name] = t[column].map("{:,.1f}".format)
-    return shown.assign(**{"measured over predicted": t["over"].map("{:.2f}".format)}).set_index("work")
+    """How far measured times are from predicted ones (`costs.held`): one row per work and shape, with what was varied."""
+
+    def between(values: pd.Series, form: str = "{:,}") -> str:
+        least, most = form.format(values.min()), form.format(values.max())
+        return least if least == most else f"{least} to {most}"
+
+    rows = []
+    for (work, shape, dtype), part in t.groupby(["work", "shape", "dtype"], sort=False):
+        varied = {shown: between(part[name]) for name, shown in VARIED.items()}
+        over = between(part["over"], "{:.2f}")
+        rows.append(
+            {"work": work, "shape": f"{shape}, {dtype}", "n": len(part), **varied, "measured over predicted": over}
+        )
+    return pd.DataFrame(rows).set_index("work")
 
 
 def held_said(t: pd.DataFrame) -> str:
@@ -164,18 +173,20 @@ def _together(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def whole_rows(t: pd.DataFrame) -> pd.DataFrame:
-    """Times of each work of the whole paper and of all, and the price of all (`costs.whole_paper`)."""
+    """Times of each work of the whole paper and of all, and the price of all, on the last device (`costs.whole_paper`)."""
+    t = t[t["device"] == t["device"].iloc[-1]]
     each = t.assign(time=[span(*row) for row in t[["seconds_low", "seconds_high"]].to_numpy()])
-    wide = each.pivot(index=["model", "device", "gpus"], columns="work", values="time")[list(dict.fromkeys(t["work"]))]
-    all_ = _together(t)
-    all_["together"] = [span(*row) for row in all_[["seconds_low", "seconds_high"]].to_numpy()]
-    all_["dollars"] = [
+    wide = each.pivot(index=["model", "gpus"], columns="work", values="time")[list(dict.fromkeys(t["work"]))]
+    all_ = _together(t).set_index(["model", "gpus"])
+    wide = wide.loc[all_.index]
+    wide["together"] = [span(*row) for row in all_[["seconds_low", "seconds_high"]].to_numpy()]
+    wide["dollars"] = [
         "" if pd.isna(low) else f"{low:,.2f} to {high:,.2f}"
         for low, high in all_[["dollars_low", "dollars_high"]].to_numpy()
     ]
-    all_["memory"] = all_["memory_gb"].map("{:,.0f} GB".format)
-    left, right = ["model", "memory", "device", "gpus"], ["model", "device", "gpus", "together", "dollars"]
-    return all_[left].merge(wide.reset_index()).merge(all_[right]).set_index(left[:2])
+    named = zip(all_.index, all_["memory_gb"], strict=True)
+    wide.index = [f"{model} ({gb:,.0f} GB), {_gpus(gpus)}" for (model, gpus), gb in named]
+    return wide.rename_axis(columns=None)
 
 
 def whole_chart(t: pd.DataFrame) -> alt.TopLevelMixin:

@@ -187,7 +187,8 @@ def top_heads(t: pd.DataFrame) -> Claim:
 
 def overlaps_rows(t: pd.DataFrame) -> pd.DataFrame:
     columns = ["compared", "ranking", "first", "second", "shared", "k", "expected", "p", "rank_correlation", "both"]
-    return t[columns].round(3).set_index("compared")
+    unbroken = t["both"].fillna("").str.replace(" ", "\u00a0")  # or each head would get a line of its own
+    return t.assign(both=unbroken)[columns].round(3).set_index("compared")
 
 
 def shared_heads(ours: pd.DataFrame, none: str) -> Claim:
