@@ -3,11 +3,16 @@
 import pandas as pd
 import pytest
 from conftest import DOWN, UP, WIDE, interval, sayable
+from twotowers.errors import TwoTowersError
 from twotowers.exhibits import best_head as shown
 from twotowers.exhibits import sentence_case
 from twotowers.exhibits.best_head import BALANCED, BEST, EVERY, PAPER, RANDOM
 from twotowers.exhibits.claim import Verdict
 from twotowers.exhibits.sentence_case import ANOTHER, OWN
+from twotowers.parameters import Parameters
+from twotowers.prompts.datasets import WORD_SETS
+from twotowers.studies import best_head as study
+from twotowers.studies.run import Run
 
 
 def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20):
@@ -158,3 +163,10 @@ def test_heads_of_sentences_are_held_against_those_of_words_where_both_are_learn
         and words in claim.sentence
         and set(shown.overlaps_rows(t)["a/b"]) == {"3 (1.0 by chance)"}
     )
+
+
+def test_sets_of_words_alone_leave_none_to_compare_with(monkeypatch):
+    monkeypatch.setattr(study, "available", lambda run: run)
+    run = Run(Parameters.of({"datasets": list(WORD_SETS)}))
+    with pytest.raises(TwoTowersError, match="name other datasets"):
+        study.overlaps.function(run)

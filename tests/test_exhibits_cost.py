@@ -56,7 +56,7 @@ def test_the_least_and_the_most_of_measured_over_predicted_are_said_for_each_wor
     rows = [("walk", 9.0), ("walk", 15.0), ("zeroing", 11.0)]
     t = pd.DataFrame(about | {"work": work, "measured_ms": ms, "over": ms / 10} for work, ms in rows)
     said = shown.held_said(t)
-    assert "3 measurements in 1 shape(s)" in said and "**0.90 to 1.50 times**" in said
+    assert "3 measurements in 1 shape," in said and "**0.90 to 1.50 times**" in said
     assert "0.90 to 1.50 (walk); 1.10 to 1.10 (zeroing)" in said
     rows = shown.held_rows(t)
     assert rows["measured over predicted"].tolist() == ["0.90 to 1.50", "1.10"] and rows["n"].tolist() == [2, 1]

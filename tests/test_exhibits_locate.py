@@ -99,6 +99,7 @@ def pair(p, learned=True, compared="sets", least=0.001):
         ([pair(0.9), pair(0.001, learned=False)], Verdict.CONTROL),
         ([pair(0.001), pair(1.0, least=0.2)], Verdict.HOLDS),  # the second could not be told from chance by any overlap
         ([pair(1.0, least=0.2)], Verdict.UNTESTABLE),
+        ([pair(0.04, least=0.04), pair(1.0, least=0.9)], Verdict.UNTESTABLE),  # of two tests, neither could stand
         ([pair(0.001, learned=False)], Verdict.UNTESTABLE),
         ([], Verdict.UNTESTABLE),
     ],

@@ -282,6 +282,28 @@ def test_the_state_of_a_job_follows_what_it_reads(home):
     assert state({"recorded": "never"}) == never
 
 
+# --- what jobs tell ---
+
+
+def test_a_job_tells_in_one_write_and_what_two_wrote_into_each_other_is_logged(monkeypatch, capsys, tmp_path):
+    class Pipe(list):
+        write, flush = list.append, staticmethod(lambda: None)
+
+    pipe = Pipe()
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", pipe)
+        execute.tell(key="m/01-a", status="done", why="", seconds=3)
+    assert len(pipe) == 1 and pipe[0].endswith("}\n")
+    made, torn = plan.Plan("runs", jobs={"m/01-a": {"chapter": "01-a", "model": "m"}}), pipe[0].strip() + pipe[0]
+    with (tmp_path / "log").open("w") as log:
+        found = list(runs.shown([torn, "\n", pipe[0]], made, 2, log))
+    assert (
+        found == [{"key": "m/01-a", "status": "done", "why": "", "seconds": 3}]
+        and torn in (tmp_path / "log").read_text()
+    )
+    assert "[1/2] 01-a on m: done in 3 s" in capsys.readouterr().out
+
+
 # --- what runs again, and what is kept ---
 
 

@@ -98,8 +98,9 @@ def execute(job: dict[str, Any], part: Path, made: Path) -> set[str]:
 
 
 def tell(**event: Any) -> None:
-    """One line of JSON for who started this."""
-    print(json.dumps(event), flush=True)
+    """One line of JSON for who started this, written at once: several jobs share its pipe, and `print` may write twice."""
+    sys.stdout.write(f"{json.dumps(event)}\n")
+    sys.stdout.flush()
 
 
 def end_with_parent() -> None:

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twotowers.chapters import check, shard, stamps
-from twotowers.chapters.notebooks import chapters, declared, known_chapter, least_prompts, read_yaml
+from twotowers.chapters import check, stamps
+from twotowers.chapters.notebooks import chapters, declared, known_chapter, least_prompts, read_yaml, studied
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.parameters import Parameters, nearest
@@ -77,11 +77,13 @@ class Plan:
             self.jobs[key] = job | {"state": stamps.state(job)}
 
     def cut(self, shards: Any) -> Plan:
-        """This plan, its jobs cut into so many shards where they have parts. Raises TwoTowersError for no number."""
+        """This plan, the jobs that compute something cut into so many shards. Raises TwoTowersError for no number."""
         if not str(shards).isdecimal() or int(shards) < 1:
             raise TwoTowersError(f"shards={shards!r}: give a whole number of at least 1")
         if int(shards) > 1:
-            self.shards = {key: int(shards) for key, job in self.jobs.items() if shard.can_shard(job)}
+            computed = [key for key, job in self.jobs.items() if job["parameters"].get("recorded") != "only"]
+            names = {key: self.jobs[key]["chapter"] for key in computed}
+            self.shards = {key: int(shards) for key, name in names.items() if draws(name) and studied(name)}
         return self
 
 

@@ -203,14 +203,20 @@ def lost_shards(plan: Plan, root: Path, todo: Sequence[str], given_up: Sequence[
 
 
 def shown(lines: Iterable[str], plan: Plan, total: int, log: TextIO) -> Iterator[dict[str, Any]]:
-    """The events among `lines`, each shown as it comes: under a bar for who watches, else a line; the rest is logged."""
+    """The events among `lines`, each shown as it comes: under a bar for who watches, else a line; the rest is logged.
+
+    A line that two jobs wrote into each other is no event: what became of them their stamps tell.
+    """
     watched, n = sys.stderr.isatty(), 0
     with tqdm(total=total, disable=not watched, unit="chapter", leave=False) as bar:
         for line in lines:
-            if not line.startswith('{"key"'):
+            try:
+                event = json.loads(line) if line.startswith('{"key"') else None
+            except ValueError:
+                event = None
+            if event is None:
                 log.write(line)
                 continue
-            event = json.loads(line)
             ended = _ended(plan, event["key"], event)
             what = f"{ended.chapter} on {ended.model}" if ended.model else ended.chapter
             if event["status"] == "running":

@@ -7,7 +7,6 @@ It runs the chapter's studies as its notebook does and saves no table: all that 
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import os
 import pkgutil
@@ -40,14 +39,6 @@ def studies_of(chapter: str) -> list[Study]:
         importlib.import_module(f"{studies.__name__}.{module.name}")
     names = studied(chapter)
     return [study for study in CHAPTERS.get(chapter, []) if study.function.__name__ in names]
-
-
-def can_shard(job: dict[str, Any]) -> bool:
-    """Whether a job computes something that is cut into parts."""
-    if job["parameters"].get("recorded") == "only" or "n_prompts" not in declared(job["chapter"]):
-        return False
-    modules = {inspect.getmodule(study.function) for study in studies_of(job["chapter"])}
-    return any(re.search(r"\bin_parts\(", inspect.getsource(module)) for module in modules)
 
 
 def run(made: Path, parts: Path, job: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from twotowers.exhibits.claim import code, listed
+from twotowers.exhibits.claim import code, listed, plural
 from twotowers.exhibits.scorecard import Model
 from twotowers.paper import costs
 from twotowers.stats import charts
@@ -120,7 +120,7 @@ def held_said(t: pd.DataFrame) -> str:
         f"{part['over'].min():.2f} to {part['over'].max():.2f} ({work})" for work, part in t.groupby("work", sort=False)
     ]
     return (
-        f"Over {len(t)} measurements in {t['shape'].nunique()} shape(s), the measured time is **{t['over'].min():.2f} to "
+        f"Over {len(t)} measurements in {plural(t['shape'].nunique(), 'shape')}, the measured time is **{t['over'].min():.2f} to "
         f"{t['over'].max():.2f} times** the predicted: {'; '.join(each)}."
     )
 

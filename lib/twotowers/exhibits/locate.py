@@ -26,7 +26,6 @@ from twotowers.stats.intervals import Interval, discoveries, estimate
 BASELINES = ("repeat the last label", "continue the alternation", "always the preferred label")
 IN, RANDOM = "in-context heads", "random heads"
 PAPER, BALANCED = "paper's order", "counterbalanced"
-ALPHA = 0.05
 
 
 def forms_rows(t: pd.DataFrame) -> pd.DataFrame:
@@ -198,7 +197,7 @@ def shared_heads(ours: pd.DataFrame, none: str) -> Claim:
     """
     if ours.empty:
         return untestable(f"{none}, so no two tasks can share heads.")
-    able = ours[ours["least"] <= ALPHA]
+    able = ours[discoveries(ours["least"])]
     if able.empty:
         return untestable(
             f"Pairs of learned sets share {counted(ours['shared'])} of their top {ours['k'].iloc[0]} heads, but even two equal "

@@ -193,7 +193,9 @@ def overlaps(run: Run) -> pd.DataFrame:
     both sets are. Each list is located on prompts of its own set, in the form that is chosen for its kind of sets.
     """
     here, rows = available(run), []
-    words = run.on([name for name in WORD_SETS if name not in here.parameters.datasets])
+    if not (others := [name for name in WORD_SETS if name not in here.parameters.datasets]):
+        raise TwoTowersError("all sets of words are judged here, so none is left to compare with: name other datasets")
+    words = run.on(others)
     learned, tables = {*here.passing, *words.passing}, (here.table(heads), words.table(heads))
     for ranking in COLUMN:
         for a in here.parameters.datasets:
