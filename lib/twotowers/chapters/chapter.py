@@ -98,7 +98,10 @@ class Chapter(Run):
                 shown += [drawn, self._caption(study, chart, title, about, beside)]
             if rows is not None:
                 about = caption or first_words(study)
-                shown += [self._caption(study, rows, about, about, "" if chart else beside), rows(table)]
+                shown += [
+                    self._caption(study, rows, about, about, "" if chart else beside),
+                    without_missing(rows(table)),
+                ]
             if claim is not None:
                 shown.append(claim(table))
         except NotRecorded:
@@ -192,6 +195,11 @@ class Chapter(Run):
         """
         row = published_value(source, quantity, where=at) if source else {}
         display(Markdown(f"**The paper** ({where}): {text.format_map(row)}"))
+
+
+def without_missing(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows as a page shows them: nothing stands where a value is missing."""
+    return rows.apply(lambda column: column.astype(object).where(column.notna(), "") if column.isna().any() else column)
 
 
 WITHOUT_FORM = {"scorecard", "cost", "playground"}  # chapters that read no prompts of their own

@@ -146,9 +146,9 @@ def blocked(t: pd.DataFrame) -> Claim:
     verdict = together([texts[0], query[0]])
     return Claim(
         verdict,
-        f"Blocks in the lower third {SAID[verdict]}. The margin falls by {texts[1]:.2f} nats when labels may not see their "
-        f"texts there (most in the {texts[2]} third), by {query[1]:.2f} when the last position may not see the query (most "
-        f"in the {query[2]} third), n = {plural(query[1].n, 'query word')}.",
+        f"Blocks in the lower third {SAID[verdict]}. With one of them the margin falls by {texts[1]:.2f} nats when labels may not "
+        f"see their texts (it falls most when that is blocked in the {texts[2]} third), and by {query[1]:.2f} when the last "
+        f"position may not see the query (most in the {query[2]} third), n = {plural(query[1].n, 'query word')}.",
     )
 
 
@@ -165,8 +165,8 @@ def keys(t: pd.DataFrame) -> Claim:
     }[verdict]
     return Claim(
         verdict,
-        f"{said}: the AUC is {row['plain']:.2f} with nothing blocked and falls by {lower:.2f} (most in the {most} "
-        "third); one half is chance.",
+        f"{said}: the AUC is {row['plain']:.2f} with nothing blocked and falls by {lower:.2f} with a block in the lower third "
+        f"(it falls most with one in the {most} third); one half is chance.",
     )
 
 
