@@ -50,7 +50,7 @@ def numbers(run):
 chapter = open_chapter("03-framework", globals())
 if recorded != "only":  # in place of a model
     chapter.__dict__["about"] = {"name": model, "fingerprint": "m@0"}
-chapter.publish(numbers, rows=lambda table: f"{len(table)} rows; torch {'torch' in sys.modules}")
+chapter.publish(numbers, rows=lambda t: pd.DataFrame({"said": [f"{len(t)} rows; torch {'torch' in sys.modules}"]}))
 """
 PARAMETERS = "model = 'mini-gpt2'\ndatasets = ['animal/country']\nn_prompts = 5\nrecorded = 'use'\nout = 'x'"
 SLEEPS = "import time\nif n_prompts == 60:\n    print('asleep'); time.sleep(600)"
