@@ -118,7 +118,13 @@ def test_related_words_without_the_mean_are_those_of_vectors_less_their_mean(mon
 
     model, encoded, heads = tiny("llama"), of_classes(random_prompts(4, lengths=(14,))), [(1, 0)]
     means = label_reading.mean_readings(model, encoded, heads)
-    found = project.related_words(model, encoded, heads, lexicon(), k=3, means=means)
+    found = project.related_words(model, encoded, heads, lexicon(), k=3, means={"raw": None, "centred": means})
+    assert list(found["reading"].unique()) == ["raw", "centred"]
+    raw, found = (
+        found[found["reading"] == one].drop(columns="reading").reset_index(drop=True) for one in ("raw", "centred")
+    )
+    plain = project.related_words(model, encoded, heads, lexicon(), k=3).drop(columns="reading")
+    pd.testing.assert_frame_equal(raw, plain)
     stock = project.readings
 
     def without(seen, *args):
@@ -126,7 +132,8 @@ def test_related_words_without_the_mean_are_those_of_vectors_less_their_mean(mon
             yield replace(reading, vectors=reading.vectors - reading.vectors.mean(0))
 
     monkeypatch.setattr(project, "readings", without)
-    pd.testing.assert_frame_equal(found, project.related_words(model, encoded, heads, lexicon(), k=3))
+    again = project.related_words(model, encoded, heads, lexicon(), k=3).drop(columns="reading")
+    pd.testing.assert_frame_equal(found, again)
 
 
 def test_means_that_would_take_out_the_class_are_refused():

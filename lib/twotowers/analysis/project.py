@@ -215,36 +215,47 @@ def related_words(
     random_seed: int | None = None,
     max_tokens: int = 2048,
     progress: str | None = None,
-    means: Mapping[tuple[str, str], Tensor] | None = None,
+    means: Mapping[str, Mapping[tuple[str, str], Tensor] | None] | None = None,
 ) -> pd.DataFrame:
     """How many of the top k words of every reading have each relation to its place; stop words are passed over.
 
-    One row per (prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other text"
-    as the mean over the other texts so that it compares with "own text". `means` (`label_reading.mean_readings`) are
-    first taken out of the vectors. With `random_seed` each is then replaced by a random one of its norm. Memory:
-    `max_tokens` streams of all layers.
+    One row per (reading, prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other
+    text" as the mean over the other texts so that it compares with "own text". `means`: for each name of a reading what
+    is first taken out of the vectors (`label_reading.mean_readings`), or None; by default they are read as they are.
+    With `random_seed` each is then replaced by a random one of its norm.
+
+    All vectors of a batch go through the unembedding together. Memory: `max_tokens` streams of all layers, and a vector
+    for every reading at every place of its prompts.
     """
+    means = means or {"as they are": None}
+    generators = {name: None if random_seed is None else torch.Generator().manual_seed(random_seed) for name in means}
     classes, rows = datasets.class_words(), []
-    generator = None if random_seed is None else torch.Generator().manual_seed(random_seed)
+
+    def taken(reading: Reading, name: str) -> Float[Tensor, "batch place d_model"]:
+        vectors = reading.vectors
+        if (mean := means[name]) is not None:
+            vectors = vectors - mean[reading.kind, reading.of].to(vectors)
+        return vectors if generators[name] is None else random_directions(vectors, generators[name])
+
     for seen in captures(model, encoded, WANT, max_tokens, progress):
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
         told = {
             (row, kind): _relations_of(one, kind, classes) for row, one in enumerate(seen.prompts) for kind in KINDS
         }
-        for reading in readings(seen, model, heads):
-            vectors = reading.vectors
-            if means is not None:
-                vectors = vectors - means[reading.kind, reading.of].to(vectors)
-            if generator is not None:
-                vectors = random_directions(vectors, generator)
-            _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scale, lexicon.stopword_ids)
+        found = [(name, one, taken(one, name)) for one in readings(seen, model, heads) for name in means]
+        vectors = torch.cat([v.flatten(0, 1) for _, _, v in found])
+        scales = torch.cat([scale.expand(v.shape[:2]).flatten() for _, _, v in found])
+        _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scales, lexicon.stopword_ids)
+        for (name, reading, v), words_of in zip(
+            found, ids.split([v[..., 0].numel() for _, _, v in found]), strict=True
+        ):
+            words_at = words_of.view(*v.shape[:2], -1).tolist()
             for row, (at, one) in enumerate(zip(seen.index, seen.prompts, strict=True)):
                 for place, known in enumerate(told[row, reading.kind]):
-                    words = {lexicon.plain[i] for i in ids[row, place].tolist()}
-                    counts = [known.get(word) for word in words]
+                    counts = [known.get(word) for word in {lexicon.plain[i] for i in words_at[row][place]}]
                     where = (at, len(one.label_positions), reading.kind, reading.of, int(reading.places[row, place]))
-                    rows.append((*where, *map(counts.count, RELATIONS)))
-    table = pd.DataFrame(rows, columns=["prompt", "others", "kind", "of", "position", *RELATIONS])
+                    rows.append((name, *where, *map(counts.count, RELATIONS)))
+    table = pd.DataFrame(rows, columns=["reading", "prompt", "others", "kind", "of", "position", *RELATIONS])
     table["other text"] /= table.pop("others")
     return table
 

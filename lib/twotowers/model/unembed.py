@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from twotowers.errors import TwoTowersError
@@ -175,19 +175,26 @@ def top_words(
     if norm == "frozen" and scale is None:
         norm = "recomputed"
     p = prepared(v, unembedding, norm, scale)
-    rows = p.reshape(-1, p.shape[-1])
-    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=rows.device)
+    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
     if without is not None:
-        skipped[without.to(rows.device)] = True
+        skipped[without.to(p.device)] = True
     k = min(k, int((~skipped).sum()))
-    values = torch.empty(rows.shape[0], 0, dtype=rows.dtype, device=rows.device)
-    ids = torch.empty(rows.shape[0], 0, dtype=torch.long, device=rows.device)
+    best = [_top_words(rows, k, unembedding, skipped) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
+    values, ids = (torch.cat(parts).reshape(*p.shape[:-1], k) for parts in zip(*best, strict=True))
+    return values, ids
+
+
+def _top_words(
+    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, skipped: Bool[Tensor, "word"]
+) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
+    """Of prepared rows. A slab is sorted only for the rows in which one of its words beats the k-th best so far."""
+    values = torch.full((len(rows), k), float("-inf"), dtype=rows.dtype, device=rows.device)
+    ids = torch.zeros(len(rows), k, dtype=torch.long, device=rows.device)
     for start, slab in vocab_chunks(unembedding):
-        product = matmul_t(rows, slab).masked_fill(skipped[start : start + len(slab)], float("-inf"))
-        values = torch.cat([values, product], -1)
-        here = torch.arange(start, start + len(slab), device=rows.device).expand(rows.shape[0], -1)
-        ids = torch.cat([ids, here], -1)
-        values, order = values.topk(min(k, values.shape[-1]), -1)
-        ids = ids.gather(-1, order)
-    shape = (*p.shape[:-1], values.shape[-1])
-    return values.reshape(shape), ids.reshape(shape)
+        product = matmul_t(rows, slab)
+        product[:, skipped[start : start + len(slab)]] = float("-inf")
+        better = (product.amax(-1) > values[:, -1]).nonzero()[:, 0]
+        value, word = product[better].topk(min(k, len(slab)), -1)
+        value, order = torch.cat([values[better], value], -1).topk(k, -1)
+        values[better], ids[better] = value, torch.cat([ids[better], word + start], -1).gather(-1, order)
+    return values, ids

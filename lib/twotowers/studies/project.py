@@ -46,23 +46,27 @@ def _counts(run: Run) -> pd.DataFrame:
     def make() -> pd.DataFrame:
         p, parts = run.parameters, []
         located, partners = run.heads(), list(dict.fromkeys(run.controls()))
+        both = [*located, *partners]
+        of_located = [*named(located), *(f"layer {layer}" for layer, _ in located)]
         for dataset in p.datasets:
             encoded = run.either_class(dataset, MOST)  # in all orders: a mean over these prompts holds no class
+            means = {RAW: None}
             try:
-                means = label_reading.mean_readings(run.lm, encoded, [*located, *partners])
+                means[CENTRED] = label_reading.mean_readings(run.lm, encoded, both, progress=f"{dataset}, means")
             except TwoTowersError as error:
                 run.notes.append(f"{dataset}: no mean is taken out, {error}")
-                means = None
-            for reading, taken in ((RAW, None), *(((CENTRED, means),) if means else ())):
-                for source, heads, drawn in (
-                    (IN, located, None), (RANDOM, partners, None), (DIRECTION, located, p.seed),
-                ):  # fmt: skip
-                    found = related(run, encoded, heads, drawn, f"{dataset}, {source}, {reading}", taken)
-                    queries = [encoded[i].prompt.query for i in found["prompt"]]
-                    parts.append(found.assign(dataset=dataset, source=source, reading=reading, query=queries))
-        table = pd.concat(parts, ignore_index=True)
-        # A key belongs to its layer, so a random head of the same layer has the same one: no control.
-        return table[~((table["source"] == RANDOM) & table["kind"].str.startswith("key"))]
+            found = related(run, encoded, both, None, f"{dataset}, values, keys, queries", means)
+            drawn = related(run, encoded, located, p.seed, f"{dataset}, random directions", means)
+            # A key belongs to its layer, so a random head of the same layer has the same one: no control.
+            tables = {
+                IN: found[found["of"].isin(of_located)], RANDOM: found[found["of"].isin(named(partners))], DIRECTION: drawn,
+            }  # fmt: skip
+            for reading in means:
+                for source, table in tables.items():
+                    table = table[table["reading"] == reading]
+                    queries = [encoded[i].prompt.query for i in table["prompt"]]
+                    parts.append(table.assign(dataset=dataset, source=source, query=queries))
+        return pd.concat(parts, ignore_index=True)
 
     return run.keep("related words", make)
 
