@@ -223,7 +223,7 @@ def increases(
             log_prob[i] = row
         logit.put(seen.index, *block_changes(seen, model, word_rows(model, seen.true_ids, norm), norm))
         margin.put(seen.index, *block_changes(seen, model, margin_rows(seen, model, norm), norm))
-        return replace(seen, logits=seen.logits[:, :0])
+        return replace(seen, logits=seen.logits.new_empty(len(seen.index), 0))  # a view would hold them all
 
     def walked(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
         return increases_along(
