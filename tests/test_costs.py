@@ -5,9 +5,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from conftest import random_prompts, tiny
+from conftest import ROOT, random_prompts, tiny
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-from twotowers.analysis import ablate
+from twotowers.analysis import ablate, increase, locate
 from twotowers.analysis.edit_heads import all_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model.model import matrix_of
@@ -97,7 +97,7 @@ def devices(**given):
 
 
 def test_the_whole_paper_on_one_device_and_on_eight(monkeypatch):
-    big = replace(SMALL, name="big", shown="Big", words=2_000_000, d_model=2048)  # 8 GB: three devices for each copy
+    big = replace(SMALL, name="big", shown="Big", layers=2600, d_model=2048)  # 16 GB: five devices for each copy
     monkeypatch.setattr(costs, "WHOLE", ("small", "big"))
     monkeypatch.setattr(costs, "shapes", lambda: {"small": SMALL, "big": big})
     monkeypatch.setattr(costs, "devices", devices)
@@ -134,3 +134,66 @@ def test_damaged_data_are_named(tmp_path, monkeypatch):
         (tmp_path / "costs/shapes.csv").write_text(f"{head}\na,A,gpt2,{word},4,4,64,16,256,no,1000,yes\n")
         with pytest.raises(TwoTowersError, match=r"shapes.csv' is damaged \(line 2: .*number.*restore it"):
             costs.shapes()
+
+
+def test_the_memory_of_a_walk_by_hand():
+    """1000 words, width 64, 2 layers of 4 heads, each 16 wide, 5 tokens, float32: every term in turn."""
+    vector = 2 * (2 * 64 + 64)  # of one prompt: what goes in, the FFN's part, the heads
+    one_pass = 4 * 3 * (5 * (4 * 256 + 6 * 64) + 1000)
+    assert costs.pass_bytes(SMALL, 3, 5, 4) == one_pass
+    held = 4 * 3 * (vector + 2 * 64)
+    full = vector * 3 * 8 + 4 * 3 * 2 * 5 * (2 * 64 + 1024) + 4 * 1024 * 2 * 64  # 3 prompts: each vector by itself
+    assert costs.walk_bytes(SMALL, 3, 5, 4, False) == held + max(one_pass + 8 * 3 * 1000, full)
+    held, factored = 4 * 90 * (vector + 2 * 64), vector * 90 * 8 + 4 * 90 * 2 * (2 * 64 + 1024) + 4 * 1024 * (
+        2 * 64 + 64 + 3 * 90
+    )  # fmt: skip
+    read = costs.pass_bytes(SMALL, 90, 5, 4) + 8 * 90 * 1000  # all in one batch of 512 tokens
+    assert costs.walk_bytes(SMALL, 90, 5, 4, False) == held + max(read, factored)
+    many = costs.walk_bytes(SMALL, 10**6, 5, 4, False)
+    assert many == costs.walk_bytes(SMALL, 10**7, 5, 4, False) < 20 * costs.WALK, "however many prompts there are"
+    assert costs.walk_bytes(SMALL, 10**6, 5, 4, True) > many, "more at once on a GPU"
+
+
+@pytest.mark.parametrize("work", costs.MEMORY)
+def test_memory_grows_with_all_that_it_depends_on_and_every_work_is_counted(work):
+    count, about = costs.MEMORY[work], (4, 8, 4, False)
+    least = count(SMALL, *about)
+    for wider in (dict(words=2000), dict(d_ff=2560), dict(layers=40)):
+        assert count(replace(SMALL, **wider), *about) >= least
+    assert count(replace(SMALL, words=9000, d_ff=9000), *about) > least
+    assert count(SMALL, 4, 8, 2, False) < least <= count(SMALL, 8, 8, 4, False)
+    assert set(costs.MEMORY) == set(costs.WORKS)
+
+
+def test_measured_memory_stands_beside_the_forward_pass_or_what_is_counted():
+    work = "all heads and blocks"
+    counted = costs.MEMORY[work](SMALL, 8, 5, 4, False) / 2**20
+    plain = costs.pass_bytes(SMALL, 8, 5, 4) / 2**20
+    rows = [
+        recorded(forward_mb=plain / 2, extra_mb=3 * counted),
+        recorded(forward_mb=10 * counted, extra_mb=20 * counted),
+        recorded(forward_mb=1.0, extra_mb=float("nan")),
+        recorded(method="hooks", forward_mb=1.0, extra_mb=1.0),
+        recorded(prompts=5000, forward_mb=0.0, extra_mb=1.0),
+        recorded(dtype="bfloat16", forward_mb=0.0, extra_mb=1.0),
+    ]
+    t = costs.held_memory(pd.DataFrame(rows), {"small": SMALL})
+    assert t["over"][:2].tolist() == pytest.approx([3, 2]) and t["forward_over"][0] == pytest.approx(0.5)
+    assert t["prompts"].tolist() == [8, 8, 4096 // 5, 8], "memory is measured on so many"
+    assert 1 / t["over"][3] == pytest.approx(costs.MEMORY[work](SMALL, 8, 5, 2, False) / 2**20)
+
+
+def test_the_benchmarks_measure_memory_as_it_is_held():
+    text = (ROOT / "benchmarks/timing.py").read_text(), (ROOT / "benchmarks/methods.py").read_text()
+    assert f"MEMORY_TOKENS = {costs.MEASURED}" in text[0] and f"BASELINE_TOKENS = {costs.PLAIN}" in text[1]
+    assert (locate.GROUP_BYTES, increase.LIMIT, increase.SLAB, ablate.AT_ONCE) == (
+        costs.WALK, costs.WALK, costs.SLAB, costs.LOGITS,
+    )  # fmt: skip
+
+
+def test_the_recorded_peaks_are_all_held():
+    results = sorted((ROOT / "benchmarks/results").glob("*.csv"))
+    t = pd.concat([pd.read_csv(path) for path in results])
+    found = costs.held_memory(t)
+    own = t["method"].str.startswith("ours") & t["extra_mb"].notna()
+    assert len(found) == own.sum() > 30 and (found["over"] > 0).all()

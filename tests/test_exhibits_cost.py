@@ -123,3 +123,24 @@ def test_what_is_assumed_of_each_device_is_said():
     (one, *_) = costs.devices()
     said = shown.assumed([one])
     assert f"{one.utilisation_low:.0%} to {one.utilisation_high:.0%} of these rates" in said and one.rates_from in said
+
+
+def test_how_far_peaks_are_from_the_counted_ones_is_said_and_how_far_two_recordings_differ():
+    about = {"work": "walk", "shape": "gpt2", "dtype": "float32", "prompts": 8, "tokens": 16, "vocabulary": 100}
+    rows = [(20.0, 1.0, 1.5), (50.0, 2.5, 2.0), (1200.0, 1.01, 130.0)]
+    t = pd.DataFrame(about | {"measured_mb": mb, "over": over, "forward_over": by} for mb, over, by in rows)
+    t.loc[2, ["shape", "dtype"]] = "gpt-j", "bfloat16"
+    said = shown.memory_said(t)
+    assert "3 measurements in 2 shapes" in said and "**1.00 to 2.50 times** the predicted" in said
+    assert "differ by up to 2.50 times" in said
+    assert "in float32 1.50 to 2.00 times; in bfloat16 130.00 to 130.00 times" in said
+    assert "differ by" not in shown.memory_said(t[1:])
+    found = shown.memory_rows(t)
+    assert found["measured over predicted"].tolist() == ["1.00 to 2.50", "1.01"] and found["n"].tolist() == [2, 1]
+    assert found["most MB"].tolist() == ["50", "1,200"]
+
+
+def test_the_device_told_is_the_one_on_which_most_models_fit():
+    t = whole(copies=1)
+    t.loc[(t["device"] == "Y") & (t["model"] == "Large"), ["copies", "seconds_low"]] = 0, np.nan
+    assert "on X:" in shown.whole_said(t), "Y is faster only because less fits there"

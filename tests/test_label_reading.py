@@ -17,10 +17,9 @@ from twotowers.prompts.prompt import Demonstration, Prompt
 
 def of_classes(encoded):
     """The same tokens; places and queries take turns between two classes."""
-    out = []
+    out, names = [], ["number", "animal"]
     for i, one in enumerate(encoded):
-        names = ["number", "animal"] * len(one.prompt.demonstrations)
-        demonstrations = tuple(replace(d, cls=names[i + j]) for j, d in enumerate(one.prompt.demonstrations))
+        demonstrations = tuple(replace(d, cls=names[(i + j) % 2]) for j, d in enumerate(one.prompt.demonstrations))
         out.append(replace(one, prompt=replace(one.prompt, demonstrations=demonstrations, cls=names[i % 2])))
     return out
 

@@ -183,6 +183,19 @@ def test_locating_reads_smaller_batches_and_walks_with_fewer_prompts(monkeypatch
     assert (again.predicted == whole.predicted).all() and (again.correct == whole.correct).all()
 
 
+def test_locating_lets_go_of_the_logits_before_it_holds_captures(monkeypatch):
+    held, stock = [], locate._groups
+
+    def groups(*given):
+        for group in stock(*given):
+            held.extend(seen.logits.untyped_storage().nbytes() for seen in group)
+            yield group
+
+    monkeypatch.setattr(locate, "_groups", groups)
+    locate.increases(tiny("gpt2"), random_prompts(6))
+    assert held and not any(held)
+
+
 @pytest.mark.parametrize("name", [name for name in WORKS if name != "induction"])  # it has no prompts to shorten
 def test_a_work_for_which_one_prompt_is_too_much_says_what_to_do(name, monkeypatch):
     model, encoded = tiny("gpt2"), random_prompts(4, lengths=(14,))

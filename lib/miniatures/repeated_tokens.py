@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 from jaxtyping import Bool, Float
-from twotowers.model.capture import captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
@@ -45,8 +45,11 @@ def induction(
     token. Even attention gives 1 over the length of the sequence, 0.07 on average.
     """
     scores, copied = np.empty((n, model.n_layers, model.n_heads)), np.empty(n, dtype=bool)
-    for seen in captures(model, repeated(model, training_seed, n, seed), {"weights"}):
+
+    def read(seen: Capture) -> None:
         at = seen.label_positions[None, :, None].expand(model.n_layers, -1, model.n_heads, -1)
         scores[seen.index] = seen.weights.gather(3, at)[..., 0].transpose(0, 1).cpu().numpy()
         copied[seen.index] = (seen.logits.argmax(-1) == seen.true_ids).cpu().numpy()
+
+    read_all(model, repeated(model, training_seed, n, seed), {"weights"}, read)
     return scores, copied

@@ -1,4 +1,4 @@
-"""The one error of this package, and its kind for what nobody recorded."""
+"""The one error of this package, and its kind for what nobody recorded; and how to tell that memory is short."""
 
 
 class TwoTowersError(ValueError):
@@ -17,3 +17,10 @@ class TwoTowersError(ValueError):
 
 class NotRecorded(TwoTowersError):
     """Only recorded tables may be shown, and this one is not recorded: it says nothing of the model."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short, on any device: PyTorch has its own type for some of them only."""
+    text = str(error).lower()
+    short = "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
+    return short or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

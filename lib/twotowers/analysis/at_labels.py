@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 
 from twotowers.analysis.attention import check_labels_left
 from twotowers.model.answers import Answers
-from twotowers.model.capture import captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
@@ -73,10 +73,13 @@ def read_labels(
     shape = (len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions))
     weights, scores = np.empty((2, *shape))
     margin = np.empty(len(encoded))
-    for seen in captures(model, encoded, {"weights", "scores"}, max_tokens, progress):
+
+    def read(seen: Capture) -> None:
         at = seen.label_positions[:, None].expand(-1, model.n_heads, -1)
         for layer in range(model.n_layers):
             weights[seen.index, layer] = seen.weights[layer].gather(2, at).float().cpu().numpy()
             scores[seen.index, layer] = seen.scores[layer].gather(2, at).float().cpu().numpy()
         margin[seen.index] = Answers.of(seen).margin
+
+    read_all(model, encoded, {"weights", "scores"}, read, max_tokens, progress)
     return AtLabels(weights, scores, np.array([e.prompt.is_true for e in encoded]), margin)

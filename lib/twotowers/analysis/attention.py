@@ -28,7 +28,7 @@ from twotowers.analysis.increase import increases_along
 from twotowers.errors import TwoTowersError
 from twotowers.model import query_key, unembed
 from twotowers.model.answers import Answers
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
@@ -80,7 +80,8 @@ def read(
     n, k = len(encoded), len(encoded[0].label_positions)
     weights, rest, gains = np.empty((3, len(heads), n, k))
     answers = np.empty((n, 2))
-    for seen in captures(model, encoded, {"weights", "values"} if increases else {"weights"}, max_tokens, progress):
+
+    def take(seen: Capture) -> None:
         at = seen.label_positions
         edges = torch.tensor([_edges(e) for e in seen.prompts], device=at.device)
         for i, (layer, head) in enumerate(heads):
@@ -95,6 +96,8 @@ def read(
             gains[:, seen.index] = label_increases(seen, model, heads, norm).cpu().numpy()
         answered = Answers.of(seen)
         answers[seen.index] = np.stack([answered.correct, answered.margin], -1)
+
+    read_all(model, encoded, {"weights", "values"} if increases else {"weights"}, take, max_tokens, progress)
     h, prompt, label = (axis.ravel() for axis in np.indices((len(heads), n, k)))
     true = np.array([e.prompt.is_true for e in encoded])
     names = np.array([f"{layer}-{head}" for layer, head in heads])
@@ -291,7 +294,8 @@ def two_towers(
     n, k, d = len(encoded), len(encoded[0].label_positions), model.d_head
     queries, keys = np.empty((len(heads), n, d)), np.empty((len(heads), n, k, d))
     plain = not rotated and model.architecture.positions == "rotary"
-    for seen in captures(model, encoded, {"queries", "keys"} | ({"streams"} if plain else set()), max_tokens, progress):
+
+    def take(seen: Capture) -> None:
         at = seen.label_positions
         for i, (layer, head) in enumerate(heads):
             group = model.value_head(head)
@@ -306,6 +310,8 @@ def two_towers(
             queries[i, seen.index] = q[:, head].cpu().double().numpy()
             index = at[..., None].expand(-1, -1, d)
             keys[i, seen.index] = key[:, group].gather(1, index).cpu().double().numpy()
+
+    read_all(model, encoded, {"queries", "keys"} | ({"streams"} if plain else set()), take, max_tokens, progress)
     prompts = [e.prompt for e in encoded]
     common = (
         np.array([p.cls or p.true_label for p in prompts]),

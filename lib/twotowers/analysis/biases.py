@@ -11,7 +11,7 @@ the standard deviation, over the orders of the demonstrations, of accuracy and o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Shaped
 from twotowers.analysis.edit_heads import check_heads
 from twotowers.analysis.mitigate import check_a_c, free_weights, minority, minority_shortcut, position_free, shares_of
 from twotowers.model.answers import Answers, true_column
-from twotowers.model.capture import captures, predict
+from twotowers.model.capture import Capture, predict, read_all
 from twotowers.model.model import Model
 from twotowers.model.proof import finished
 from twotowers.prompts.datasets import CONTENT_FREE
@@ -45,7 +45,8 @@ def majority_answers(
         minority(one.prompt)  # refuse before the work, not in the middle of it
     shape = (len(head_sets), len(a_cs), len(encoded))
     top, log_prob = np.empty(shape, dtype=int), np.empty((*shape, len(encoded[0].label_ids)))
-    for seen in captures(model, encoded, {"weights", "values"}, max_tokens, progress):
+
+    def read(seen: Capture) -> None:
         words = torch.tensor([list(e.label_ids.values()) for e in seen.prompts], device=seen.resid_final.device)
         for i, heads in enumerate(head_sets):
             shortcut = minority_shortcut(seen, model, heads)
@@ -54,6 +55,8 @@ def majority_answers(
                 labels = logits.double().log_softmax(-1).gather(1, words)
                 top[i, j, seen.index] = logits.argmax(-1).cpu().numpy()
                 log_prob[i, j, seen.index] = labels.cpu().numpy()
+
+    read_all(model, encoded, {"weights", "values"}, read, max_tokens, progress)
     return Answers.read(top, log_prob, encoded)
 
 
@@ -76,18 +79,19 @@ def read_orders(
     align = np.array([np.argsort(~np.array(e.prompt.is_true), kind="stable") for e in flat])
     weights, top = np.empty((len(flat), len(heads), align.shape[1])), np.empty(len(flat), dtype=int)
     labels = np.empty((len(flat), len(flat[0].label_ids)))
-    with ExitStack() as stack:
-        if shortcut is not None:
-            stack.enter_context(position_free(model, heads, shortcut))
-        for one in captures(model, flat, {"weights"} | ({"streams"} if share else set()), progress=progress):
-            acting = torch.stack([one.weights[layer][:, head] for layer, head in heads])
-            if share:
-                acting = (keep * acting + share * free_weights(one, model, heads)) / (keep + share)
-            at = one.label_positions.gather(1, torch.from_numpy(align[one.index]).to(acting.device))
-            weights[one.index] = acting.gather(2, at.expand(len(heads), -1, -1)).transpose(0, 1).cpu().numpy()
-            words = torch.tensor([list(e.label_ids.values()) for e in one.prompts], device=one.logits.device)
-            top[one.index] = one.logits.argmax(-1).cpu().numpy()
-            labels[one.index] = one.logits.double().log_softmax(-1).gather(1, words).cpu().numpy()
+
+    def read(one: Capture) -> None:
+        acting = torch.stack([one.weights[layer][:, head] for layer, head in heads])
+        if share:
+            acting = (keep * acting + share * free_weights(one, model, heads)) / (keep + share)
+        at = one.label_positions.gather(1, torch.from_numpy(align[one.index]).to(acting.device))
+        weights[one.index] = acting.gather(2, at.expand(len(heads), -1, -1)).transpose(0, 1).cpu().numpy()
+        words = torch.tensor([list(e.label_ids.values()) for e in one.prompts], device=one.logits.device)
+        top[one.index] = one.logits.argmax(-1).cpu().numpy()
+        labels[one.index] = one.logits.double().log_softmax(-1).gather(1, words).cpu().numpy()
+
+    with nullcontext() if shortcut is None else position_free(model, heads, shortcut):
+        read_all(model, flat, {"weights"} | ({"streams"} if share else set()), read, progress=progress)
     shape = len(by_prompt), len(by_prompt[0])
     return Answers.read(top, labels, flat).reshaped(*shape), weights.reshape(*shape, *weights.shape[1:])
 

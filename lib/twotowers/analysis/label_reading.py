@@ -24,7 +24,7 @@ from twotowers.analysis.locate import check_heads
 from twotowers.analysis.logit_changes import logits, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.capture import captures
+from twotowers.model.capture import Capture, captures, read_all
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
@@ -51,13 +51,16 @@ def label_readings(
     """
     check_labels(encoded)
     out = np.empty((len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions)))
-    for seen in captures(model, encoded, {"values"}, max_tokens, progress):
+
+    def read(seen: Capture) -> None:
         rows, scale = margin_rows(seen, model, norm), unembed.norm_scale(seen.resid_final, model.unembedding)
         own = torch.tensor([[1.0 if true else -1.0 for true in p.prompt.is_true] for p in seen.prompts]).to(rows)
         for layer in range(model.n_layers):
             vo = project.value_outputs(seen, model, layer, range(model.n_heads), seen.label_positions)
             true_less_other = logits(vo, rows, model.unembedding, norm, scale)
             out[seen.index, layer] = (own[:, None] * true_less_other).cpu().numpy()
+
+    read_all(model, encoded, {"values"}, read, max_tokens, progress)
     return out
 
 
@@ -115,11 +118,13 @@ def mean_readings(
                 f"{what} is always of one class, which the mean would take out too: give prompts in several orders, "
                 "and queries of both classes"
             )
+
+    def read(seen: Capture) -> dict[tuple[str, str], Tensor]:
+        return {(r.kind, r.of): r.vectors.double().sum(0) for r in project.readings(seen, model, heads)}
+
     total: dict[tuple[str, str], Tensor] = {}
-    for seen in captures(model, encoded, project.WANT, max_tokens, progress):
-        for reading in project.readings(seen, model, heads):
-            key = reading.kind, reading.of
-            total[key] = total.get(key, 0) + reading.vectors.double().sum(0)
+    for sums in captures(model, encoded, project.WANT, max_tokens, progress, read):
+        total = {key: total.get(key, 0) + some for key, some in sums.items()}
     return {key: vectors / len(encoded) for key, vectors in total.items()}
 
 

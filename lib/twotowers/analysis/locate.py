@@ -28,7 +28,7 @@ from twotowers.analysis.logit_changes import Changes, block_changes, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside
 from twotowers.model import unembed
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, captures, read_all
 from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import ROLES, Encoded, roles
@@ -79,9 +79,9 @@ def increases_by_role(
     the positions of the role).
     """
     layers = sorted({layer for layer, _ in heads})
-    rows = []
-    for seen in captures(model, encoded, {"weights", "values"}):
-        found = position_increases(seen, model, norm=norm, layers=layers).cpu().numpy()
+
+    def read(seen: Capture) -> list[dict[str, str | int | float]]:
+        found, rows = position_increases(seen, model, norm=norm, layers=layers).cpu().numpy(), []
         for at, one, of_prompt in zip(seen.index, seen.prompts, found, strict=True):
             role = np.array(roles(one))
             for layer, head in heads:
@@ -90,7 +90,9 @@ def increases_by_role(
                     {"prompt": at, "head": f"{layer}-{head}", "role": r, "increase": by_position[role == r].sum()}
                     for r in ROLES
                 ]
-    return pd.DataFrame(rows)
+        return rows
+
+    return pd.DataFrame([row for rows in read_all(model, encoded, {"weights", "values"}, read) for row in rows])
 
 
 def neuron_increases(
@@ -221,7 +223,7 @@ def increases(
             log_prob[i] = row
         logit.put(seen.index, *block_changes(seen, model, word_rows(model, seen.true_ids, norm), norm))
         margin.put(seen.index, *block_changes(seen, model, margin_rows(seen, model, norm), norm))
-        return replace(seen, logits=seen.logits[:, :0])
+        return replace(seen, logits=seen.logits.new_empty(len(seen.index), 0))  # a view would hold them all
 
     def walked(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
         return increases_along(

@@ -22,7 +22,7 @@ from torch import Tensor
 from twotowers.analysis.logit_changes import block_changes, logits
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 
@@ -65,9 +65,12 @@ def margin_parts(
     sizes = {"attention": shape[:2], "ffn": shape[:2], "heads": shape, "scores": shape}
     names = [field.name for field in fields(MarginParts) if scores or field.name != "scores"]
     out = {name: np.empty(sizes.get(name, shape[:1])) for name in names}
-    for seen in captures(model, encoded, {"scores"} if scores else (), max_tokens, progress):
+
+    def read(seen: Capture) -> None:
         for name, found in _parts(seen, model, scores).items():
             out[name][seen.index] = found.double().cpu().numpy()
+
+    read_all(model, encoded, {"scores"} if scores else (), read, max_tokens, progress)
     return MarginParts(**out)
 
 

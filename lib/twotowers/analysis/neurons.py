@@ -26,7 +26,7 @@ from torch import Tensor
 from twotowers.analysis.logit_changes import logits, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, captures, read_all
 from twotowers.model.model import Model, norm_eps
 from twotowers.model.unembed import norm_scale
 from twotowers.prompts.datasets import both_assignments
@@ -46,9 +46,8 @@ def neuron_leads(capture: Capture, model: Model) -> Float[Tensor, "batch layer n
 
 def top_neurons(model: Model, encoded: Sequence[Encoded], k: int, progress: str | None = None) -> Heads:
     """The k neurons, (layer, neuron), that add most to the true label's lead, on average over prompts."""
-    total = 0.0
-    for seen in captures(model, encoded, {"neurons"}, progress=progress):
-        total = total + neuron_leads(seen, model).sum(0).double()
+    read = lambda seen: neuron_leads(seen, model).sum(0).double()  # noqa: E731
+    total = sum(captures(model, encoded, {"neurons"}, progress=progress, read=read))
     best = total.flatten().topk(min(k, total.numel())).indices.tolist()
     return [divmod(i, total.shape[1]) for i in best]
 
@@ -143,13 +142,16 @@ def read_pairs(
     maps, n = len(model.subkeys(0, [0])[0]), len(encoded)
     products = torch.empty(n, maps, len(neurons), 4 + len(groups), dtype=torch.float64)
     units, every = torch.empty(n, len(neurons), dtype=torch.float64), torch.empty(n, dtype=torch.float64)
-    for seen in captures(model, encoded, {"neurons"}, progress=progress):
+
+    def read(seen: Capture) -> None:
         rows, scale = margin_rows(seen, model), norm_scale(seen.resid_final, model.unembedding)
         products[seen.index] = inner_products(seen, model, neurons, groups).cpu()
         for i, (layer, neuron) in enumerate(neurons):
             unit = rows @ model.ffn_weight(layer)[neuron].to(rows) / scale
             units[seen.index, i] = (unit if seen.ffn_scale is None else unit / seen.ffn_scale[layer]).double().cpu()
         every[seen.index] = logits(seen.ffn_output.sum(0), rows, model.unembedding, scale=scale).double().cpu()
+
+    read_all(model, encoded, {"neurons"}, read, progress=progress)
     by_layer = {layer: [i for i, (at, _) in enumerate(neurons) if at == layer] for layer, _ in neurons}
     lead = torch.zeros(n // 2, 5 + len(groups), dtype=torch.float64)
     for layer, mine in by_layer.items():

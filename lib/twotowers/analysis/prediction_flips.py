@@ -25,9 +25,9 @@ from twotowers.analysis.locate import Head, check_heads
 from twotowers.analysis.logit_changes import logits, word_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, capture, read_all
 from twotowers.model.model import Model
-from twotowers.prompts.prompt import Encoded
+from twotowers.prompts.prompt import Encoded, batches
 from twotowers.stats.intervals import Interval, bootstrap_of_means
 
 
@@ -49,8 +49,9 @@ def logit_minus(
     heads = check_heads(heads, model)
     if len(set(labels)) != 2:
         raise TwoTowersError(f"labels {', '.join(labels)}: logit minus needs two different ones")
-    parts = []
-    for seen in captures(model, encoded, {"weights", "values"}, max_tokens, progress):
+
+    def read(seen: Capture) -> list[pd.DataFrame]:
+        parts = []
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)
         words = torch.tensor([[p.label_ids[label] for label in labels] for p in seen.prompts])
         if len(words.unique(dim=0)) != 1:
@@ -60,7 +61,9 @@ def logit_minus(
             weight, vectors = _label_values(seen, model, head)
             found = logits(weight[..., None].to(vectors.dtype) * vectors, rows, model.unembedding, norm, scale)
             parts.append(_rows(seen, head, weight=weight, logit_minus=found))
-    return _in_order(parts, heads)
+        return parts
+
+    return _in_order(read_all(model, encoded, {"weights", "values"}, read, max_tokens, progress), heads)
 
 
 def compare(
@@ -83,10 +86,12 @@ def compare(
     for a, b in zip(first, second, strict=True) if len(first) == len(second) else [(None, None)]:
         if a is None or [d.label for d in a.prompt.demonstrations] != [d.label for d in b.prompt.demonstrations]:
             raise TwoTowersError("pairs of prompts must hold the same labels at the same places: see datasets.moved")
-    parts = []
-    for seen in captures(model, first, {"weights", "values"}, max_tokens, progress):
-        for other in captures(model, [second[i] for i in seen.index], {"weights", "values"}, max_tokens):
-            at, word = other.index, _predicted(seen)
+
+    def read(seen: Capture) -> list[pd.DataFrame]:
+        parts = []
+        # Not `captures`: where the others do not fit beside these, there must be fewer of these.
+        for at, some in batches([second[i] for i in seen.index], max_tokens):
+            other, word = capture(model, some, {"weights", "values"}), _predicted(seen)
             for head in heads:
                 (alpha, vo), (alpha_2, vo_2) = _label_values(seen, model, head), _label_values(other, model, head)
                 alpha, vo = alpha[at], vo[at]
@@ -103,7 +108,9 @@ def compare(
                         after=np.repeat(_predicted(other), places),
                     )
                 )
-    return _in_order(parts, heads)
+        return parts
+
+    return _in_order(read_all(model, first, {"weights", "values"}, read, max_tokens, progress), heads)
 
 
 def _label_values(
@@ -125,7 +132,8 @@ def _rows(seen: Capture, head: Head, **columns: Float[Tensor, "batch place"]) ->
     return pd.DataFrame(table | {name: x.double().flatten().cpu().numpy() for name, x in columns.items()})
 
 
-def _in_order(parts: list[pd.DataFrame], heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
+def _in_order(of_batches: list[list[pd.DataFrame]], heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    parts = [part for of_batch in of_batches for part in of_batch]
     if not parts:
         raise TwoTowersError("no prompts to read: draw at least one")
     order = {f"{layer}-{head}": i for i, (layer, head) in enumerate(heads)}

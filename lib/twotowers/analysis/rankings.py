@@ -33,7 +33,7 @@ from twotowers.analysis.logit_changes import logit_change, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.attention_hooks import _masked, reading_attention, scores
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
@@ -74,8 +74,11 @@ def label_margin(
     """
     check_labels_left(encoded)
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
-    for seen in captures(model, encoded, {"weights", "values"}, max_tokens, progress):
+
+    def read(seen: Capture) -> None:
         out[seen.index] = label_position_margins(seen, model, norm).sum(-1).cpu().numpy()
+
+    read_all(model, encoded, {"weights", "values"}, read, max_tokens, progress)
     return out
 
 

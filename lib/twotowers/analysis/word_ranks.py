@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from twotowers.analysis.project import at_places, per_prompt
 from twotowers.heads import Heads
 from twotowers.model import unembed
-from twotowers.model.capture import captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded
 from twotowers.stats import intervals
@@ -29,14 +30,16 @@ def label_ranks(
     Memory: the values of all prompts and heads at label positions, d_head numbers each; they are read through
     `E gamma W_O^h`, made once for each head.
     """
-    words, values, parts = [], {tuple(head): [] for head in heads}, []
-    for seen in captures(model, encoded, {"values"}, progress=progress):
+    heads = list(dict.fromkeys(map(tuple, heads)))
+
+    def read(seen: Capture) -> tuple[Tensor, list[Tensor], pd.DataFrame]:
         places = seen.label_positions
         own = torch.tensor([e.ids for e in seen.prompts], device=places.device).gather(1, places)
         others = [[e.label_ids[_other(e, d.label)] for d in e.prompt.demonstrations] for e in seen.prompts]
-        words.append(torch.stack([own, torch.tensor(others, device=places.device)], -1).flatten(0, 1))
-        for (layer, head), rows in values.items():
-            rows.append(at_places(seen.values[layer][:, model.value_head(head)], places).flatten(0, 1))
+        words = torch.stack([own, torch.tensor(others, device=places.device)], -1).flatten(0, 1)
+        values = [
+            at_places(seen.values[layer][:, model.value_head(head)], places).flatten(0, 1) for layer, head in heads
+        ]
         batch, k = places.shape
         shown = {
             "prompt": np.repeat(seen.index, k),
@@ -44,14 +47,16 @@ def label_ranks(
             "label": [d.label for e in seen.prompts for d in e.prompt.demonstrations],
             "true": [true for e in seen.prompts for true in e.prompt.is_true],
         }
-        parts.append(pd.DataFrame(shown))
-    common, read = pd.concat(parts, ignore_index=True), []
-    for (layer, head), rows in values.items():
+        return words, values, pd.DataFrame(shown)
+
+    words, values, parts = zip(*read_all(model, encoded, {"values"}, read, progress=progress), strict=True)
+    common, tables = pd.concat(parts, ignore_index=True), []
+    for (layer, head), rows in zip(heads, zip(*values, strict=True), strict=True):
         weight = model.output_weight(layer)[head]
         found = unembed.rank(torch.cat(rows), torch.cat(words), model.unembedding, norm, weight).cpu().numpy()
-        read.append(common.assign(head=f"{layer}-{head}", rank=found[:, 0], other_rank=found[:, 1]))
+        tables.append(common.assign(head=f"{layer}-{head}", rank=found[:, 0], other_rank=found[:, 1]))
     columns = ["prompt", "head", "demonstration", "label", "true", "rank", "other_rank"]
-    return pd.concat(read, ignore_index=True)[columns]
+    return pd.concat(tables, ignore_index=True)[columns]
 
 
 def _other(encoded: Encoded, label: str) -> str:

@@ -125,6 +125,34 @@ def held_said(t: pd.DataFrame) -> str:
     )
 
 
+def memory_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """How far measured peaks of memory are from counted ones (`costs.held_memory`): one row per work and shape."""
+    rows = []
+    for (work, shape, dtype), part in t.groupby(["work", "shape", "dtype"], sort=False):
+        least, most = part["over"].min(), part["over"].max()
+        rows.append(
+            {"work": work, "shape": f"{shape}, {dtype}", "n": len(part), "most MB": f"{part['measured_mb'].max():,.0f}",
+             "measured over predicted": f"{least:.2f}" + (f" to {most:.2f}" if most > least else ""),
+             "forward pass, measured over counted": f"{part['forward_over'].min():.2f} to {part['forward_over'].max():.2f}"}
+        )  # fmt: skip
+    return pd.DataFrame(rows).set_index("work")
+
+
+def memory_said(t: pd.DataFrame) -> str:
+    """How far measured peaks are from the predicted; how far apart two recordings of one thing are; which forward passes
+    by themselves take what no count holds."""
+    same = t.groupby(["work", "shape", "dtype", "prompts", "tokens", "vocabulary"])["measured_mb"]
+    apart = (same.max() / same.min())[same.size() > 1]
+    plain = {dtype: part["forward_over"] for dtype, part in t.groupby("dtype", sort=False)}
+    passes = "; ".join(f"in {dtype} {over.min():.2f} to {over.max():.2f} times" for dtype, over in plain.items())
+    twice = f" Two recordings of the same differ by up to {apart.max():.2f} times." if len(apart) else ""
+    return (
+        f"Over {len(t)} measurements in {plural(t['shape'].nunique(), 'shape')}, the peak beside the weights is "
+        f"**{t['over'].min():.2f} to {t['over'].max():.2f} times** the predicted.{twice} A plain forward pass by itself takes "
+        f"what is counted for it {passes}."
+    )
+
+
 def reached(t: pd.DataFrame) -> str:
     """Which share of a machine's rate of large products forward passes reach; "" where rates were not measured."""
     t = t[t["torch_gflop_s"].notna() & (t["dtype"] == "float32")]
@@ -206,9 +234,9 @@ def whole_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def whole_said(t: pd.DataFrame) -> str:
-    """What all models together take on the device that is fastest on one GPU, what zeroing takes of it, and what does not fit."""
-    by_device = t[t["gpus"] == 1].groupby("device")["seconds_low"].sum()
-    device = by_device.idxmin()
+    """What all models together take where most fit, and fastest, on one GPU; what zeroing takes of it; what does not fit."""
+    by_device = t[t["gpus"] == 1].groupby("device")["seconds_low"].agg(["count", "sum"])
+    device = by_device.sort_values(["count", "sum"], ascending=[False, True]).index[0]
     said = [
         f"Predicted for {costs.SETS} sets of {costs.PROMPTS:,} prompts of {t['tokens'].iloc[0]} tokens, weights in bfloat16, on "
         f"{device}:"

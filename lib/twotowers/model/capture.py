@@ -1,8 +1,9 @@
 """One forward pass on a stock transformers model, recording at the last position what the method needs.
 
-    for capture in captures(model, encoded, want={"weights"}):
+    for capture in captures(model, encoded, {"weights"}):
         capture.weights          # (layer, batch, head, position)
         capture.index            # which of `encoded` these are
+    read_all(model, encoded, {"weights"}, read)    # the same, and `read(capture)` too in what memory there is
 
 Nothing in transformers is edited: hooks read the residual stream, and `reading` sees attention where the model makes
 it. Hooks always come off again, also after an error.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +31,7 @@ from twotowers.model.memory import in_memory
 from twotowers.model.model import Model, norm_eps, rms
 from twotowers.prompts.prompt import Encoded, batches
 
+T = TypeVar("T")
 WANT = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})
 OPTIONAL = (
     "weights", "scores", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention",
@@ -245,12 +248,14 @@ def captures(
     record: Collection[str] = (),
     max_tokens: int = 4096,
     progress: str | None = None,
-    read: Callable[[Capture], Capture] = lambda seen: seen,
-) -> Iterator[Capture]:
+    read: Callable[[Capture], T] = lambda seen: seen,
+) -> Iterator[T]:
     """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
 
-    `read` takes out of a capture what it needs and leaves the rest: where memory is short for that, the batch is run in
-    smaller ones and read again. `progress` is the label of a progress bar over prompts (none when None).
+    `read` takes out of a capture what is needed: where memory is short for that, the batch is run in smaller ones and read
+    again. So it gives something, or writes at `Capture.index`; it adds nothing up, and draws nothing at random whose
+    order matters. What is done with a capture after it was yielded has no such help. `progress` is the label of a
+    progress bar over prompts (none when None).
     """
     with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
         run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
@@ -258,3 +263,15 @@ def captures(
             yield found
             del found  # or two batches would be held at once
             bar.update(len(index))
+
+
+def read_all(
+    model: Model,
+    encoded: Sequence[Encoded],
+    record: Collection[str],
+    read: Callable[[Capture], T],
+    max_tokens: int = 4096,
+    progress: str | None = None,
+) -> list[T]:
+    """What `read` gives of every batch's capture, in the order of `prompts.batches`. See `captures`."""
+    return list(captures(model, encoded, record, max_tokens, progress, read))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from twotowers.errors import TwoTowersError
+from twotowers.errors import TwoTowersError, is_out_of_memory
 from twotowers.prompts.prompt import Encoded
 
 S, T = TypeVar("S"), TypeVar("T")
@@ -65,10 +65,3 @@ def halved(run: Callable[[list[S]], T], batches: Iterable[list[S]]) -> Iterator[
                 torch.cuda.empty_cache()
             most = len(batch) // 2
             todo.insert(0, batch)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is short, on any device: PyTorch has its own type for some of them only."""
-    text = str(error).lower()
-    short = "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or short

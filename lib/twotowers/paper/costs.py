@@ -25,6 +25,8 @@ from twotowers.stats import data_files
 ROWS = 1024  # versions of a prompt at once, as `ablate` takes them
 BATCH = 4096  # tokens at once, as `capture` takes them
 WALK = 128 << 20  # bytes: `increase.LIMIT` and `locate.GROUP_BYTES`
+LOGITS, SLAB = 128, 1024  # rows of logits that `ablate` takes at once; words, `increase.SLAB`
+MEASURED, PLAIN = 4096, 1024  # tokens on which benchmarks measure memory; of a batch of their plain forward pass
 PASSES = 7  # times that a number of the vocabulary is read or written for its exponential: product, sums, exponential
 WHOLE = ("gpt2-large", "gpt-j", "llama-7b", "llama-13b", "llama-30b")  # the models of the whole paper
 SETS, PROMPTS, TOKENS, BYTES = 5, 1000, 19, 2  # its sets, prompts of a set, tokens of a prompt; of a bfloat16
@@ -241,13 +243,81 @@ def held(recorded: pd.DataFrame, known: Mapping[str, Shape] | None = None) -> pd
     return table
 
 
+def pass_bytes(shape: Shape, rows: int, tokens: int, size: int) -> float:
+    """What a pass of so many prompts holds beside the weights, at its largest: one block's vectors of every position (an
+    activation is made in four steps, or of gate, activation, up and product), and the logits at the last one."""
+    return size * rows * (tokens * (4 * shape.d_ff + 6 * shape.d_model) + shape.words)
+
+
+def walk_bytes(shape: Shape, n: int, tokens: int, size: int, on_gpu: bool, vectors: int = 1) -> float:
+    """What reading `vectors` vectors of each head holds beside the weights, at its largest (`analysis.increase`, `locate`).
+
+    Captures are held until they are worth a walk; beside them is a batch being read, its logits twice in float32, or the
+    walk: the captures put together, in float32, and rows of the width of the model with their values of a slab of words.
+    """
+    d, layers, slab = shape.d_model, shape.layers, SLAB * (8 if on_gpu else 1)
+    at_once = BATCH if vectors > 1 else 16_384 if on_gpu else 512
+    rows = min(n, max(1, at_once // tokens))
+    vector = layers * (2 * d + vectors * shape.heads * shape.d_head)  # numbers of one prompt
+    group, held = rows, size * rows * layers * tokens * (shape.heads + 2 * shape.key_value_heads * shape.d_head)
+    if vectors == 1:
+        group, held = min(n, math.ceil(max(WALK, size * shape.weights // 16) / (size * vector))), 0
+    held += size * group * (vector + layers * d)
+    full = group * vectors * (d - shape.d_head) < d * shape.d_head
+    most = max(1, WALK // (4 * layers * (shape.heads * vectors + 1) * max(d, SLAB)))
+    part = min(group, most) if full else group
+    projected = part * layers * (1 + shape.heads * vectors * full)
+    stretch = 4 * slab * (2 * d + (not full) * (shape.heads * shape.d_head + 3 * part))
+    walked = vector * (group * size + part * 4) + 4 * projected * (2 * d + slab) + stretch
+    return held + max(pass_bytes(shape, rows, tokens, size) + 8 * rows * shape.words, walked)
+
+
+def zeroing_bytes(shape: Shape, n: int, tokens: int, size: int, positions: str) -> float:
+    """What taking every head away holds beside the weights, at its largest (`analysis.ablate`): ROWS positions in flight."""
+    logits, heads = 8 * LOGITS * shape.words, shape.layers * shape.heads
+    if positions == "last":
+        rows = max(1, min(n, ROWS // heads))
+        versions = replace(shape, words=0), min(ROWS, rows * heads), 1, size
+        return pass_bytes(shape, rows, tokens, size) + pass_bytes(*versions) + logits
+    rows = max(1, min(n, ROWS // 4 // tokens))
+    plain = size * rows * tokens * shape.layers * (3 * shape.d_model + shape.heads * shape.d_head)
+    return plain + pass_bytes(shape, max(1, ROWS // tokens), tokens, size) + logits
+
+
+MEMORY = {
+    "all heads and blocks": walk_bytes,
+    "every (head, position)": lambda *given: walk_bytes(*given, vectors=given[2]),
+    "zeroing every head, last position": lambda *given: zeroing_bytes(*given[:4], "last"),
+    "zeroing every head, all positions": lambda *given: zeroing_bytes(*given[:4], "all"),
+}
+"""Name of a work -> bytes beside the weights: (shape, prompts, tokens, bytes of a number, on a GPU?)"""
+
+
+def held_memory(recorded: pd.DataFrame, known: Mapping[str, Shape] | None = None) -> pd.DataFrame:
+    """What this book's own works took of memory beside what counting predicts (benchmarks/results).
+
+    One row per measurement: work, shape, dtype, prompts (that were measured), tokens, vocabulary, forward_mb, forward_over
+    (measured / counted), measured_mb, predicted_mb (the forward pass as measured, or what is counted if more), over.
+    """
+    known, rows = known or shapes(), []
+    own = recorded["method"].str.startswith("ours") & recorded["extra_mb"].notna()
+    for row in recorded[own].to_dict("records"):
+        shape, tokens = replace(known[row["shape"]], words=int(row["vocabulary"])), row["tokens"]
+        size, n = (4 if row["dtype"] == "float32" else 2), min(row["prompts"], max(1, MEASURED // tokens))
+        plain = pass_bytes(shape, min(n, max(1, PLAIN // tokens)), tokens, size) / 2**20
+        counted = MEMORY[row["work"]](shape, n, tokens, size, False) / 2**20
+        about = {name: row[name] for name in ("work", "shape", "dtype", "tokens", "vocabulary", "forward_mb")}
+        rows.append(
+            about | {"prompts": n, "forward_over": row["forward_mb"] / plain, "measured_mb": row["extra_mb"],
+                     "predicted_mb": max(row["forward_mb"], counted)}
+        )  # fmt: skip
+    return pd.DataFrame(rows).assign(over=lambda t: t["measured_mb"] / t["predicted_mb"])
+
+
 def memory_gb(shape: Shape, tokens: int) -> float:
-    """Weights in bfloat16, a batch's hidden states and logits, and what a walk over the vocabulary holds, in GB."""
-    weights = BYTES * shape.weights
-    batch = BATCH * BYTES * (shape.d_ff * (3 if shape.gated else 2) + 6 * shape.d_model)
-    logits = 4 * max(1, BATCH // tokens) * shape.words
-    walk = 5 * max(WALK, weights // 16) + 4 * WALK  # the captures, twice again in float32, and two slabs of values
-    return (weights + batch + logits + walk) / 1e9
+    """Weights in bfloat16, and what the work of the whole paper that holds most is counted to hold, in GB."""
+    most = max(MEMORY[work](shape, SETS * PROMPTS, tokens, BYTES, True) for work in PAPER if work in MEMORY)
+    return (BYTES * shape.weights + most) / 1e9
 
 
 def whole_paper(measured: pd.DataFrame, tokens: int = TOKENS) -> pd.DataFrame:

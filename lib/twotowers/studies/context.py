@@ -30,7 +30,7 @@ from typing import Any
 
 import pandas as pd
 
-from twotowers.errors import NotRecorded, TwoTowersError
+from twotowers.errors import NotRecorded, TwoTowersError, is_out_of_memory
 from twotowers.heads import named
 from twotowers.parameters import Parameters
 from twotowers.paths import data_folder, results_folder
@@ -208,6 +208,10 @@ class Context:
             table = study.function(self)
         except TwoTowersError as error:
             table, unavailable = pd.DataFrame(), str(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            table, unavailable = pd.DataFrame(), "memory ran out: take fewer prompts, another device or a smaller model"
         provenance = {
             "identity": self.identity(study), "about": self.about, "device": self.parameters.device,
             "seconds": round(time.monotonic() - start, 1), "date": date.today().isoformat(), "machine": machine(),

@@ -263,11 +263,13 @@ def toy(run: Run) -> pd.DataFrame:
 def order(run: Run) -> pd.DataFrame:
     """Mean increase of every head alone, and after the heads before it in its layer: layer, head, name, alone, after."""
     from twotowers.analysis import locate
-    from twotowers.model.capture import captures
+    from twotowers.model.capture import read_all
 
     sample, norm = _sample(run), run.parameters.norm
     found, at = _increases(run)
-    after = [locate.cumulative_head_increases(seen, run.lm, norm=norm).double() for seen in captures(run.lm, sample)]
+    after = read_all(
+        run.lm, sample, (), lambda seen: locate.cumulative_head_increases(seen, run.lm, norm=norm).double()
+    )
     first = at[run.parameters.datasets[0]].start
     alone = found.heads[first : first + len(sample)].mean(0)
     total = np.concatenate([part.cpu().numpy() for part in after]).mean(0)
