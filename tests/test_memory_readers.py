@@ -14,6 +14,7 @@ from test_label_reading import of_classes
 from test_memory import CPU, ERRORS
 from test_neurons import GROUPS, SOME, pairs
 from test_parts import same
+from test_project import lexicon
 from twotowers.analysis import (
     at_labels,
     attention,
@@ -23,6 +24,7 @@ from twotowers.analysis import (
     margin_parts,
     neurons,
     prediction_flips,
+    project,
     rankings,
     word_ranks,
 )
@@ -35,7 +37,6 @@ from twotowers.studies.run import Run
 
 MOST, N, HEADS = 2, 9, [(0, 1), (1, 2)]
 ENCODED = random_prompts(N, lengths=(14,))
-NOT_YET = {"related_words", "top_word_table"}  # of `analysis.project`
 
 
 def order(model):
@@ -49,6 +50,13 @@ def order(model):
         return chapter_1.order.function(run)
 
 
+def related(model):
+    """Related words, whose rows come by batches."""
+    found = project.related_words(model, ENCODED, HEADS, lexicon(), k=3)
+    return found.sort_values(list(found), ignore_index=True)
+
+
+ALONE = {"top_word_table"}  # reads one prompt, so there are no fewer
 READERS = {
     "compare": lambda m: prediction_flips.compare(m, ENCODED, ENCODED[::-1], HEADS),
     "increases": lambda m: locate.increases(m, ENCODED),
@@ -66,6 +74,7 @@ READERS = {
     "read_labels": lambda m: at_labels.read_labels(m, ENCODED),
     "read_orders": lambda m: biases.read_orders(m, [ENCODED[i : i + 3] for i in (0, 3, 6)], HEADS, "mean"),
     "read_pairs": lambda m: neurons.read_pairs(m, pairs(N), SOME, GROUPS),
+    "related_words": related,
     "top_neurons": lambda m: neurons.top_neurons(m, ENCODED, 3),
     "two_towers": lambda m: list(attention.two_towers(m, ENCODED, HEADS, rotated=False).values()),
 }  # fmt: skip
@@ -178,8 +187,8 @@ def readers():
 
 def test_every_reader_of_captures_is_here_and_reads_where_it_is_captured():
     found = readers()
-    assert {name for name, covered in found.items() if not covered} == NOT_YET
-    assert set(found) - NOT_YET == set(READERS)
+    assert all(found.values()), found
+    assert set(found) - ALONE == set(READERS)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__} {e}"[:30])

@@ -30,7 +30,7 @@ from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
 from twotowers.model import query_key, unembed
-from twotowers.model.capture import Capture, captures
+from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
 from twotowers.model.token_text import Lexicon, content_words
 from twotowers.prompts import datasets
@@ -181,25 +181,29 @@ def top_word_table(
     One row per word: head, kind, position, token (that stands there), silent ("kept" / "left out": stop words and the
     like), rank, word, value (bs-value), relation ("" for none). Keys stand once for every head.
     """
-    (seen,) = captures(model, [encoded], WANT)
-    scale, classes = unembed.norm_scale(seen.resid_final, model.unembedding), datasets.class_words()
-    rows = []
-    for reading in readings(seen, model, heads):
-        named = [f"{a}-{b}" for a, b in heads if a == reading.layer and reading.head in (None, b)]
-        for silent, without in (("left out", lexicon.stopword_ids), ("kept", None)):
-            values, ids = unembed.top_words(reading.vectors[0], k, model.unembedding, norm, scale, without)
-            for place, position in enumerate(reading.places[0].tolist()):
-                known = _relations_of(encoded, reading.kind, classes)[place]
-                words = zip(values[place].tolist(), ids[place].tolist(), strict=True)
-                rows += [
-                    {
-                        "head": name, "kind": reading.kind, "position": position,
-                        "token": lexicon.texts[encoded.ids[position]], "silent": silent, "rank": rank,
-                        "word": lexicon.texts[word], "value": value, "relation": known.get(lexicon.plain[word], ""),
-                    }
-                    for rank, (value, word) in enumerate(words, 1)
-                    for name in named
-                ]  # fmt: skip
+    classes = datasets.class_words()
+
+    def read(seen: Capture) -> list[dict]:
+        scale, rows = unembed.norm_scale(seen.resid_final, model.unembedding), []
+        for reading in readings(seen, model, heads):
+            named = [f"{a}-{b}" for a, b in heads if a == reading.layer and reading.head in (None, b)]
+            for silent, without in (("left out", lexicon.stopword_ids), ("kept", None)):
+                values, ids = unembed.top_words(reading.vectors[0], k, model.unembedding, norm, scale, without)
+                for place, position in enumerate(reading.places[0].tolist()):
+                    known = _relations_of(encoded, reading.kind, classes)[place]
+                    words = zip(values[place].tolist(), ids[place].tolist(), strict=True)
+                    rows += [
+                        {
+                            "head": name, "kind": reading.kind, "position": position,
+                            "token": lexicon.texts[encoded.ids[position]], "silent": silent, "rank": rank,
+                            "word": lexicon.texts[word], "value": value, "relation": known.get(lexicon.plain[word], ""),
+                        }
+                        for rank, (value, word) in enumerate(words, 1)
+                        for name in named
+                    ]  # fmt: skip
+        return rows
+
+    (rows,) = read_all(model, [encoded], WANT, read)
     order = {name: i for i, name in enumerate([*(f"{a}-{b}" for a, b in heads), *KINDS])}
     by = ["head", "kind"]
     return pd.DataFrame(rows).sort_values(by, key=lambda c: c.map(order), kind="stable", ignore_index=True)
@@ -222,14 +226,14 @@ def related_words(
     One row per (reading, prompt, kind, head or layer, position): the columns of RELATIONS count different words, "other
     text" as the mean over the other texts so that it compares with "own text". `means`: for each name of a reading what
     is first taken out of the vectors (`label_reading.mean_readings`), or None; by default they are read as they are.
-    With `random_seed` each is then replaced by a random one of its norm.
+    With `random_seed` each is then replaced by a random one of its norm, drawn in the order of batches.
 
     All vectors of a batch go through the unembedding together. Memory: `max_tokens` streams of all layers, and a vector
     for every reading at every place of its prompts.
     """
     means = means or {"as they are": None}
     generators = {name: None if random_seed is None else torch.Generator().manual_seed(random_seed) for name in means}
-    classes, rows = datasets.class_words(), []
+    classes = datasets.class_words()
 
     def taken(reading: Reading, name: str) -> Float[Tensor, "batch place d_model"]:
         vectors = reading.vectors
@@ -237,15 +241,16 @@ def related_words(
             vectors = vectors - mean[reading.kind, reading.of].to(vectors)
         return vectors if generators[name] is None else random_directions(vectors, generators[name])
 
-    for seen in captures(model, encoded, WANT, max_tokens, progress):
+    def read(seen: Capture) -> list[tuple]:
         scale = unembed.norm_scale(seen.resid_final, model.unembedding)[:, None]
-        told = {
-            (row, kind): _relations_of(one, kind, classes) for row, one in enumerate(seen.prompts) for kind in KINDS
-        }
         found = [(name, one, taken(one, name)) for one in readings(seen, model, heads) for name in means]
         vectors = torch.cat([v.flatten(0, 1) for _, _, v in found])
         scales = torch.cat([scale.expand(v.shape[:2]).flatten() for _, _, v in found])
         _, ids = unembed.top_words(vectors, k, model.unembedding, norm, scales, lexicon.stopword_ids)
+        told = {
+            (row, kind): _relations_of(one, kind, classes) for row, one in enumerate(seen.prompts) for kind in KINDS
+        }
+        rows = []
         for (name, reading, v), words_of in zip(
             found, ids.split([v[..., 0].numel() for _, _, v in found]), strict=True
         ):
@@ -255,6 +260,9 @@ def related_words(
                     counts = [known.get(word) for word in {lexicon.plain[i] for i in words_at[row][place]}]
                     where = (at, len(one.label_positions), reading.kind, reading.of, int(reading.places[row, place]))
                     rows.append((name, *where, *map(counts.count, RELATIONS)))
+        return rows
+
+    rows = [row for some in read_all(model, encoded, WANT, read, max_tokens, progress) for row in some]
     table = pd.DataFrame(rows, columns=["reading", "prompt", "others", "kind", "of", "position", *RELATIONS])
     table["other text"] /= table.pop("others")
     return table
