@@ -33,8 +33,8 @@ def test_a_head_is_one_row_with_a_line_for_every_ranking():
 def test_the_located_heads_are_told_set_by_set_in_both_rankings():
     (rows,) = locate.map_chart(HEADS).to_dict()["datasets"].values()
     assert [row["first"] for row in rows] == [0, 0.5, 1]  # the map's colour is of the first set
-    assert rows[2]["line"][:2] == ["a/b, ours: 1 of 3, +1.000 nats", "b/a, ours: 3 of 3, -1.000 nats"]
-    assert rows[2]["line"][4] == "a/b, paper's: 3 of 3, -1.000 nats" and rows[2]["share"][:2] == [1, 0]
+    assert rows[2]["line"][:2] == ["a/b, ours: 1 of 3, +1.000", "b/a, ours: 3 of 3, -1.000"]
+    assert rows[2]["line"][4] == "a/b, paper's: 3 of 3, -1.000" and rows[2]["share"][:2] == [1, 0]
     assert [len(row["line"]) for row in rows] == [2 * locate.MOST_SETS] * 3  # a run of many sets stays one window high
     assert rows[0]["strong"] == [True] * locate.MOST_SETS + [False] * locate.MOST_SETS
 
@@ -43,7 +43,7 @@ def test_of_every_head_attention_scores_and_what_it_adds_are_told():
     (rows,) = attention_weights.every_head_chart(EVERY).to_dict()["datasets"].values()
     assert rows[1]["line"] == [
         "attention, true less false: 2 of 3, +0.250", "score: AUC: 1 of 3, 0.75",
-        "adds to the true label's lead: 3 of 3, +0.000 nats",
+        "lead of the true label: 3 of 3, +0.000 nats",
     ]  # fmt: skip
     assert rows[1]["share"] == [0.5, 1, 0] and rows[1]["strong"] == [False, True, False]
 

@@ -105,7 +105,7 @@ def every_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     for said, column, spec, stands in (
         ("attention, true less false", "difference", "+z.3f", t["stands"]),
         ("score: AUC", "auc", ".2f", t["auc_stands"]),
-        ("adds to the true label's lead", "label_margin", "+z.3f", False),
+        ("lead of the true label", "label_margin", "+z.3f", False),
     ):
         rank = t[column].rank(ascending=False, method="first").astype(int)
         told = zip(rank, t[column], strict=True)

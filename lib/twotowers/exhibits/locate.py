@@ -168,14 +168,14 @@ def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     lines, count = pd.concat([ours, papers], ignore_index=True), len(first)
     rank = lines.groupby(["ranking", "dataset"])["nats"].rank(ascending=False, method="first").astype(int)
     told = zip(lines["dataset"], lines["ranking"], rank, lines["nats"], strict=True)
-    lines["line"] = [f"{of}, {name}: {place} of {count}, {nats:+z.3f} nats" for of, name, place, nats in told]
+    lines["line"] = [f"{of}, {name}: {place} of {count}, {nats:+z.3f}" for of, name, place, nats in told]
     lines["share"], lines["strong"] = linked.below(rank, count), lines["ranking"].eq("ours")
     return linked.head_explorer(
         lines.assign(first=lines["name"].map(first)), value="first", value_title="label margin (nats)",
         title="What every head adds from label positions", share_title="heads of the model that the ranking puts below it",
         description=f"A grid with one cell for each head, coloured by label margin on {sets[0]}. The head that is picked there is "
-        "told below: its place on each set, as a bar that is longer the more heads stand below it, blue in our ranking and grey "
-        "in the paper's.",
+        "told below: its place on each set and what it adds (nats). A bar is longer the more heads stand below it, blue in our "
+        "ranking and grey in the paper's.",
     )  # fmt: skip
 
 

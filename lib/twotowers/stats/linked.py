@@ -46,7 +46,7 @@ def head_explorer(
         y=row,
         color=alt.condition(alt.datum.strong, alt.value(charts.BLUE), alt.value(charts.GREY)),
     )
-    said = lines.mark_text(align="left", baseline="bottom", fontSize=12).encode(x=alt.value(0), y=row, text="line:N")
+    said = lines.mark_text(align="left", baseline="bottom", fontSize=11).encode(x=alt.value(0), y=row, text="line:N")
     below = part((bars + said).properties(height=34 * len(table["line"].iloc[0])), found)
     return charts.finished(part(cells, "click a head") & below, title, description)
 
