@@ -16,6 +16,7 @@ TRIAL = ROOT / "tests/data/trial"
 MACHINERY = (
     "Snakefile",
     "_config.yml",
+    "CITATION.cff",
     "book/_ext",
     "book/_page",
     "data/published.csv",

@@ -14,7 +14,6 @@ from twotowers.exhibits import mrr as shown
 from twotowers.exhibits.claim import plain
 from twotowers.parameters import Parameters
 from twotowers.studies import mrr
-from twotowers.studies.context import Study
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import assemble
@@ -105,7 +104,7 @@ def test_a_study_says_first_what_its_table_holds():
     def study():
         """Means (nats) of heads, each set apart: head, mean."""
 
-    assert first_words(Study("a", study)) == "Means (nats) of heads, each set apart."
+    assert first_words(study, "a") == "Means (nats) of heads, each set apart."
 
 
 def output(number="Fig 3.1", anchor="fig-3-1", beside="v1 fig 5"):

@@ -193,5 +193,7 @@ def test_findings_without_a_verdict():
     norms = pd.DataFrame([pair(0.1) | {"n": 9}])
     assert sayable(shown.norms(norms)).verdict is None and len(shown.norms_rows(norms)) == 1
     toy = pd.DataFrame({"coefficient": ["0"], "word": ["foo"], "probability": [1.0]})
-    grid = pd.DataFrame({"dataset": "a", "layer": [0], "head": [0], "label_margin": [0.0]})
+    grid = pd.DataFrame(
+        {"dataset": "a", "layer": [0], "head": [0], "name": "0-0", "increase": 0.1, "label_margin": [0.0]}
+    )
     assert shown.toy_chart(toy).to_dict() and shown.map_chart(grid).to_dict()

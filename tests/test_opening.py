@@ -107,3 +107,20 @@ def test_names_of_printed_pages_stay_apart_and_links_lead_within_the_document(tm
             page.locator("#p0 h1#p0-same").inner_text() == "a" and page.locator("#p1 linearGradient#p1-g").count() == 1
         )
         assert page.locator("details[open]").count() == 2 == page.locator("details").count()
+
+
+@needs_browser
+def test_the_printed_book_has_its_title_and_an_outline(tmp_path):
+    (tmp_path / "index.html").write_text(
+        '<title>A &amp; B</title><meta http-equiv="Refresh" content="0; url=a.html" />'
+    )
+    (tmp_path / "a.html").write_text(
+        '<title>One page</title><a class="right-next" href="b.html">' + PRINTED.format("a", "b", "")
+    )
+    (tmp_path / "b.html").write_text("<title>Another</title>" + PRINTED.format("b", "a", ""))
+    (tmp_path / "_static/book").mkdir(parents=True)
+    (tmp_path / "_static/book/tinker.css").write_text("")
+    assert pdf.main(str(tmp_path), str(tmp_path / "book.pdf")) == 0
+    printed = (tmp_path / "book.pdf").read_bytes()
+    assert b"/Title (A & B)" in printed and b"/Outlines" in printed
+    assert printed.count(b"/Type /Page\n") == 2

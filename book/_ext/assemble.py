@@ -173,7 +173,8 @@ def as_bytes(notebook: dict) -> bytes:
 def staged(home: Path, plan: dict) -> dict[str, bytes]:
     """Every file of the stage: its path there and its content."""
     contents = {"_config.yml": online.with_addresses((home / "_config.yml").read_bytes())}
-    contents["_toc.yml"] = (home / "_toc.yml").read_bytes()
+    for name in ("_toc.yml", "CITATION.cff"):
+        contents[name] = (home / name).read_bytes()
     for source in (home / "book").rglob("*"):
         hidden = {"__pycache__", ".ipynb_checkpoints"} & set(source.parts)
         if source.is_file() and source.suffix != ".ipynb" and not hidden:

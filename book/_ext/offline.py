@@ -108,6 +108,8 @@ def write_policies(app, exception) -> None:
 
 def setup(app) -> dict:
     app.add_css_file("book/book.css")
+    app.add_config_value("citation", {}, "html")
+    app.connect("config-inited", online.read_citation)
     app.connect("builder-inited", write_files)
     app.connect("builder-inited", mark_templates)
     app.connect("html-page-context", add_chart_scripts)
@@ -116,4 +118,4 @@ def setup(app) -> dict:
     app.connect("html-page-context", mark_page, priority=900)
     app.connect("build-finished", write_policies)
     app.connect("build-finished", online.write_site)
-    return {"env_version": 5, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    return {"env_version": 6, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew

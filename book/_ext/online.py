@@ -1,10 +1,11 @@
 """What pages say and link to once they are online: buttons that need the repository's address, citation, the picture and
 sentence that other sites show beside a link, sitemap, 404.
 
-`TWOTOWERS_REPOSITORY` is the repository's address on GitHub, `TWOTOWERS_SITE` that of the published pages. What needs an
-address that is not given is left out.
+Whom to cite stands in CITATION.cff and nowhere else. `TWOTOWERS_REPOSITORY` is the repository's address on GitHub,
+`TWOTOWERS_SITE` that of the published pages. What needs an address that is not given is left out.
 """
 
+import json
 import os
 import re
 import textwrap
@@ -32,6 +33,7 @@ INDEX = """<!doctype html>
 <meta http-equiv="Refresh" content="0; url={first}" />{tags}</head>
 <body><p><a href="{first}">{title}</a></p></body></html>
 """
+PUBLISHED = "2026"
 NOT_LISTED = {"404.html", "index.html", "search.html", "genindex.html"}
 
 
@@ -69,30 +71,83 @@ def write_card(app) -> None:
             target.write_bytes(drawn)
 
 
+def read_citation(app, config) -> None:
+    """CITATION.cff as a part of the configuration, so that pages are written again when it changes."""
+    config.citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text("utf8"))
+
+
+def authors(cited: dict) -> list[dict]:
+    """The authors of a work in CITATION.cff as schema.org has them."""
+    return [
+        {"@type": "Organization", "name": one["name"]} if "name" in one
+        else {"@type": "Person", "name": f"{one['given-names']} {one['family-names']}"}
+        for one in cited["authors"]
+    ]  # fmt: skip
+
+
+def arxiv(paper: dict) -> str:
+    """The paper's number there."""
+    values = [one["value"] for one in paper["identifiers"]]
+    return next(value.removeprefix("arXiv:") for value in values if value.startswith("arXiv:"))
+
+
+def linked_data(app, page: str, title: str, said: str) -> str:
+    """schema.org's words for search engines, as JSON-LD: this page, the paper, and the code where its address is known.
+
+    It is data, no script: a browser runs nothing of it, and in it no text can end the block. `page`: its address, or "".
+    """
+    book, paper = app.config.citation, app.config.citation["preferred-citation"]
+    work = {
+        "@type": "ScholarlyArticle", "name": paper["title"], "author": authors(paper), "datePublished": str(paper["year"]),
+        "isPartOf": {"@type": "PublicationVolume", "name": paper["collection-title"]}, "url": paper["url"],
+        "publisher": {"@type": "Organization", "name": paper["publisher"]["name"]},
+        "sameAs": f"https://arxiv.org/abs/{arxiv(paper)}",
+    }  # fmt: skip
+    ours = {"author": authors(book), "license": f"https://spdx.org/licenses/{book['license']}"}
+    article = ours | {
+        "@type": "ScholarlyArticle", "headline": title, "description": said, "inLanguage": "en", "datePublished": PUBLISHED,
+        "isPartOf": {"@type": "Book", "name": app.config.html_title}, "isBasedOn": work, "citation": work["sameAs"],
+    }  # fmt: skip
+    if page:
+        article["url"] = page
+        article["isPartOf"]["url"] = f"{address(SITE)}/"
+    code = ours | {"@type": "SoftwareSourceCode", "name": book["title"], "version": book["version"],
+                   "programmingLanguage": "Python", "codeRepository": address(REPOSITORY)}  # fmt: skip
+    graph = [article, code] if code["codeRepository"] else [article]
+    written = json.dumps({"@context": "https://schema.org", "@graph": graph}, ensure_ascii=False)
+    for sign in "<>&":
+        written = written.replace(sign, f"\\u{ord(sign):04x}")
+    return f'\n    <script type="application/ld+json">{written}</script>'
+
+
 def metatags(app, pagename: str, title: str, said: str) -> str:
     """Highwire tags, which reference managers and Google Scholar read: this book's page, and the paper it re-derives.
 
-    Where the site's address is known also Open Graph's, which other sites read for a link. `said`: what the page is about.
+    Where the site's address is known also Open Graph's, which other sites read for a link. `said`: what the page is about;
+    a page that says something has `linked_data` too.
     """
-    book = app.config.html_title
+    book, cited = app.config.html_title, app.config.citation
+    paper = cited["preferred-citation"]
+    reference = [("title", paper["title"]), *(("author", one["name"]) for one in authors(paper)),
+                 ("publication_date", paper["year"]), ("arxiv_id", arxiv(paper))]  # fmt: skip
     tags = [
-        ("description", said), ("citation_title", title), ("citation_author", "The two-towers book authors"),
-        ("citation_language", "en"), ("citation_publication_date", "2026"), ("citation_inbook_title", book),
-        ("citation_reference", "citation_title=How do Large Language Models Learn In-Context? Query and Key Matrices of "
-         "In-Context Heads are Two Towers for Metric Learning; citation_author=Zeping Yu; citation_author=Sophia Ananiadou; "
-         "citation_publication_date=2024; citation_arxiv_id=2402.02872"),
+        ("description", said), ("citation_title", title), *(("citation_author", one["name"]) for one in authors(cited)),
+        ("citation_language", "en"), ("citation_publication_date", PUBLISHED), ("citation_inbook_title", book),
+        ("citation_reference", "; ".join(f"citation_{name}={value}" for name, value in reference)),
     ]  # fmt: skip
+    page = ""
     if site := address(SITE):
         page = f"{site}/{pagename}.html"
         tags += [("citation_fulltext_html_url", page), ("og:title", title), ("og:type", "article"), ("og:url", page),
                  ("og:site_name", book), ("og:description", said)]  # fmt: skip
         if (Path(app.outdir) / CARD).exists():
             tags += [("og:image", f"{site}/{CARD}"), ("og:image:alt", PICTURE), ("twitter:card", "summary_large_image")]
-    return "".join(
+    written = "".join(
         f'\n    <meta {"property" if name.startswith("og:") else "name"}="{name}" content="{escape(text)}" />'
         for name, text in tags
         if text
     )
+    return written + (linked_data(app, page, title, said) if said else "")
 
 
 def about(doctree: nodes.document | None) -> str:

@@ -5,6 +5,7 @@ Every page is opened as a reader would, charts and all; then the pages are print
 
 import shutil
 import sys
+from html import unescape
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -34,6 +35,12 @@ PUT = """pages => {
 }"""
 SCALE = 0.75  # of a printed page: twelve points become nine
 WIDTH = 900  # of the window, so that charts and tables are about as wide as a printed page at that scale
+NUMBER = '<div style="width: 100%; text-align: center; font-size: 8px"><span class="pageNumber"></span></div>'
+
+
+def title(html: Path) -> str:
+    """The book's, as the page says it that sends on to the first one."""
+    return unescape((html / "index.html").read_text("utf8").partition("<title>")[2].partition("</title>")[0])
 
 
 def order(html: Path) -> list[Path]:
@@ -66,7 +73,12 @@ def main(html: str, pdf: str) -> int:
         page.emulate_media(media="print")
         page.evaluate(PUT, taken)
         page.add_style_tag(path=Path(html, "_static/book/tinker.css"))
-        page.pdf(path=pdf, format="A4", scale=SCALE, margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"))
+        page.evaluate("title => { document.title = title; }", title(Path(html)))
+        margin = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
+        page.pdf(
+            path=pdf, format="A4", scale=SCALE, margin=margin, tagged=True, outline=True, display_header_footer=True,
+            header_template="<i></i>", footer_template=NUMBER,
+        )  # fmt: skip
         browser.close()
     print(f"{pdf}: {len(pages)} pages of the book")
     return 0

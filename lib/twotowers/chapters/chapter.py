@@ -20,15 +20,23 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 
 from twotowers.chapters.check import check_fit, check_least
-from twotowers.chapters.notebooks import assigned, declared, exhibits
+from twotowers.chapters.notebooks import assigned, claims, declared, exhibits
 from twotowers.errors import NotRecorded, TwoTowersError
-from twotowers.exhibits.claim import Claim, code, inert, plain, plural, untestable
+from twotowers.exhibits.claim import Claim, Verdict, code, inert, plain, plural, untestable
+from twotowers.exhibits.scorecard import printed_claim
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
 from twotowers.paths import shipped_models
 from twotowers.stats import tables
 from twotowers.studies.context import CHAPTERS, Study
 from twotowers.studies.run import Run
+
+NOT_RECORDED = "not recorded"
+
+
+def anchor(number: str) -> str:
+    """ "Fig 3.2" -> "fig-3-2": where a link leads."""
+    return number.lower().replace(" ", "-").replace(".", "-")
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,7 @@ class Caption:
 
     @property
     def anchor(self) -> str:
-        """ "Fig 3.2" -> "fig-3-2": where a link leads."""
-        return self.number.lower().replace(" ", "-").replace(".", "-")
+        return anchor(self.number)
 
     @property
     def markdown(self) -> str:
@@ -61,9 +68,9 @@ def heading(chart: Any) -> tuple[str, str]:
     return title, chart.description.removeprefix(f"{title}. ")
 
 
-def first_words(study: Study) -> str:
-    """The first sentence of a study's docstring, without the list of its columns."""
-    text = " ".join((study.function.__doc__ or study.name).split())
+def first_words(function: Callable, otherwise: str) -> str:
+    """The first sentence of a docstring: a study's without the list of its columns, or what a claim claims."""
+    text = " ".join((function.__doc__ or otherwise).split())
     return re.split(r"(?<=\w|\))[:.;](?= |$)", text)[0] + "."
 
 
@@ -97,7 +104,7 @@ class Chapter(Run):
                 title, about = heading(drawn)
                 shown += [drawn, self._caption(study, chart, title, about, beside)]
             if rows is not None:
-                about = caption or first_words(study)
+                about = caption or first_words(study.function, study.name)
                 shown += [
                     self._caption(study, rows, about, about, "" if chart else beside),
                     without_missing(rows(table)),
@@ -105,6 +112,7 @@ class Chapter(Run):
             if claim is not None:
                 shown.append(claim(table))
         except NotRecorded:
+            self._keep_verdict(study, claim, NOT_RECORDED)
             display(Markdown(f"*Not recorded for {code(self.parameters.model)}:* {code(study.name)}"))
             return
         except TwoTowersError as error:
@@ -112,13 +120,18 @@ class Chapter(Run):
             first = self._kept.setdefault("refused", {}).setdefault(str(error), exhibit)
             why = code(error) if first == exhibit else f"for the same reason as {code(first[0].name)}"
             said = f"This exhibit ({code(study.name)}) cannot be made here: {why}"
+            self._keep_verdict(study, claim, Verdict.UNTESTABLE)
             display(Markdown(untestable(said).markdown if claim else f"*{said}*"))
             return
         for one in shown:
             if isinstance(one, Caption):
+                self._kept.setdefault("captions", set()).add(one.number)
                 display(Markdown(one.markdown), metadata={"exhibit": asdict(one) | {"anchor": one.anchor}})
+            elif isinstance(one, Claim):
+                self._keep_verdict(study, claim, one.verdict)
+                display(Markdown(one.markdown))
             else:
-                display(Markdown(one.markdown) if isinstance(one, Claim) else one)
+                display(one)
         for note in table.attrs["provenance"]["notes"]:
             if note not in self._kept.setdefault("said", []):
                 self._kept["said"].append(note)
@@ -127,6 +140,36 @@ class Chapter(Run):
     def _caption(self, study: Study, drawn: Callable, title: str, about: str, beside: str) -> Caption:
         key = (study.function.__name__, drawn.__name__)
         return Caption(exhibits(self.name).get(key, ""), title, about, beside, f"{self.file_of(study)}.csv")
+
+    def _keep_verdict(self, study: Study, claim: Callable | None, verdict: str | None) -> None:
+        """Keep the newest verdict of a claim for `takeaways`; a finding has none."""
+        if claim is not None:
+            of = study.function.__name__, claim.__name__  # by names: a module that is loaded again has other functions
+            self._kept.setdefault("verdicts", {})[of] = (study, claim, verdict)
+
+    def takeaways(self) -> None:
+        """List the verdicts of the claims published so far, in the notebook's order, each with a link to its exhibit.
+
+        A claim of the paper is said in the scorecard's words, another one in those of its docstring. Findings are left
+        out, and so is what is not recorded, unless it is the paper's.
+        """
+        numbers, captions = claims(self.name), self._kept.get("captions", ())
+        judged, places, lines = self._kept.get("verdicts", {}), {of: at for at, of in enumerate(numbers)}, []
+        for of in sorted(judged, key=lambda of: places.get(of, len(places))):
+            study, claim, verdict = judged[of]
+            said = printed_claim(study.name, claim)
+            if verdict is None or (verdict == NOT_RECORDED and not said):
+                continue
+            said = plain(said or first_words(claim if claim.__doc__ else study.function, study.name)).rstrip(".")
+            line = f"- **{verdict.capitalize()}**: {said[0].lower()}{said[1:]}"
+            if (number := numbers.get(of, "")) in captions:
+                line += f" ([{number}](#{anchor(number)}))"
+            elif verdict != NOT_RECORDED:
+                line += f" ({code(f'{self.file_of(study)}.csv')})"
+            lines.append(line)
+        model = code(self.parameters.model)
+        begins = f"The claims of this chapter, judged on {model}:" if lines else f"No claim is judged here on {model}."
+        display(Markdown("\n".join([begins, "", *lines])))
 
     def show_text(self, text: Callable[[Run], str]) -> None:
         """Show a text that stands in no table, where it is at hand: not on a page that is made of recorded tables."""

@@ -96,20 +96,43 @@ def exhibits(chapter: str) -> dict[tuple[str, str], str]:
     Read off the notebook itself, so that cells run in any order, or twice, give the same numbers. Empty for a chapter
     whose name begins with no number, or that has no notebook.
     """
-    begins = re.match(r"\d+", chapter)
-    if not begins or not (path := book_folder() / f"{chapter}.ipynb").is_file():
-        return {}
-    cells = [cell for cell in json.loads(path.read_text("utf8"))["cells"] if cell["cell_type"] == "code"]
     numbers: dict[tuple[str, str], str] = {}
+    for study, given in _given(chapter):
+        for kind, key in (("Fig", "chart"), ("Table", "rows")):
+            if drawn := given.get(key):
+                n = 1 + sum(number.startswith(kind) for number in numbers.values())
+                numbers.setdefault((study, drawn), f"{kind} {_number(chapter)}.{n}")
+    return numbers
+
+
+def claims(chapter: str) -> dict[tuple[str, str], str]:
+    """(study, claim) -> the number of the exhibit that shows it, in the notebook's order: that of its own call, else
+    the first of the same study, else ""."""
+    numbers, found = exhibits(chapter), {}
+    for study, given in _given(chapter):
+        if claim := given.get("claim"):
+            own = [numbers[study, given[key]] for key in ("chart", "rows") if given.get(key)]
+            same = [number for (of, _), number in numbers.items() if of == study]
+            found.setdefault((study, claim), next(iter(own + same), ""))
+    return found
+
+
+def _number(chapter: str) -> int:
+    """Of "03-mrr": 3; 0 for a chapter whose name begins with none."""
+    begins = re.match(r"\d+", chapter)
+    return int(begins[0]) if begins else 0
+
+
+def _given(chapter: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Of each call of `publish`: its study, and what is given for chart, claim and rows, by last names. Nothing of a
+    chapter without a number or a notebook."""
+    if not _number(chapter) or not (path := book_folder() / f"{chapter}.ipynb").is_file():
+        return
+    cells = [cell for cell in json.loads(path.read_text("utf8"))["cells"] if cell["cell_type"] == "code"]
     for call in (call for cell in cells for call in published("".join(cell["source"]))):
         study, *given = map(_last_name, call.args)
         named = {one.arg: _last_name(one.value) for one in call.keywords}
-        by_place = dict(zip(("chart", "claim", "rows"), given, strict=False)) | named
-        for kind, key in (("Fig", "chart"), ("Table", "rows")):
-            if drawn := by_place.get(key):
-                n = 1 + sum(number.startswith(kind) for number in numbers.values())
-                numbers.setdefault((study, drawn), f"{kind} {int(begins[0])}.{n}")
-    return numbers
+        yield study, dict(zip(("chart", "claim", "rows"), given, strict=False)) | named
 
 
 def studied(chapter: str) -> set[str]:

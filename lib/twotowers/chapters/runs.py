@@ -154,7 +154,12 @@ def pages_whole(plan: Plan, root: Path) -> bool:
 def pages_state(plan: Plan, root: Path) -> str:
     """One checksum of all that the pages are made of: the book's sources, stamps of chapters, other models' runs."""
     home = data_folder().parent
-    files = [home / "_config.yml", home / "_toc.yml", *(root / stamp_of(key) for key in plan.jobs)]
+    files = [
+        home / "_config.yml",
+        home / "_toc.yml",
+        home / "CITATION.cff",
+        *(root / stamp_of(key) for key in plan.jobs),
+    ]
     files += [f for f in home.glob("book/**/*") if f.is_file() and f.suffix not in (".ipynb", ".pyc")]
     files += [*data_folder().glob("**/*.md"), *data_folder().glob("**/*.json"), *data_folder().glob("**/*.png")]
     files += [*home.glob("runs/*/*.ipynb"), *home.glob("runs/*/.done/*.json")]

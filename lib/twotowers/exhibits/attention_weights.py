@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from twotowers.exhibits.claim import Claim, Verdict, code, either_way, finding, judge, listed, plural, untestable
-from twotowers.stats import charts
+from twotowers.stats import charts, linked
 from twotowers.stats.intervals import Interval, estimate
 
 IN, RANDOM, OVER = "in-context heads", "random heads", "in-context less random"
@@ -100,9 +100,28 @@ def differences(t: pd.DataFrame) -> Claim:
 
 
 def every_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    return charts.head_map(
-        t, value="difference", value_title="attention on true less false labels",
-        title="Difference of attention, every head, counterbalanced",
+    """A head at a time, picked on the map: its attention, its scores, and what it adds."""
+    lines = []
+    for said, column, spec, stands in (
+        ("attention, true less false", "difference", "+z.3f", t["stands"]),
+        ("score: AUC", "auc", ".2f", t["auc_stands"]),
+        ("lead of the true label", "label_margin", "+z.3f", False),
+    ):
+        rank = t[column].rank(ascending=False, method="first").astype(int)
+        told = zip(rank, t[column], strict=True)
+        unit = " nats" if column == "label_margin" else ""
+        lines.append(
+            t.assign(
+                line=[f"{said}: {place} of {len(t)}, {value:{spec}}{unit}" for place, value in told],
+                share=linked.below(rank, len(t)), strong=stands,
+            )
+        )  # fmt: skip
+    return linked.head_explorer(
+        pd.concat(lines), value="difference", value_title="attention, true less false",
+        title="Difference of attention, every head, counterbalanced", share_title="heads of the model that stand below it",
+        description="A grid with one cell for each head, coloured by attention on true less false labels. The head that is picked "
+        "there is told below, with its place among all heads, as a bar that is longer the more heads stand below it. Attention and "
+        "scores are blue where they are discoveries, on either side.",
     )  # fmt: skip
 
 

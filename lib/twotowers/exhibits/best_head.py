@@ -33,6 +33,7 @@ def accuracy_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def accuracy(t: pd.DataFrame) -> Claim:
+    """The model learns the task from sentences."""
     balanced = t[t["form"] == BALANCED]
     passing = int(balanced["passes"].sum())
     verdict = Verdict.HOLDS if passing > len(balanced) / 2 else Verdict.FAILS if passing == 0 else Verdict.UNDECIDED

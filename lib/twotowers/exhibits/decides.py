@@ -50,7 +50,8 @@ def terms_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 @about_learning
 def terms(t: pd.DataFrame) -> Claim:
-    """The metric decides: match is clearly above zero, and its share clearly above that of every rule without a text."""
+    """Whether texts are of one class decides the answer: match is clearly above zero, and its share clearly above that of
+    every rule without a text."""
     t = _pooled(t)
     match, share = estimate(t, "nats", term="match"), t.loc["match"]
     rivals = t.drop(index=["match", REST])

@@ -20,12 +20,13 @@ from twotowers.exhibits.claim import (
     together,
     untestable,
 )
-from twotowers.stats import charts
+from twotowers.stats import charts, linked
 from twotowers.stats.intervals import Interval, discoveries, estimate
 
 BASELINES = ("repeat the last label", "continue the alternation", "always the preferred label")
 IN, RANDOM = "in-context heads", "random heads"
 PAPER, BALANCED = "paper's order", "counterbalanced"
+MOST_SETS = 4  # of which a picked head is told: more would not be seen together with the map
 
 
 def forms_rows(t: pd.DataFrame) -> pd.DataFrame:
@@ -47,6 +48,7 @@ def forms_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def forms(t: pd.DataFrame) -> Claim:
+    """In some form of prompt the model learns the task."""
     chosen, balanced = t[t["chosen"] & (t["order"] == BALANCED)], t[t["order"] == BALANCED]
     sets = t["dataset"].nunique()
     if chosen.empty:
@@ -159,9 +161,21 @@ def blocks(t: pd.DataFrame) -> Claim:
 
 
 def map_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
-    first = t[t["dataset"] == t["dataset"].iloc[0]]
-    return charts.head_map(
-        first, value="label_margin", value_title="label margin (nats)", title="What every head adds from label positions",
+    """A head at a time, picked on the map of the first set: its place in both rankings, on the first MOST_SETS sets."""
+    sets = list(t["dataset"].unique())[:MOST_SETS]
+    t, first = t[t["dataset"].isin(sets)], t[t["dataset"] == sets[0]].set_index("name")["label_margin"]
+    ours, papers = t.assign(nats=t["label_margin"], ranking="ours"), t.assign(nats=t["increase"], ranking="paper's")
+    lines, count = pd.concat([ours, papers], ignore_index=True), len(first)
+    rank = lines.groupby(["ranking", "dataset"])["nats"].rank(ascending=False, method="first").astype(int)
+    told = zip(lines["dataset"], lines["ranking"], rank, lines["nats"], strict=True)
+    lines["line"] = [f"{of}, {name}: {place} of {count}, {nats:+z.3f}" for of, name, place, nats in told]
+    lines["share"], lines["strong"] = linked.below(rank, count), lines["ranking"].eq("ours")
+    return linked.head_explorer(
+        lines.assign(first=lines["name"].map(first)), value="first", value_title="label margin (nats)",
+        title="What every head adds from label positions", share_title="heads of the model that the ranking puts below it",
+        description=f"A grid with one cell for each head, coloured by label margin on {sets[0]}. The head that is picked there is "
+        "told below: its place on each set and what it adds (nats). A bar is longer the more heads stand below it, blue in our "
+        "ranking and grey in the paper's.",
     )  # fmt: skip
 
 
@@ -238,7 +252,7 @@ def right_only_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def right_only(t: pd.DataFrame) -> Claim:
-    """Appendix A keeps right answers only: is the list another one than where as many prompts are left out by chance?
+    """Keeping right answers only, as appendix A does, changes the list of heads: more than leaving as many out by chance?
 
     A finding without verdict: that no difference is seen proves no sameness, least of all where few are left out.
     """

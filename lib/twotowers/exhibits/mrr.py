@@ -135,7 +135,7 @@ def signed_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 @about_learning
 def signed(t: pd.DataFrame) -> Claim:
-    """Section 4.3 with a sign: in-context heads write the label up, more than depth-matched random heads do."""
+    """In-context heads write the label up, more than random heads of their layers do: section 4.3 with a sign."""
     effect, over = (Interval(*t[[n, f"{n}_low", f"{n}_high"]].iloc[0], int(t["n"].iloc[0])) for n in ("effect", "over"))
     outdone, draws = int(t["outdone"].iloc[0]), int(t["draws"].iloc[0])
     verdict = judge(effect, over)

@@ -173,6 +173,11 @@ SIMILARITY = Rule("v1 section 4.4", "attention measures the similarity of classe
                   attention_weights.similarity)  # fmt: skip
 
 
+def printed_claim(table: str, claim: Callable[[pd.DataFrame], Claim]) -> str:
+    """What the paper says that this claim judges on this table, in the scorecard's words; "" where it is not the paper's."""
+    return next((rule.says for rule in (*RULES, SIMILARITY) if (rule.table, rule.claim) == (table, claim)), "")
+
+
 @dataclass
 class Model:
     """The saved tables of one model: name -> table. One that cannot be read is empty and says why in its `attrs`."""

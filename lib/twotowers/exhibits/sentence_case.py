@@ -63,7 +63,7 @@ def counted_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def counted(t: pd.DataFrame) -> Claim:
-    """Do keys tell their own text from another text of the prompt, and more than random directions do?"""
+    """The keys say words of their own text, more than of another text and more than random directions do."""
     key = t[t["kind"] == "key"]
     other, random = (estimate(key, "words", against=against) for against in ("another text", "random direction"))
     verdict = judge(other, random)
@@ -84,7 +84,7 @@ def chat_rows(t: pd.DataFrame) -> pd.DataFrame:
 
 
 def chat(t: pd.DataFrame) -> Claim:
-    """Appendix C with a control: a chat model that finds a relation everywhere explains nothing."""
+    """A chat model relates a key's words to their own text, and not to any text: appendix C with a control."""
     yes = {of: int((rows["verdict"] == "yes").sum()) for of, rows in t.groupby("words_of")}
     n, unclear = t["number"].nunique(), int((t["verdict"] == "unclear").sum())
     own, other = yes.get(OWN, 0), yes.get(ANOTHER, 0)

@@ -142,7 +142,7 @@ def _which(t: pd.DataFrame, since: str) -> Claim:
 
 
 def first(t: pd.DataFrame) -> Claim:
-    """What comes first, values or towers? HOLDS: values; FAILS: towers."""
+    """Values come before the towers. FAILS where the towers come first."""
     claim = _which(t, DRILLS)
     half = t[(t["since"] == DRILLS) & (t["heads"] == OURS) & (t["part"] == HALF)].dropna(subset="step")
     values, towers = (half[half["quantity"] == name] for name in (READING, INTERACTION))
@@ -161,7 +161,7 @@ def first(t: pd.DataFrame) -> Claim:
 
 
 def again(t: pd.DataFrame) -> Claim:
-    """The same for what is gained in the last stage, the only one that asks for classes."""
+    """Values come first in the last stage alone, too: of what is gained in it, the only one that asks for classes."""
     return _which(t, LAST)
 
 

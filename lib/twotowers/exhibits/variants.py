@@ -105,7 +105,7 @@ def which_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
 
 @about_learning
 def which(t: pd.DataFrame) -> Claim:
-    """Removing a false demonstration should lean attention the other way, more than in random heads.
+    """Removing a false demonstration leans attention the other way, more than in random heads.
 
     Shortcut: a softmax over unchanged scores leans that way too, whatever the heads know of classes.
     """

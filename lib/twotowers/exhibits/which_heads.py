@@ -67,11 +67,10 @@ def one_head_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     shown = next((name for name in (LABEL, INCREASE) if name in set(t["ranking"])), _names(t)[0])
     count = t["name"].nunique()
     said = [f"{r.ranking}: {r.rank} of {count}, {r.score:z.4f} ({r.unit})" for r in t.itertuples()]
-    t = t.assign(line=said, share=(count - t["rank"]) / max(1, count - 1), strong=t["chosen"])
-    heads = t.groupby(["layer", "head", "name"], sort=False)[["line", "share", "strong"]].agg(list).reset_index()
     score = t[t["ranking"] == shown].set_index("name")["score"]
+    t = t.assign(line=said, share=linked.below(t["rank"], count), strong=t["chosen"], score=t["name"].map(score))
     return linked.head_explorer(
-        heads.assign(score=heads["name"].map(score)), value="score", value_title=f"{shown} ({UNITS[shown]})",
+        t, value="score", value_title=f"{shown} ({UNITS[shown]})",
         title="One head under every ranking", share_title="heads of the model that the ranking puts below it",
         description=f"A grid with one cell for each head, coloured by {shown}. The head that is picked there is told below: its "
         "place in every ranking, as a bar that is longer the more heads stand below it, and blue at the top of the ranking.",
@@ -273,7 +272,7 @@ def paper(t: pd.DataFrame) -> Claim:
 
 @about_learning
 def label_margin(t: pd.DataFrame) -> Claim:
-    """Ours: the part of the increase from label positions finds the choice better than the whole increase does."""
+    """The part of the increase from label positions finds the choice better than the whole increase does."""
     if not {INCREASE, LABEL} <= set(t["ranking"]):
         return untestable("One of the two rankings has no head above zero, so they cannot be compared.")
     over, more = _of(t, LABEL, MARGIN, OVER), _of(t, LABEL, MARGIN, VERSUS)

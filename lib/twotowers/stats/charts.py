@@ -109,7 +109,7 @@ def head_cells(table: pd.DataFrame, value: str, value_title: str) -> alt.Chart:
             scale=alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True),
             legend=alt.Legend(gradientLength=180, titleLimit=300),
         ),
-        tooltip=["layer", "head", alt.Tooltip(f"{value}:Q", format=".4f")],
+        tooltip=["layer", "head", alt.Tooltip(f"{value}:Q", title=value_title, format=".4f")],
     )
 
 

@@ -15,9 +15,12 @@ def head_explorer(
 ) -> alt.TopLevelMixin:
     """A layer x head map, and lines about the head that is picked on it; before a click, the one with the highest `value`.
 
-    A row is a head: layer, head, name, `value`, and lists of equal length: line (what is said), share (of a bar, 0 to 1)
-    and strong (bool, coloured). They are unfolded in the browser, so no limit on rows is met.
+    A row is one line about a head: layer, head, name, `value` (the same in all rows of a head), line (what is said), share
+    (of a bar, 0 to 1) and strong (bool, coloured). Lines are unfolded in the browser, so no limit on rows is met.
     """
+    table = (
+        table.groupby(["layer", "head", "name", value], sort=False)[["line", "share", "strong"]].agg(list).reset_index()
+    )
     first = table.loc[table[value].idxmax(), "name"]
     pick = alt.selection_point(name="pick", fields=["name"], value=[{"name": first}], empty=False, clear=False)
     found = alt.expr("pick.name ? 'Head ' + pick.name[0] : 'No head is picked: click one on the map'")
@@ -43,6 +46,11 @@ def head_explorer(
         y=row,
         color=alt.condition(alt.datum.strong, alt.value(charts.BLUE), alt.value(charts.GREY)),
     )
-    said = lines.mark_text(align="left", baseline="bottom", fontSize=12).encode(x=alt.value(0), y=row, text="line:N")
+    said = lines.mark_text(align="left", baseline="bottom", fontSize=11).encode(x=alt.value(0), y=row, text="line:N")
     below = part((bars + said).properties(height=34 * len(table["line"].iloc[0])), found)
     return charts.finished(part(cells, "click a head") & below, title, description)
+
+
+def below(rank: pd.Series, count: int) -> pd.Series:
+    """The share of the other heads that a place leaves below it: 1 for the first of `count`, 0 for the last."""
+    return (count - rank) / max(1, count - 1)
