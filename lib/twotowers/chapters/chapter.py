@@ -161,7 +161,8 @@ class Chapter(Run):
             if verdict is None or (verdict == NOT_RECORDED and not said):
                 continue
             said = plain(said or first_words(claim if claim.__doc__ else study.function, study.name)).rstrip(".")
-            line = f"- **{verdict.capitalize()}**: {said[0].lower()}{said[1:]}"
+            said = said if said[1:2].isupper() else f"{said[0].lower()}{said[1:]}"  # not "aUC"
+            line = f"- **{verdict.capitalize()}**: {said}"
             if (number := numbers.get(of, "")) in captions:
                 line += f" ([{number}](#{anchor(number)}))"
             elif verdict != NOT_RECORDED:
