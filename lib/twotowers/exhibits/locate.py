@@ -140,7 +140,7 @@ def _label(blocks: str, increase: Interval, margin: Interval, other: Interval) -
 
 @about_learning
 def blocks(t: pd.DataFrame) -> Claim:
-    """Figure 2: attention raises the label, FFN hardly does. Raising the other label as much is the control: some label."""
+    """Figure 2: attention raises the label, and its lead, more than FFN does. Raising the other label as much is the control."""
     t = t[t["order"] == BALANCED]
     attention, ffn, more = (
         [estimate(t, "value", part=part, quantity=quantity) for quantity in ("increase", "margin", "other label")]

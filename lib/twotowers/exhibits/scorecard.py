@@ -101,7 +101,7 @@ def authors_numbers(t: pd.DataFrame) -> Claim:
 RULES = (
     Rule("v1 table 2", "the model answers by the demonstrations", ACCURACY, locate.accuracy, "v1 table 2",
          learning=False),
-    Rule("v1 fig 2", "attention blocks raise the label, FFN blocks hardly do", "01-locate-blocks", locate.blocks),
+    Rule("v1 fig 2", "attention blocks raise the label, and its lead, more than FFN blocks do", "01-locate-blocks", locate.blocks),
     Rule("v1 fig 3, 4", "the top heads lie in deep layers", "01-locate-top-heads", locate.top_heads, "v1 section 4.2"),
     Rule("v1 fig 3, 4", "other tasks have the same top heads", "01-locate-overlaps", locate.overlaps),
     Rule("v1 section 4.2", "the heads with the largest increase carry the choice of label", "12-which-heads-what-they-do",
