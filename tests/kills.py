@@ -324,8 +324,9 @@ def main() -> int:
             if time.monotonic() > until:
                 break
             work, seconds, good = ready[name]
-            while (came := one_kill(work, draw.uniform(0, seconds), good)) == "ended before":
-                continue
+            while (came := one_kill(work, moment := draw.uniform(0, seconds), good)) == "ended before":
+                seconds = moment  # the machine is less busy than it was
+            ready[name] = work, seconds, good
             counts[name, came] = counts.get((name, came), 0) + 1
             if came != "equal":
                 tqdm.write(f"{name}: {came}")
