@@ -160,7 +160,8 @@ def sources(own, over, **where):
 
 
 @pytest.mark.parametrize("own, other, over, passes, verdict", [
-    (-1, 1, 1, True, Verdict.HOLDS), (-1, 1, 0, True, Verdict.CONTROL), (1, 1, 1, True, Verdict.FAILS),
+    (-2, 1, 1, True, Verdict.HOLDS), (-2, 1, 0, True, Verdict.CONTROL), (1, 1, 1, True, Verdict.FAILS),
+    (-1, 1, 1, True, Verdict.CONTROL), (-1, 2, 1, True, Verdict.CONTROL),  # as heads that like one word
     (-1, 0, 1, True, Verdict.UNDECIDED), (-1, 1, 1, False, Verdict.UNTESTABLE),
 ])  # fmt: skip
 def test_zeroing_the_heads_of_one_label(own, other, over, passes, verdict):
@@ -169,23 +170,30 @@ def test_zeroing_the_heads_of_one_label(own, other, over, passes, verdict):
         rows += sources(own, own * over, zeroed=kind, serves="own label", true_label=kind[:3], measure=MARGIN)
         rows += sources(other, other * over, zeroed=kind, serves="other label", true_label="other", measure=MARGIN)
     t = pd.DataFrame(rows).assign(passes=passes)
-    assert said(shown_flips.zeroed(t))[0] is verdict
+    found, sentence = said(shown_flips.zeroed(t))
+    assert found is verdict
+    assert ("heads that like one word would do the same" in sentence) == (own + other >= 0 or not over), sentence
     assert shown_flips.zeroed_chart(t).to_dict() and len(shown_flips.zeroed_rows(t)) == 4
 
 
-@pytest.mark.parametrize("foo, over, verdict", [
-    (1, 1, Verdict.HOLDS), (1, 0, Verdict.CONTROL), (-1, 1, Verdict.FAILS), (0, 0, Verdict.UNDECIDED),
+@pytest.mark.parametrize("own, other, over, verdict, more", [
+    (1, 0, 1, Verdict.HOLDS, "where it stands"), (1, -1, 1, Verdict.HOLDS, "where it stands"),
+    (1, 0, 0, Verdict.CONTROL, "random heads do"), (1, 1, 1, Verdict.CONTROL, "like one word"),
+    (1, 2, 1, Verdict.CONTROL, "like one word"), (-1, 0, 1, Verdict.FAILS, "Not all"), (0, 0, 0, Verdict.UNDECIDED, "cannot be told"),
 ])  # fmt: skip
-def test_logit_minus(foo, over, verdict):
+def test_logit_minus(own, other, over, verdict, more):
+    """Heads that like one word write it at the other label's positions too."""
     rows = []
     for place, (kind, at) in enumerate((("fooheads", "foo"), ("barheads", "bar"))):
         sign = -1 if place else 1
-        rows += sources(sign * foo, sign * foo * over, heads=kind, at=at, quantity="logit minus", stands_for=place)
+        about = {"heads": kind, "quantity": "logit minus", "stands_for": place}
+        rows += sources(sign * own, sign * own * over, at=at, **about)
+        rows += sources(sign * other, sign * other * over, at=("foo", "bar")[1 - place], **about)
     t = pd.DataFrame(rows).assign(labels="foo,bar", learned=True)
-    assert said(shown_flips.minus(t))[0] is verdict
+    assert said(shown_flips.minus(t))[0] is verdict and more in said(shown_flips.minus(t))[1]
     assert said(shown_flips.minus(t.assign(learned=False)))[0] is Verdict.UNTESTABLE
     assert said(shown_flips.minus(t[t["heads"] == "barheads"]))[0] is verdict  # no head serves foo
-    assert shown_flips.minus_chart(t).to_dict() and len(shown_flips.minus_rows(t)) == 2
+    assert shown_flips.minus_chart(t).to_dict() and len(shown_flips.minus_rows(t)) == 4
 
 
 def flipped(foo, bar, over, passes=True, values=None):

@@ -52,7 +52,7 @@ def test_every_table_of_a_rule_is_a_study_s_and_its_claim_a_function_of_its_chap
     from twotowers.studies.context import CHAPTERS
 
     names = {study.name for studies in CHAPTERS.values() for study in studies} | {"authors-numbers", ""}
-    assert {rule.table for rule in (*RULES, scorecard.SIMILARITY)} <= names
+    assert {rule.table for rule in (*RULES, scorecard.SIMILARITY, scorecard.OPPOSITE)} <= names
     rooms = (attention_weights, best_head, flips, interventions, locate, mitigation, mrr, project, towers_apart, variants,
              which_heads, scorecard)  # fmt: skip
     assert all(rule.claim is None or rule.claim.__module__ in {r.__name__ for r in rooms} for rule in RULES)
@@ -63,7 +63,7 @@ def test_every_rule_s_chapter_is_known_and_every_claim_of_the_ladder_has_a_rule(
     assert {f"book/{page}.ipynb" for page in scorecard.PAGES} >= {
         f"book/{p.name}" for p in ROOT.glob("book/[0-9]*.ipynb")
     }
-    judged = {rule.claim for rule in (*RULES, scorecard.SIMILARITY)}
+    judged = {rule.claim for rule in (*RULES, scorecard.SIMILARITY, scorecard.OPPOSITE)}
     assert all(parts and set(parts) <= judged for parts in scorecard.CLAIMS.values())
 
 
@@ -83,6 +83,21 @@ def test_the_claim_s_verdict_is_the_scorecard_s(tmp_path, verdict):
     assert of(tmp_path).judged(rule) == (verdict or scorecard.FOUND, "2 rows.")
     saved(tmp_path, scorecard.ACCURACY, LEARNS.assign(passes=False))
     assert of(tmp_path).judged(rule)[0] == Verdict.UNTESTABLE
+
+
+@pytest.mark.parametrize("control, whole", [
+    (Verdict.HOLDS, Verdict.HOLDS), (Verdict.FAILS, Verdict.CONTROL), (Verdict.CONTROL, Verdict.CONTROL),
+    (Verdict.UNDECIDED, Verdict.UNDECIDED), (NOT_RUN, Verdict.UNDECIDED),
+])  # fmt: skip
+def test_a_rule_holds_only_with_its_control(tmp_path, control, whole):
+    beside = Rule("fig", "the control", "" if control == NOT_RUN else "t", lambda t: Claim(control, "It."))
+    rule = Rule("fig", "says", "t", lambda t: Claim(Verdict.HOLDS, "Rows."), control=beside)
+    saved(tmp_path, "t", pd.DataFrame({"a": [1, 2]}))
+    saved(tmp_path, scorecard.ACCURACY, LEARNS)
+    verdict, sentence = of(tmp_path).judged(rule)
+    assert verdict is whole and (f"Its control (the control): {control}." in sentence) == (control != Verdict.HOLDS)
+    fails = Rule("fig", "says", "t", lambda t: Claim(Verdict.FAILS, "Rows."), control=beside)
+    assert of(tmp_path).judged(fails) == (Verdict.FAILS, "Rows.")
 
 
 def test_a_damaged_unavailable_or_foreign_table_is_not_testable(tmp_path):

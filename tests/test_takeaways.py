@@ -10,6 +10,7 @@ from twotowers.chapters.chapter import Chapter
 from twotowers.errors import NotRecorded, TwoTowersError
 from twotowers.exhibits import mrr as of_mrr
 from twotowers.exhibits.claim import Claim, Verdict, finding
+from twotowers.exhibits.scorecard import Rule
 from twotowers.parameters import Parameters
 from twotowers.studies import mrr
 from twotowers.studies.context import Study
@@ -138,3 +139,14 @@ def test_a_chapter_lists_them_behind_its_exhibits(name):
 def test_what_a_page_adds_to_a_run_hides_nothing_of_it():
     shared = {name for name in vars(Chapter) if hasattr(Run, name) and not name.startswith("__")}
     assert shared == set()
+
+
+@pytest.mark.parametrize("control, said", [(Verdict.HOLDS, "Holds"), (Verdict.FAILS, "No more than its control")])
+def test_a_claim_of_the_paper_holds_only_with_its_control_as_on_the_scorecard(chapter, monkeypatch, control, said):
+    whole, beside = claim("early", Verdict.HOLDS), claim("alone", control)
+    rule = Rule("fig", "it moves", LATE.name, whole, control=Rule("fig", "the other way", OTHER.name, beside))
+    monkeypatch.setattr("twotowers.chapters.chapter.rule_of", lambda table, one: rule if one is whole else None)
+    chapter.publish(LATE, claim=whole)
+    assert told(chapter)[0].startswith("- **Undecided**: it moves")  # its control was not asked yet
+    chapter.publish(OTHER, claim=beside)
+    assert told(chapter)[0].startswith(f"- **{said}**: it moves")

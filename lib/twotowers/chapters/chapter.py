@@ -23,7 +23,7 @@ from twotowers.chapters.check import check_fit, check_least
 from twotowers.chapters.notebooks import assigned, claims, declared, exhibits
 from twotowers.errors import NotRecorded, TwoTowersError
 from twotowers.exhibits.claim import Claim, Verdict, code, inert, plain, plural, untestable
-from twotowers.exhibits.scorecard import printed_claim
+from twotowers.exhibits.scorecard import rule_of, with_control
 from twotowers.paper.published import published_value
 from twotowers.parameters import Parameters, nearest
 from twotowers.paths import shipped_models
@@ -157,10 +157,18 @@ class Chapter(Run):
         judged, places, lines = self._kept.get("verdicts", {}), {of: at for at, of in enumerate(numbers)}, []
         for of in sorted(judged, key=lambda of: places.get(of, len(places))):
             study, claim, verdict = judged[of]
-            said = printed_claim(study.name, claim)
-            if verdict is None or (verdict == NOT_RECORDED and not said):
+            rule = rule_of(study.name, claim)
+            if verdict is None or (verdict == NOT_RECORDED and not rule):
                 continue
-            said = plain(said or first_words(claim if claim.__doc__ else study.function, study.name)).rstrip(".")
+            if rule and rule.control:
+                beside = [
+                    v
+                    for one, of_it, v in judged.values()
+                    if (one.name, of_it) == (rule.control.table, rule.control.claim)
+                ]
+                verdict = with_control(verdict, beside[0] if beside else NOT_RECORDED)
+            said = rule.says if rule else first_words(claim if claim.__doc__ else study.function, study.name)
+            said = plain(said).rstrip(".")
             said = said if said[1:2].isupper() else f"{said[0].lower()}{said[1:]}"  # not "aUC"
             line = f"- **{verdict.capitalize()}**: {said}"
             if (number := numbers.get(of, "")) in captions:

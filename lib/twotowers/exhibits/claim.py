@@ -85,6 +85,16 @@ def judge(effect: Interval, over_control: Interval | None, null: float = 0.0, si
     return Verdict.HOLDS if beyond > 0 else Verdict.CONTROL
 
 
+def apart(a: Interval, b: Interval) -> Interval:
+    """a less b, of which only the intervals are known: as wide as they allow, whether they are paired or not."""
+    return Interval(a.estimate - b.estimate, a.low - b.high, a.high - b.low, min(a.n, b.n))
+
+
+def between(a: Interval, b: Interval) -> Interval:
+    """The mean of two estimates of which only the intervals are known: as wide as they allow."""
+    return Interval((a.estimate + b.estimate) / 2, (a.low + b.low) / 2, (a.high + b.high) / 2, min(a.n, b.n))
+
+
 def together(verdicts: Sequence[Verdict]) -> Verdict:
     """One verdict for a claim of several parts: the weakest of them; UNTESTABLE for none."""
     weakest = (Verdict.FAILS, Verdict.CONTROL, Verdict.UNDECIDED, Verdict.UNTESTABLE, Verdict.HOLDS)

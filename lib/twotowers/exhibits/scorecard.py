@@ -56,6 +56,7 @@ class Rule:
 
     `source` and `quantity` select its rows in data/published.csv (all that contain them); both empty: none is printed
     as a number. `table` empty: no chapter computes it. `learning`: it counts only on a model that learns some set.
+    `control`: a rule on another table, without which this one does not hold either.
     """
 
     where: str
@@ -65,6 +66,7 @@ class Rule:
     source: str = ""
     quantity: str = ""
     learning: bool = True
+    control: Rule | None = None
 
     @property
     def page(self) -> str:
@@ -98,6 +100,9 @@ def authors_numbers(t: pd.DataFrame) -> Claim:
     )
 
 
+# The paper does not test it. Where it fails, any shorter prompt may be what takes attention away. Added 2026-11-22.
+OPPOSITE = Rule("v1 section 5.1", "removing a false demonstration leans attention the other way",
+                "05-imbalanced-and-reorder-which-removed", variants.which)  # fmt: skip
 RULES = (
     Rule("v1 table 2", "the model answers by the demonstrations", ACCURACY, locate.accuracy, "v1 table 2",
          learning=False),
@@ -126,7 +131,7 @@ RULES = (
     Rule("v1 fig 7", "more attention brings more increase", "04-attention-weights-correlations",
          attention_weights.correlations),
     Rule("v1 fig 8, 10", "one true demonstration fewer: attention leaves the true labels",
-         "05-imbalanced-and-reorder-softmax-alone", variants.softmax_alone, "v1 section 5.1"),
+         "05-imbalanced-and-reorder-softmax-alone", variants.softmax_alone, "v1 section 5.1", control=OPPOSITE),
     Rule("v1 fig 9, 11", "true demonstrations first: attention leaves the true labels",
          "05-imbalanced-and-reorder-reordering", variants.reordering, "v1 section 5.2"),
     Rule("v1 section 5.2", "order counts because the texts of neighbours mix in", "11-towers-apart-mixing",
@@ -173,9 +178,16 @@ SIMILARITY = Rule("v1 section 4.4", "attention measures the similarity of classe
                   attention_weights.similarity)  # fmt: skip
 
 
-def printed_claim(table: str, claim: Callable[[pd.DataFrame], Claim]) -> str:
-    """What the paper says that this claim judges on this table, in the scorecard's words; "" where it is not the paper's."""
-    return next((rule.says for rule in (*RULES, SIMILARITY) if (rule.table, rule.claim) == (table, claim)), "")
+def with_control(verdict: Verdict | None, beside: str) -> Verdict | None:
+    """What is left of a verdict when its control, a claim on another table, came to `beside`."""
+    if verdict is not Verdict.HOLDS or beside == Verdict.HOLDS:
+        return verdict
+    return Verdict.CONTROL if beside in (Verdict.FAILS, Verdict.CONTROL) else Verdict.UNDECIDED
+
+
+def rule_of(table: str, claim: Callable[[pd.DataFrame], Claim]) -> Rule | None:
+    """What the paper says that this claim judges on this table; None where it is not the paper's."""
+    return next((rule for rule in (*RULES, SIMILARITY) if (rule.table, rule.claim) == (table, claim)), None)
 
 
 @dataclass
@@ -199,6 +211,10 @@ class Model:
             claim = rule.claim(table)
         except (KeyError, IndexError, ValueError, TypeError, AttributeError, TwoTowersError):
             return Verdict.UNTESTABLE, f"The saved table {rule.table} cannot be read: run its chapter again."
+        if rule.control and claim.verdict is Verdict.HOLDS:
+            beside, _ = self.judged(rule.control)
+            if (verdict := with_control(claim.verdict, beside)) is not Verdict.HOLDS:
+                return verdict, f"Its control ({rule.control.says}): {beside}. By itself: {claim.sentence}"
         return claim.verdict or FOUND, claim.sentence
 
     @property

@@ -91,7 +91,8 @@ def softmax_alone(t: pd.DataFrame) -> Claim:
     return Claim(
         verdict,
         f"{said}: measured {measured:+.3f}, softmax alone {alone:+.3f}, the rest {rest:+.3f}; the rest less that of random heads "
-        f"is {over:+.3f} (n = {plural(measured.n, 'query word')}).",
+        f"is {over:+.3f} (n = {plural(measured.n, 'query word')})."
+        + (" Any shorter prompt may do the same: the opposite test asks." if verdict is Verdict.HOLDS else ""),
     )
 
 
