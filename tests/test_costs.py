@@ -196,4 +196,5 @@ def test_the_recorded_peaks_are_all_held():
     t = pd.concat([pd.read_csv(path) for path in results])
     found = costs.held_memory(t)
     own = t["method"].str.startswith("ours") & t["extra_mb"].notna()
-    assert len(found) == own.sum() > 30 and (found["over"] > 0).all()
+    assert len(found) == own.sum() > 30
+    assert found.loc[found["dtype"] == "float32", "over"].between(1 / 5, 5).all(), "a rough guide, but one"

@@ -18,9 +18,8 @@ def head_explorer(
     A row is one line about a head: layer, head, name, `value` (the same in all rows of a head), line (what is said), share
     (of a bar, 0 to 1) and strong (bool, coloured). Lines are unfolded in the browser, so no limit on rows is met.
     """
-    table = (
-        table.groupby(["layer", "head", "name", value], sort=False)[["line", "share", "strong"]].agg(list).reset_index()
-    )
+    heads = table.groupby(["layer", "head", "name", value], sort=False, dropna=False)  # a head without a value stays
+    table = heads[["line", "share", "strong"]].agg(list).reset_index()
     first = table.loc[table[value].idxmax(), "name"]
     pick = alt.selection_point(name="pick", fields=["name"], value=[{"name": first}], empty=False, clear=False)
     found = alt.expr("pick.name ? 'Head ' + pick.name[0] : 'No head is picked: click one on the map'")
