@@ -25,27 +25,28 @@ from twotowers.paper import costs
 from twotowers.prompts.prompt import Encoded
 
 MAX_TOKENS = 4096  # of a batch
-BASELINE_TOKENS = 1024  # of a batch of the plain forward pass: larger ones are slower here, and would flatter the rest
+# Of a batch of the plain forward pass: on a CPU larger ones are slower, on a GPU smaller ones, and would flatter the rest.
+BASELINE_TOKENS = {"cpu": 1024, "cuda": 16384}
 OWN = "this book"
 HEADS, POSITIONS = "all heads and blocks", "every (head, position)"
 ZERO_ALL, ZERO_LAST = "zeroing every head, all positions", "zeroing every head, last position"
 
 
-def _ids(encoded: list[Encoded]) -> torch.Tensor:
-    return torch.tensor([e.ids for e in encoded])
+def _ids(model: Model, encoded: list[Encoded]) -> torch.Tensor:
+    return torch.tensor([e.ids for e in encoded], device=model.device)
 
 
-def _true(encoded: list[Encoded]) -> torch.Tensor:
-    return torch.tensor([e.true_id for e in encoded])
+def _true(model: Model, encoded: list[Encoded]) -> torch.Tensor:
+    return torch.tensor([e.true_id for e in encoded], device=model.device)
 
 
 def forward(model: Model, encoded: list[Encoded]) -> Callable[[], None]:
     """The measure of all: the stock model over the same prompts in batches, logits at the last position only."""
-    hf, ids = stock(model), _ids(encoded)
+    hf, ids = stock(model), _ids(model, encoded)
 
     @torch.inference_mode()
     def work():
-        for some in ids.split(max(1, BASELINE_TOKENS // ids.shape[1])):
+        for some in ids.split(max(1, BASELINE_TOKENS[ids.device.type] // ids.shape[1])):
             hf(input_ids=some, use_cache=False, logits_to_keep=1)
 
     return work
@@ -65,7 +66,7 @@ def ours_positions(model: Model, encoded: list[Encoded]):
         out = [None] * len(encoded)
         for seen in captures(model, encoded, {"weights", "values"}, max_tokens=MAX_TOKENS):
             for i, found in zip(seen.index, locate.position_increases(seen, model), strict=True):
-                out[i] = found.numpy()
+                out[i] = found.cpu().numpy()
         return np.stack(out)
 
     return work
@@ -75,7 +76,7 @@ def _ours_zero(model: Model, encoded: list[Encoded], positions: str):
     def work():
         found = ablate.ablate_heads(model, encoded, all_heads(model), positions)
         true = list(encoded[0].label_ids).index("foo")
-        return (found.plain_log_prob[:, true] - found.log_prob[..., true]).T.numpy()
+        return (found.plain_log_prob[:, true] - found.log_prob[..., true]).T.cpu().numpy()
 
     return work
 
@@ -109,7 +110,7 @@ def _pieces(model: Model, encoded: list[Encoded]) -> dict:
             model.part(i, "ffn_block").register_forward_hook(lambda _, a, o, i=i: seen.__setitem__(("f", i), o[:, -1])),
         ]
     handles.append(model.final_norm.register_forward_pre_hook(lambda _, a: seen.__setitem__("final", a[0][:, -1])))
-    model.hf(input_ids=_ids(encoded), use_cache=False, logits_to_keep=1)
+    model.hf(input_ids=_ids(model, encoded), use_cache=False, logits_to_keep=1)
     for handle in handles:
         handle.remove()
     return seen
@@ -131,7 +132,7 @@ def _layer_scores(model: Model, words, scale, x, z, weight, attention, ffn) -> t
 
 def hooks(model: Model, encoded: list[Encoded]):
     """Plain hooks, then one unembedding call a layer."""
-    words = _true(encoded)
+    words = _true(model, encoded)
 
     @torch.inference_mode()
     def work():
@@ -143,7 +144,7 @@ def hooks(model: Model, encoded: list[Encoded]):
             )
             for i in range(model.n_layers)
         ]
-        return torch.stack(out, 1).numpy()
+        return torch.stack(out, 1).cpu().numpy()
 
     return work
 
@@ -192,7 +193,7 @@ def positions_in_batches(model: Model, encoded: list[Encoded]):
                     rows = torch.cat([x[None], (x + z @ model.output_weight(layer).float()).flatten(0, 1)])
                     p = unembed.bs_values(rows, e, "frozen", scale[row]).log_softmax(-1)[:, word]
                     layers.append((p[1:] - p[0]).view(model.n_heads, -1))
-                out[i] = torch.stack(layers).numpy()
+                out[i] = torch.stack(layers).cpu().numpy()
         return np.stack(out)
 
     return work
@@ -200,7 +201,7 @@ def positions_in_batches(model: Model, encoded: list[Encoded]):
 
 def _whole_runs(model: Model, encoded: list[Encoded], positions: str):
     """Zero every head, one whole forward pass each: what the paper compares itself with."""
-    ids, words = _ids(encoded), _true(encoded)
+    ids, words = _ids(model, encoded), _true(model, encoded)
 
     def log_p():
         found = []
@@ -215,7 +216,7 @@ def _whole_runs(model: Model, encoded: list[Encoded], positions: str):
         for head in all_heads(model):
             with edited(model, [Edit((head,), positions=positions)]):
                 out.append(plain - log_p())
-        return torch.stack(out, 1).numpy()
+        return torch.stack(out, 1).cpu().numpy()
 
     return work
 
@@ -240,7 +241,7 @@ def transformer_lens(model: Model, encoded: list[Encoded]):
     kinds = {"x": "hook_resid_pre", "z": "attn.hook_z", "a": "hook_attn_out", "f": "hook_mlp_out"}
     layers = range(model.n_layers)
     names = [f"blocks.{i}.{name}" for i in layers for name in kinds.values()] + ["ln_final.hook_scale"]
-    ids, words, w_o = _ids(encoded), _true(encoded), lens.W_O
+    ids, words, w_o = _ids(model, encoded), _true(model, encoded), lens.W_O
 
     @torch.inference_mode()
     def work():
@@ -251,7 +252,7 @@ def transformer_lens(model: Model, encoded: list[Encoded]):
         for i in layers:
             x, z, a, f = (cache[f"blocks.{i}.{name}"][:, -1] for name in kinds.values())
             out.append(_layer_scores(model, words, cache["ln_final.hook_scale"][:, -1], x, z, w_o[i], a, f))
-        return torch.stack(out, 1).numpy()
+        return torch.stack(out, 1).cpu().numpy()
 
     return work
 
@@ -261,7 +262,7 @@ def nnsight(model: Model, encoded: list[Encoded]):
     from nnsight import NNsight, save
 
     wrapped = NNsight(stock(model))
-    ids, words, layers = _ids(encoded), _true(encoded), range(model.n_layers)
+    ids, words, layers = _ids(model, encoded), _true(model, encoded), range(model.n_layers)
 
     @torch.inference_mode()
     def work():
@@ -277,7 +278,7 @@ def nnsight(model: Model, encoded: list[Encoded]):
             _layer_scores(model, words, scale, x, z, model.output_weight(i), a, f)
             for i, (x, z, a, f) in zip(layers, seen, strict=True)
         ]
-        return torch.stack(out, 1).numpy()
+        return torch.stack(out, 1).cpu().numpy()
 
     return work
 

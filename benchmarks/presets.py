@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from timing import Cell
 
 
@@ -49,6 +51,18 @@ def smollm2() -> list[Cell]:
     return [Cell(shape="smollm2-135m", weights="real", prompts=n, tokens=t, repeats=r) for n, t, r in cells]
 
 
+def gpu() -> list[Cell]:
+    """Large shapes on a GPU: few prompts and many, and the work done by plain hooks beside it."""
+    many = [(8, 16, 5), (64, 63, 3), (1000, 16, 3)]
+    cells = [
+        Cell(method, shape=shape, dtype=dtype, prompts=n, tokens=t, repeats=r)
+        for shape, dtype in (("gpt2-large", "float32"), ("gpt-j", "bfloat16"), ("llama-7b", "bfloat16"))
+        for n, t, r in many for method in ("ours", "hooks")
+    ]  # fmt: skip
+    cells.append(Cell("ours_zero_last", shape="gpt2-large", prompts=8, repeats=1))
+    return [replace(cell, device="cuda") for cell in cells]
+
+
 def cost() -> list[Cell]:
     """One thing varied at a time: prompts, tokens, words of the vocabulary."""
     return [
@@ -65,4 +79,4 @@ def tiny() -> list[Cell]:
     return [Cell(method, shape="tiny", repeats=1) for method in METHODS]
 
 
-PRESETS = {f.__name__: f for f in (table, peers, large, cost, smollm2, tiny)}
+PRESETS = {f.__name__: f for f in (table, peers, large, gpu, cost, smollm2, tiny)}

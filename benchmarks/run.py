@@ -5,6 +5,7 @@
     python benchmarks/run.py --preset large       # shapes of GPT2-large, GPT-J, Llama-7B
     python benchmarks/run.py --preset cost        # against prompts, tokens, vocabulary, beside what counting predicts
     python benchmarks/run.py --preset smollm2     # real weights, of a model of today: SmolLM2-135M
+    python benchmarks/run.py --preset gpu         # large shapes on a GPU
     python benchmarks/run.py --methods ours,hooks --tokens 16 --prompts 8,64
     python benchmarks/run.py --methods ours --model smollm2-135m
 
@@ -40,7 +41,7 @@ from twotowers.model import files
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4  # nats, in float32
 COLUMNS = [
-    "work", "by", "method", "shape", "weights", "dtype", "prompts", "tokens", "vocabulary", "repeats", "ratio", "low",
+    "work", "by", "method", "shape", "weights", "dtype", "device", "prompts", "tokens", "vocabulary", "repeats", "ratio", "low",
     "high", "counted_ratio", "forward_ms", "work_ms", "predicted_ms", "forward_gflop", "further_gflop", "further_gexp",
     "book_gflop_s", "torch_gflop_s", "gexp_s", "forward_mb", "extra_mb", "difference_nats", "skipped", "machine",
     "cores", "threads", "torch", "transformers", "date",
@@ -56,9 +57,10 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def machine(threads: int) -> dict:
+def machine(threads: int, device: str) -> dict:
+    name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
     return {
-        "machine": processor(), "cores": os.cpu_count(), "threads": threads, "torch": torch.__version__,
+        "machine": name, "cores": os.cpu_count(), "threads": threads, "torch": torch.__version__,
         "transformers": transformers.__version__, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
 
@@ -81,7 +83,7 @@ def measured(cell: Cell) -> dict:
         else:
             said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             line["skipped"] = said[-1][:200]
-    return line | machine(cell.threads)
+    return line | machine(cell.threads, cell.device)
 
 
 def write(lines: list[dict], out: Path, name: str, note: str) -> pd.DataFrame:
@@ -121,7 +123,8 @@ def run(cells: list[Cell], out: Path, name: str, note: str, resume: bool = False
 
 
 def _key(line: dict) -> tuple:
-    return tuple(line[k] for k in ("method", "shape", "weights", "dtype", "prompts", "tokens", "vocabulary", "threads"))
+    keys = ("method", "shape", "weights", "dtype", "prompts", "tokens", "vocabulary", "threads", "device")
+    return tuple(line[k] for k in keys)
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
@@ -144,7 +147,7 @@ def chosen(arguments: argparse.Namespace) -> list[Cell]:
         replace(c, threads=arguments.threads, prompts=min(c.prompts, arguments.at_most or c.prompts), **instead)
         for c in cells
     ]
-    cells = [replace(c, repeats=arguments.repeats or c.repeats) for c in cells]
+    cells = [replace(c, repeats=arguments.repeats or c.repeats, device=arguments.device or c.device) for c in cells]
     return list({c.key: c for c in cells}.values())  # a cap may have made two alike
 
 
@@ -159,6 +162,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--tokens", default="16,128", help="one or more, with commas")
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", help="cpu, or cuda; by itself the preset's own")
     parser.add_argument("--repeats", type=int, help="of every cell, instead of its own")
     parser.add_argument("--at-most", type=int, help="prompts of a cell: a quick look at a long preset")
     parser.add_argument("--threads", type=int, default=1)
@@ -168,7 +172,7 @@ def main(given: list[str] | None = None) -> int:
     name = arguments.preset or "own"
     rest = [f"--at-most {arguments.at_most}"] if arguments.at_most else []
     rest += [f"--repeats {arguments.repeats}"] if arguments.repeats else []
-    rest += [f"--{name} {given}" for name in ("shape", "model") if (given := getattr(arguments, name))]
+    rest += [f"--{name} {given}" for name in ("shape", "model", "device") if (given := getattr(arguments, name))]
     note = " ".join(["python benchmarks/run.py", f"--preset {name}" if arguments.preset else "...", *rest])
     try:
         table = run(chosen(arguments), arguments.out, name, note, arguments.resume)

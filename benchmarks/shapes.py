@@ -43,7 +43,9 @@ def shape_of(model: Model) -> costs.Shape:
     )  # fmt: skip
 
 
-def build(shape: str, dtype: str = "float32", vocabulary: int | None = None, seed: int = 0) -> Model:
+def build(
+    shape: str, dtype: str = "float32", vocabulary: int | None = None, seed: int = 0, device: str = "cpu"
+) -> Model:
     """A model without tokenizer or proof. `vocabulary` replaces the shape's own number of words."""
     known = SHAPES[shape]
     config = _config(replace(known, words=vocabulary or known.words))
@@ -58,7 +60,7 @@ def build(shape: str, dtype: str = "float32", vocabulary: int | None = None, see
         for piece in weight.data.view(-1).split(POOL):
             at = int(torch.randint(POOL, (), generator=generator))
             piece.copy_(pool[at : at + len(piece)])
-    return Model(shape, hf.eval().requires_grad_(False), None, row)
+    return Model(shape, hf.to(device).eval().requires_grad_(False), None, row)
 
 
 def stock(model: Model) -> torch.nn.Module:

@@ -1,7 +1,8 @@
 """Measure one cell in this process: run.py starts `python benchmarks/timing.py CELL-AS-JSON` for each.
 
 The plain forward pass and the work are timed in turn, so that a slow moment of the machine touches both; the ratio is
-taken pair by pair. Memory is measured on a run of its own: the largest resident size during it, above that before it.
+taken pair by pair. Memory is measured on a run of its own: the largest resident size during it, above that before it;
+on a GPU, what torch has allocated there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 MEMORY_TOKENS = 4096  # memory is measured on at most so many tokens of prompts
 COMPARED, SHORT = 2, 16  # prompts whose numbers are compared with the reference's, and their tokens at most
@@ -32,6 +34,7 @@ class Cell:
     dtype: str = "float32"
     vocabulary: int | None = None  # None: the shape's own
     threads: int = 1
+    device: str = "cpu"
 
     @property
     def key(self) -> tuple:
@@ -107,6 +110,32 @@ class Peak:
         return (self._most - self._before) / 2**20
 
 
+class DevicePeak:
+    """`Peak` of a GPU's own memory."""
+
+    def __init__(self, device: str):
+        self.device = device
+
+    def __enter__(self) -> DevicePeak:
+        import torch
+
+        self._count, self._before = torch.cuda.max_memory_allocated, torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.mb = (self._count(self.device) - self._before) / 2**20
+
+
+def finished(device: str) -> float:
+    """The time when the device has done all that was asked of it so far."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def measure(cell: Cell) -> dict:
     import numpy as np
     import operations
@@ -118,7 +147,11 @@ def measure(cell: Cell) -> dict:
 
     torch.set_num_threads(cell.threads)
     real = cell.weights == "real"
-    model = loading.load(cell.shape, dtype=cell.dtype) if real else build(cell.shape, cell.dtype, cell.vocabulary)
+    model = (
+        loading.load(cell.shape, dtype=cell.dtype, device=cell.device) if real
+        else build(cell.shape, cell.dtype, cell.vocabulary, device=cell.device)
+    )  # fmt: skip
+    peak = Peak if cell.device == "cpu" else partial(DevicePeak, cell.device)
     method, encoded = METHODS[cell.method], prompts(model, cell.prompts, cell.tokens)
     # The numbers first: that also warms up what is made once in a process.
     few, reference = prompts(model, COMPARED, min(SHORT, cell.tokens)), reference_of(method)
@@ -127,25 +160,25 @@ def measure(cell: Cell) -> dict:
 
     some = encoded[: max(1, MEMORY_TOKENS // cell.tokens)]
     plain, work = forward(model, some), method.make(model, some)
-    with Peak() as forward_peak:
+    with peak() as forward_peak:
         plain()
-    with Peak() as work_peak:
+    with peak() as work_peak:
         work()
 
     if len(some) < len(encoded):
         plain, work = forward(model, encoded), method.make(model, encoded)
     pairs = []
     for _ in range(cell.repeats):
-        start = time.perf_counter()
+        start = finished(cell.device)
         plain()
-        middle = time.perf_counter()
+        middle = finished(cell.device)
         work()
-        pairs.append((middle - start, time.perf_counter() - middle))
+        pairs.append((middle - start, finished(cell.device) - middle))
     ratios = sorted(b / a for a, b in pairs)
     forward_s, work_s = (statistics.median(times) for times in zip(*pairs, strict=True))
     shape, n, tokens = shape_of(model), cell.prompts, cell.tokens
     plainly, further = costs.forward(shape, n, tokens), method.operations(shape, n, tokens)
-    rates = operations.rates(model.d_model)
+    rates = operations.rates(model.d_model, cell.device)
     # The forward pass costs what it was measured to cost; the rest is predicted from the counts.
     predicted = forward_s + rates.seconds(further, plainly.stock / forward_s)
     return {

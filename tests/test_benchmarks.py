@@ -57,7 +57,7 @@ def fake(monkeypatch):
             "tokens": cell.tokens,
         }
         line = given | {"method": cell.method, "work": method.work, "by": method.name, "skipped": ""}
-        return line | FAKE | run.machine(cell.threads)
+        return line | FAKE | run.machine(cell.threads, cell.device)
 
     monkeypatch.setattr(run, "measured", measured)
     return asked

@@ -214,7 +214,7 @@ class Context:
             table, unavailable = pd.DataFrame(), "memory ran out: take fewer prompts, another device or a smaller model"
         provenance = {
             "identity": self.identity(study), "about": self.about, "device": self.parameters.device,
-            "seconds": round(time.monotonic() - start, 1), "date": date.today().isoformat(), "machine": machine(),
+            "machine": machine(self.parameters.device), "seconds": round(time.monotonic() - start, 1), "date": date.today().isoformat(),
             "libraries": {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},
             "notes": list(dict.fromkeys(self.notes[before:])), "unavailable": unavailable,
         } | ({"shards": json.loads(os.environ[SHARDS])["of"]} if SHARDS in os.environ else {})  # fmt: skip
@@ -341,8 +341,11 @@ def data_fingerprint(names: Sequence[str]) -> str:
     return digest.hexdigest()[:12]
 
 
-def machine() -> str:
-    """The machine in a few words; no host name."""
-    from os import cpu_count
+def machine(device: str = "cpu") -> str:
+    """The machine in a few words, with the GPU that was used; no host name."""
+    found = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    if not device.startswith("cuda"):
+        return found
+    import torch
 
-    return f"{platform.system()} {platform.machine()}, {cpu_count()} cores"
+    return f"{found}, {torch.cuda.get_device_name(device)}"
