@@ -49,14 +49,7 @@ def fake(monkeypatch):
     def measured(cell):
         asked.append(cell)
         method = METHODS[cell.method]
-        given = {
-            "shape": cell.shape,
-            "weights": cell.weights,
-            "dtype": cell.dtype,
-            "prompts": cell.prompts,
-            "tokens": cell.tokens,
-        }
-        line = given | {"method": cell.method, "work": method.work, "by": method.name, "skipped": ""}
+        line = asdict(cell) | {"method": cell.method, "work": method.work, "by": method.name, "skipped": ""}
         return line | FAKE | run.machine(cell.threads, cell.device)
 
     monkeypatch.setattr(run, "measured", measured)

@@ -189,19 +189,18 @@ class Context:
         return table.copy()
 
     def _table(self, study: Study) -> pd.DataFrame:
-        noted = len(self.notes)
+        p, noted = self.parameters, len(self.notes)
         found = self.saved(study)
         if found is not None:
             path = Path(found.attrs["path"])
-            if path.parent != Path(self.parameters.out):  # the tables of a page lie together, in `out`
-                tables.write(Path(self.parameters.out) / path.name, path.read_bytes())
-            return tables.load(self.parameters.out, path.stem)
-        if self.parameters.recorded == "only":
+            if path.parent != Path(p.out):  # the tables of a page lie together, in `out`
+                tables.write(Path(p.out) / path.name, path.read_bytes())
+            return tables.load(p.out, path.stem)
+        if p.recorded == "only":
             if damaged := "; ".join(self.notes[noted:]):
                 raise TwoTowersError(f"{damaged}: compute it (recorded=use)")
             raise NotRecorded(
-                f"no table {study.name} of {self.parameters.model} is recorded with these parameters: "
-                "compute it (recorded=use)"
+                f"no table {study.name} of {p.model} is recorded with these parameters: compute it (recorded=use)"
             )
         start, before, unavailable = time.monotonic(), len(self.notes), ""
         try:
@@ -213,13 +212,13 @@ class Context:
                 raise
             table, unavailable = pd.DataFrame(), "memory ran out: take fewer prompts, another device or a smaller model"
         provenance = {
-            "identity": self.identity(study), "about": self.about, "device": self.parameters.device,
-            "machine": machine(self.parameters.device), "seconds": round(time.monotonic() - start, 1), "date": date.today().isoformat(),
+            "identity": self.identity(study), "about": self.about, "device": p.device, "machine": machine(p.device),
+            "seconds": round(time.monotonic() - start, 1), "date": date.today().isoformat(),
             "libraries": {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},
             "notes": list(dict.fromkeys(self.notes[before:])), "unavailable": unavailable,
         } | ({"shards": json.loads(os.environ[SHARDS])["of"]} if SHARDS in os.environ else {})  # fmt: skip
-        tables.save(table, self.parameters.out, self.file_of(study), provenance)
-        return tables.load(self.parameters.out, self.file_of(study))
+        tables.save(table, p.out, self.file_of(study), provenance)
+        return tables.load(p.out, self.file_of(study))
 
     # --- prompts ---
 
