@@ -50,9 +50,11 @@ def build(
     known = SHAPES[shape]
     config = _config(replace(known, words=vocabulary or known.words))
     row = ARCHITECTURES[config.model_type]
-    hf = _empty(config, loading.DTYPES[dtype], attention_hooks.implementation(row))
+    with torch.device(device):
+        hf = _empty(config, loading.DTYPES[dtype], attention_hooks.implementation(row))
+        pool = torch.empty(POOL, dtype=loading.DTYPES[dtype])
+    pool = pool.normal_(0, 0.02, generator=torch.Generator(device).manual_seed(seed)).repeat(2)
     generator = torch.Generator().manual_seed(seed)
-    pool = torch.empty(POOL, dtype=loading.DTYPES[dtype]).normal_(0, 0.02, generator=generator).repeat(2)
     for name, weight in hf.named_parameters():
         if weight.dim() == 1 and name.endswith("weight"):  # of a norm
             weight.data.fill_(1)
@@ -60,14 +62,15 @@ def build(
         for piece in weight.data.view(-1).split(POOL):
             at = int(torch.randint(POOL, (), generator=generator))
             piece.copy_(pool[at : at + len(piece)])
-    return Model(shape, hf.to(device).eval().requires_grad_(False), None, row)
+    return Model(shape, hf.eval().requires_grad_(False), None, row)
 
 
 def stock(model: Model) -> torch.nn.Module:
     """The same weights (shared, not copied) in a model as transformers makes it by default: what a forward pass costs,
     and what other libraries may wrap and change."""
     config = type(model.config).from_dict(model.config.to_dict())
-    hf = _empty(config, model.dtype, None)
+    with torch.device(model.device):
+        hf = _empty(config, model.dtype, None)
     hf.load_state_dict(model.hf.state_dict(), assign=True)
     return hf.eval().requires_grad_(False)
 

@@ -4,7 +4,7 @@ twotowers run --model openai-community/gpt2-large --n-prompts 200
 twotowers run --model a --model b --chapters 01-locate,03-mrr --labels foo,bar
 twotowers run --sweep sweep.yml
 twotowers book --model gpt2-large --set "n_prompts=200 seed=1"      # what `make book` calls
-twotowers record smollm2-135m
+twotowers record smollm2-135m --device cuda
 twotowers status                      # what is done, running, failed, waiting; what is left
 twotowers verify --model gpt2-large
 twotowers models                      # those with a name: sizes, licences, what is in the cache
@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     book("--set", default="", help="parameters for every chapter that has them, such as 'n_prompts=20 seed=1'")
     record = command("record", "compute what data/results/MODEL/run.yml names, and keep the small tables there")
     record("model", help="the model of that file")
+    record("--device", help=Parameters.model_fields["device"].description)
     command("status", "say how far the runs in a folder are")(
         "--out", default="runs", help="the folder of a run (default: runs); _build/chapters is the book's"
     )
@@ -134,7 +135,7 @@ def _record(given: argparse.Namespace) -> None:
     from twotowers.chapters import plan, runs
     from twotowers.paths import results_folder, slug
 
-    made = plan.for_record(given.model, given.out).cut(given.shards or 1)
+    made = plan.for_record(given.model, given.out, given.device).cut(given.shards or 1)
     ended, target = _worked(made, given), results_folder(given.model)
     done = [one.chapter for one in ended if one.status != "failed"]
     large = runs.keep(Path(given.out) / slug(given.model), done, target)

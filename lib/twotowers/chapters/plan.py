@@ -196,8 +196,8 @@ def for_book(model: str | None, given: dict[str, Any]) -> Plan:
     return plan
 
 
-def for_record(model: str, out: str) -> Plan:
-    """The chapters that data/results/MODEL/run.yml names, computed afresh."""
+def for_record(model: str, out: str, device: str | None = None) -> Plan:
+    """The chapters that data/results/MODEL/run.yml names, computed afresh; on `device`, which changes no table's identity."""
     path = data_folder() / "results" / slug(model) / RECORD
     if not path.is_file():
         raise TwoTowersError(
@@ -206,7 +206,8 @@ def for_record(model: str, out: str) -> Plan:
     recorded, settings = record(path)
     plan = Plan(out)
     for chapter, values in settings.items():
-        plan.add(slug(recorded), recorded, [chapter], values | {"recorded": "never"})
+        where = checked({"device": device}, [chapter], [recorded]) if device and "device" in declared(chapter) else {}
+        plan.add(slug(recorded), recorded, [chapter], values | where | {"recorded": "never"})
     return plan
 
 

@@ -18,6 +18,7 @@ LIKED = {
     Verdict.CONTROL: "prefer the query's class when one class of a pair is asked about, not clearly when the other is",
     Verdict.UNDECIDED: "may only prefer the labels of one class, since no other is asked about",
 }
+ON_AVERAGE = "and more than random heads on average, but too many random sets of heads reach as much"
 UNLEARNED = "The model is not shown to learn any of these sets, so this cannot be judged"
 
 
@@ -50,9 +51,10 @@ def leaning(t: pd.DataFrame) -> Claim:
         )
     verdict, effect, over, reached, liked = _judged(t, "difference", 0.0)
     printed = estimate(t, "difference", dataset=POOLED, form=PAPER, heads=IN)
+    but = ON_AVERAGE if over.low > 0 else "but no more than random heads at the same depths"
     said = liked or {
         Verdict.HOLDS: "look more at labels of the query's class than at the others, and more so than random heads",
-        Verdict.CONTROL: "look more at labels of the query's class, but no more than random heads at the same depths",
+        Verdict.CONTROL: f"look more at labels of the query's class, {but}",
         Verdict.FAILS: "do not look more at labels of the query's class than at the others",
     }.get(verdict, "cannot be told from heads that look at both kinds of labels alike")
     return Claim(
@@ -215,9 +217,10 @@ def similarity(t: pd.DataFrame) -> Claim:
             f"{UNLEARNED}. On {code(t['dataset'].iloc[0])} the AUC within prompts is {found:.3f} (a half is chance)."
         )
     verdict, effect, over, reached, liked = _judged(t, "auc", 0.5)
+    but = ON_AVERAGE if over.low > 0 else "but no more than random heads do"
     said = liked or {
         Verdict.HOLDS: "score labels of the query's class higher more often than not, and more often than random heads do",
-        Verdict.CONTROL: "score labels of the query's class higher more often than not, but no more than random heads do",
+        Verdict.CONTROL: f"score labels of the query's class higher more often than not, {but}",
         Verdict.FAILS: "do not score labels of the query's class higher than the others",
     }.get(verdict, "cannot be told from heads whose scores do not depend on the class")
     return Claim(

@@ -64,11 +64,13 @@ def majority(t: pd.DataFrame) -> Claim:
     verdict = _judged(t, "gone", bias.low > 0 or bias.high < 0, **where)
     heads = listed(t["names"].iloc[0].split())
     over, share = _pick(t, "gone", OVER, **where), _pick(t, "share", IN, **where)
+    gone = (  # a share of what is not clearly there says nothing
+        f"; gone is {_share(share)}. That is {over:+.1%} of prompts beyond random heads; {_sets_gone(t, 'gone', **where)}"
+    )
     return Claim(
         verdict,
         f"{_outcome(verdict, t, 'the majority-label bias')} (heads {heads}): accuracy falls by {bias:.1%} as it is and by "
-        f"{left:.1%} with the minority shortcut; gone is {_share(share)}. That is {over:+.1%} of prompts beyond random heads; "
-        f"{_sets_gone(t, 'gone', **where)}.",
+        f"{left:.1%} with the minority shortcut{'' if verdict is Verdict.UNTESTABLE else gone}.",
     )
 
 

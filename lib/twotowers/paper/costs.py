@@ -24,7 +24,7 @@ from twotowers.stats import data_files
 
 ROWS = 1024  # versions of a prompt at once, as `ablate` takes them
 BATCH = 4096  # tokens at once, as `capture` takes them
-WALK = 128 << 20  # bytes: `increase.LIMIT` and `locate.GROUP_BYTES`
+WALK = 128 << 20  # bytes: `increase.LIMIT`, of the captures of one walk as well
 LOGITS, SLAB = 128, 1024  # rows of logits that `ablate` takes at once; words, `increase.SLAB`
 MEASURED, PLAIN = 4096, 1024  # tokens on which benchmarks measure memory; of a batch of their plain forward pass
 PASSES = 7  # times that a number of the vocabulary is read or written for its exponential: product, sums, exponential
@@ -294,13 +294,13 @@ MEMORY = {
 
 
 def held_memory(recorded: pd.DataFrame, known: Mapping[str, Shape] | None = None) -> pd.DataFrame:
-    """What this book's own works took of memory beside what counting predicts (benchmarks/results).
+    """What this book's own works took of memory on a CPU beside what counting predicts (benchmarks/results).
 
     One row per measurement: work, shape, dtype, prompts (that were measured), tokens, vocabulary, forward_mb, forward_over
     (measured / counted), measured_mb, predicted_mb (the forward pass as measured, or what is counted if more), over.
     """
     known, rows = known or shapes(), []
-    own = recorded["method"].str.startswith("ours") & recorded["extra_mb"].notna()
+    own = recorded["method"].str.startswith("ours") & recorded["extra_mb"].notna() & (recorded["device"] == "cpu")
     for row in recorded[own].to_dict("records"):
         shape, tokens = replace(known[row["shape"]], words=int(row["vocabulary"])), row["tokens"]
         size, n = (4 if row["dtype"] == "float32" else 2), min(row["prompts"], max(1, MEASURED // tokens))
