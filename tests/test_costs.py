@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ROOT, random_prompts, tiny
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-from twotowers.analysis import ablate, increase
+from twotowers.analysis import ablate, increase, locate
 from twotowers.analysis.edit_heads import all_heads
 from twotowers.errors import TwoTowersError
 from twotowers.model.model import matrix_of
@@ -186,11 +186,9 @@ def test_measured_memory_stands_beside_the_forward_pass_or_what_is_counted():
 def test_the_benchmarks_measure_memory_as_it_is_held():
     text = (ROOT / "benchmarks/timing.py").read_text(), (ROOT / "benchmarks/methods.py").read_text()
     assert f"MEMORY_TOKENS = {costs.MEASURED}" in text[0] and f'BASELINE_TOKENS = {{"cpu": {costs.PLAIN},' in text[1]
-    assert (increase.limit(torch.device("cpu")), increase.SLAB, ablate.AT_ONCE) == (
-        costs.WALK,
-        costs.SLAB,
-        costs.LOGITS,
-    )
+    assert (locate.GROUP_BYTES, increase.LIMIT, increase.SLAB, ablate.AT_ONCE) == (
+        costs.WALK, costs.WALK, costs.SLAB, costs.LOGITS,
+    )  # fmt: skip
 
 
 def test_the_recorded_peaks_are_all_held():

@@ -72,6 +72,7 @@ def test_learning_from_sentences(passes, verdict):
             for i, one in enumerate(passes) for form in (PAPER, BALANCED)]  # fmt: skip
     t = pd.DataFrame(rows)
     assert sayable(shown.accuracy(t)).verdict is verdict and shown.accuracy_chart(t).to_dict()
+    assert ("Claims below use" in shown.accuracy(t).sentence) is any(passes)
 
 
 def test_findings_and_charts_of_the_best_head():

@@ -52,19 +52,27 @@ def test_a_sweep_takes_the_rows_in_which_one_thing_varies_and_says_how_time_grow
 
 
 def test_the_least_and_the_most_of_measured_over_predicted_are_said_for_each_work():
-    about = {"shape": "gpt2", "dtype": "float32", "prompts": 8, "tokens": 16, "vocabulary": 100, "predicted_ms": 10.0}
+    about = {"shape": "gpt2", "dtype": "float32", "device": "cpu", "prompts": 8, "tokens": 16, "vocabulary": 100,
+             "predicted_ms": 10.0}  # fmt: skip
     rows = [("walk", 9.0), ("walk", 15.0), ("zeroing", 11.0)]
     t = pd.DataFrame(about | {"work": work, "measured_ms": ms, "over": ms / 10} for work, ms in rows)
     said = shown.held_said(t)
-    assert "3 measurements in 1 shape," in said and "**0.90 to 1.50 times**" in said
+    assert "3 measurements on a CPU in 1 shape," in said and "**0.90 to 1.50 times**" in said
     assert "0.90 to 1.50 (walk); 1.10 to 1.10 (zeroing)" in said
     rows = shown.held_rows(t)
     assert rows["measured over predicted"].tolist() == ["0.90 to 1.50", "1.10"] and rows["n"].tolist() == [2, 1]
     assert rows["tokens a prompt"].tolist() == ["16", "16"]
+    assert shown.on_gpu(t) is t and "GPU" not in said
+    few, many = (t.head(1).assign(device="cuda", prompts=n, over=over) for n, over in ((8, 5.0), (64, 1.5)))
+    both = pd.concat([t, few, many], ignore_index=True)
+    said = shown.held_said(both)
+    assert "**0.90 to 1.50 times** the predicted: 0.90 to 1.50 (walk); 1.10" in said, "a GPU's rows are not mixed in"
+    assert "2 measurements on a GPU" in said and "with fewer than 64, 5.00 to 5.00 times" in said
+    assert shown.on_gpu(both)["over"].tolist() == [1.5] and shown.held_rows(both)["n"].tolist() == [2, 1, 2]
 
 
 def test_the_share_of_a_rate_is_said_only_where_the_rate_was_measured():
-    row = {"dtype": "float32", "forward_gflop": 3.0, "forward_ms": 60.0, "torch_gflop_s": 100.0}
+    row = {"dtype": "float32", "device": "cpu", "forward_gflop": 3.0, "forward_ms": 60.0, "torch_gflop_s": 100.0}
     t = pd.DataFrame(
         [
             row,
@@ -73,7 +81,10 @@ def test_the_share_of_a_rate_is_said_only_where_the_rate_was_measured():
             row | {"dtype": "bfloat16", "forward_ms": 1.0},
         ]
     )
-    assert "reached 30% to 50% of" in shown.reached(t)
+    assert shown.reached(t).endswith("reached on a CPU 30% to 50%.")
+    assert shown.reached(t.assign(device=["cpu", "cuda", "cpu", "cpu"])).endswith(
+        "on a CPU 50% to 50% and on a GPU 30% to 30%."
+    )
     assert shown.reached(t.tail(2)) == ""
 
 

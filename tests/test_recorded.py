@@ -39,3 +39,16 @@ def test_every_rule_can_read_its_recorded_table(path):
     for rule in RULES:
         if rule.table in found:
             assert "cannot be read" not in model.judged(rule)[1], rule.table
+
+
+def test_a_shared_table_has_a_file_for_each_choice_of_sets_and_of_prompts_to_locate_on():
+    shard.studies_of("01-locate")
+    shared, own = (
+        next(one for one in CHAPTERS["01-locate"] if one.name == name)
+        for name in ("01-locate-heads", "01-locate-order")
+    )
+    given = [{}, {"n_locate": 40}, {"datasets": ["sst2"]}, {"datasets": ["sst2"], "n_locate": 40}]
+    runs = [Run(Parameters.of(one)) for one in given]
+    names = [run.file_of(shared) for run in runs]
+    assert names[0] == "01-locate-heads" and len(set(names)) == len(names)
+    assert {run.file_of(own) for run in runs} == {"01-locate-order"}

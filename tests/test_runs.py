@@ -239,6 +239,18 @@ def test_recorded_tables_are_shown_where_neither_their_data_nor_their_model_are(
         plan.for_record("smollm2-135m", "runs")
 
 
+def test_recorded_tables_are_computed_again_on_the_device_that_is_named(home):
+    folder = home / "data/results/m"
+    folder.mkdir(parents=True)
+    (folder / "run.yml").write_text("model: m\nparameters: {n_prompts: 7}")
+    add_chapter(home, "03-own", "model = 'm'\nn_prompts = 5\nout = 'x'\ndevice = 'cpu'")
+    jobs = plan.for_record("m", "runs", "cpu").jobs
+    assert jobs["m/03-own"]["parameters"]["device"] == "cpu" and "device" not in jobs["m/02-second"]["parameters"]
+    assert "device" not in plan.for_record("m", "runs").jobs["m/03-own"]["parameters"]
+    with pytest.raises(TwoTowersError, match="device 'cuda:99' is not here"):
+        plan.for_record("m", "runs", "cuda:99")
+
+
 def test_a_chapter_about_its_own_model_keeps_it_only_beside_a_miniature(home):
     add_chapter(home, "03-own", "model = 'mini-sentences'\nn_prompts = 5\nout = 'x'")
     for name in ("mini-gpt2", "mini-llama", "mini-sentences"):

@@ -15,13 +15,12 @@ heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H
 of n V L (H R + 3).
 
 Memory beside the arguments and results: two float32 copies of the arguments, and at most LIMIT bytes each for the
-vectors projected in full width and for a slab of their values; on a GPU a part in SHARE of its free memory each, four
-such parts in all with what each step holds.
+vectors projected in full width and for a slab of their values.
 
-On a GPU nothing is different but the sizes: each step is one kernel, and starting it costs more than running it on few
-numbers, so slabs are as long as memory lets them be: the fewer prompts, the longer. Weights stay in the model's dtype, a
-stretch at a time is made float32, and products and sums are float32: PyTorch leaves TF32 off unless asked. Nothing waits
-for the GPU before the walk's end.
+On a GPU nothing is different but the sizes: each step is one kernel over ROWS x SLAB numbers, so both are larger there
+(64 times as many numbers, a quarter of a gigabyte), or starting kernels would cost more than running them. Weights stay
+in the model's dtype, a stretch at a time is made float32, and products and sums are float32: PyTorch leaves TF32 off
+unless asked. Nothing waits for the GPU before the walk's end.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ from twotowers.model.unembed import check_norm, direction, fold_norm, log_sum_ex
 
 SLAB = 1024  # words at a time
 ROWS = 512  # vectors of heads at a time: ROWS x SLAB numbers stay in a processor's second cache
-ROWS_ON_GPU = 4096
+ON_GPU = 8  # times as many of each
 LIMIT = 128 << 20  # bytes
-SHARE = 32  # one part in so many of a GPU's free memory is the limit there
 
 
 def increases_along(
@@ -105,18 +103,13 @@ def _prompts_at_once(model: Model, z: Float[Tensor, "layer prompt head vector d_
     layers, prompts, heads, vectors, d_head = z.shape
     if not _full_width(prompts, vectors, model.d_model, d_head):
         return prompts
-    return max(1, limit(z.device) // (4 * layers * (heads * vectors + 1) * max(model.d_model, SLAB)))
+    return max(1, LIMIT // (4 * layers * (heads * vectors + 1) * max(model.d_model, SLAB)))
 
 
-def limit(device: torch.device) -> int:
-    """LIMIT where the tensors are, in bytes."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    return max(LIMIT, free // SHARE)
-
-
-def _slab(rows: Float[Tensor, "row d_model"]) -> int:
-    """Words at a time where the tensors are."""
-    return SLAB if rows.device.type == "cpu" else max(SLAB, limit(rows.device) // (4 * len(rows)))
+def _sizes(device: torch.device) -> tuple[int, int]:
+    """ROWS and SLAB where the tensors are."""
+    times = ON_GPU if device.type != "cpu" else 1
+    return times * ROWS, times * SLAB
 
 
 def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, Float[Tensor, "prompt"]]:
@@ -132,7 +125,7 @@ def stream_vocabulary(steps: list[_Layer], e: Unembedding, words: Tensor, norm: 
         step.set_targets(target)
     rows = [step.rows() for step in steps]
     together, sizes = torch.cat(rows), [len(r) for r in rows]
-    size = _slab(together)
+    _, size = _sizes(together.device)
     for start in range(0, e.vocabulary, size):
         slab, values = fold_norm(e, e.weight[start : start + size], norm, wide), None
         # One large product for all layers is faster than many small ones.
@@ -157,8 +150,7 @@ class _Layer:
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self._weight, self._bias, self.divide = weight, bias, divide
         n, self.heads, self.vectors, self.d_head = z.shape
-        self.full_width = _full_width(n, self.vectors, x.shape[-1], self.d_head)
-        most = ROWS if x.device.type == "cpu" else ROWS_ON_GPU
+        self.full_width, (most, _) = _full_width(n, self.vectors, x.shape[-1], self.d_head), _sizes(x.device)
         at_once = max(1, most // (n * self.vectors)) if self.full_width else 1
         prompts = max(1, most // self.vectors)
         self.chunks = [

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from twotowers.analysis.increase import increases_along, increases_of_vectors, limit
+from twotowers.analysis.increase import increases_along, increases_of_vectors
 from twotowers.analysis.logit_changes import Changes, block_changes, margin_rows, word_rows
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside
@@ -33,6 +33,8 @@ from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import ROLES, Encoded, roles
 from twotowers.stats.agreement import top
+
+GROUP_BYTES = 128 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 
 
 def block_increases(
@@ -235,8 +237,7 @@ def increases(
         )
 
     stream = captures(model, encoded, max_tokens=max_tokens, progress=progress, read=answered)
-    most = max(limit(model.device), model.bytes // 16)
-    for group, (attention, ffn, heads) in halved(walked, _groups(stream, most)):
+    for group, (attention, ffn, heads) in halved(walked, _groups(stream, max(GROUP_BYTES, model.bytes // 16))):
         found.put([i for seen in group for i in seen.index], attention, ffn, heads[..., 0])
     return Increases(**vars(found), predicted=predicted, correct=correct, log_prob=pd.DataFrame(log_prob),
                      logit=logit, margin=margin)  # fmt: skip
@@ -267,12 +268,12 @@ def increase_parts(found: Increases, heads: Sequence[tuple[int, int]] = ()) -> p
     return table
 
 
-def _groups(stream: Iterable[Capture], most: int) -> Iterator[list[Capture]]:
-    """Captures of several batches together, `most` bytes: one walk over the vocabulary serves many prompts."""
+def _groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
+    """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
     group, held = [], 0
     for seen in stream:
         size = sum(t.numel() * t.element_size() for t in (seen.resid_pre, seen.z, seen.ffn_output))
-        if group and held + size > most:
+        if group and held + size > limit:
             yield group
             group, held = [], 0
         group.append(seen)

@@ -37,10 +37,11 @@ def accuracy(t: pd.DataFrame) -> Claim:
     balanced = t[t["form"] == BALANCED]
     passing = int(balanced["passes"].sum())
     verdict = Verdict.HOLDS if passing > len(balanced) / 2 else Verdict.FAILS if passing == 0 else Verdict.UNDECIDED
+    rest = "Claims below use these sets only" if passing else "So claims below judge nothing; they only describe"
     return Claim(
         verdict,
         f"The model learns the task from the texts on {passing} of {plural(len(balanced), 'set')}: counterbalanced, it is right in "
-        f"{balanced['accuracy'].min():.0%} to {balanced['accuracy'].max():.0%} of prompts. Claims below use these sets only.",
+        f"{balanced['accuracy'].min():.0%} to {balanced['accuracy'].max():.0%} of prompts. {rest}.",
     )
 
 

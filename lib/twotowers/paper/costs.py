@@ -24,7 +24,7 @@ from twotowers.stats import data_files
 
 ROWS = 1024  # versions of a prompt at once, as `ablate` takes them
 BATCH = 4096  # tokens at once, as `capture` takes them
-WALK = 128 << 20  # bytes: `increase.LIMIT`, of the captures of one walk as well
+WALK = 128 << 20  # bytes: `increase.LIMIT` and `locate.GROUP_BYTES`
 LOGITS, SLAB = 128, 1024  # rows of logits that `ablate` takes at once; words, `increase.SLAB`
 MEASURED, PLAIN = 4096, 1024  # tokens on which benchmarks measure memory; of a batch of their plain forward pass
 PASSES = 7  # times that a number of the vocabulary is read or written for its exponential: product, sums, exponential
@@ -227,8 +227,8 @@ def ratio(shape: Shape, further: Operations, n: int, tokens: int) -> float:
 def held(recorded: pd.DataFrame, known: Mapping[str, Shape] | None = None) -> pd.DataFrame:
     """What was measured of this book's own works beside what counting predicts (benchmarks/results).
 
-    One row per measurement: work, shape, dtype, prompts, tokens, vocabulary, measured_ms, predicted_ms (a prompt),
-    over (measured / predicted). Works within the model's own modules are predicted from the forward pass alone.
+    One row per measurement: work, shape, dtype, device, prompts, tokens, vocabulary, measured_ms, predicted_ms (a
+    prompt), over (measured / predicted). Works within the model's own modules are predicted from the forward pass alone.
     """
     known, rows = known or shapes(), []
     for row in recorded[recorded["method"].str.startswith("ours") & recorded["ratio"].notna()].to_dict("records"):
@@ -236,7 +236,7 @@ def held(recorded: pd.DataFrame, known: Mapping[str, Shape] | None = None) -> pd
         predicted, further = row["predicted_ms"], WORKS[row["work"]](shape, row["prompts"], row["tokens"])
         if pd.isna(predicted) and not further.products:
             predicted = row["forward_ms"] * ratio(shape, further, row["prompts"], row["tokens"])
-        about = {name: row[name] for name in ("work", "shape", "dtype", "prompts", "tokens", "vocabulary")}
+        about = {name: row[name] for name in ("work", "shape", "dtype", "device", "prompts", "tokens", "vocabulary")}
         rows.append(about | {"measured_ms": row["work_ms"], "predicted_ms": predicted})
     table = pd.DataFrame(rows)
     table["over"] = table["measured_ms"] / table["predicted_ms"]

@@ -151,11 +151,11 @@ class Context:
         } | ({"read": read} if study.reads else {})  # fmt: skip
 
     def file_of(self, study: Study) -> str:
-        """The name under which a table is saved: those that chapters share have one file for each choice of sets."""
-        sets = self.parameters.datasets
-        if study.uses is None or sets == list(datasets.WORD_SETS):
-            return study.name
-        return f"{study.name}-{hashlib.sha256('|'.join(sets).encode()).hexdigest()[:6]}"
+        """The name under which a table is saved; those that chapters share: one for each choice of sets and `n_locate`."""
+        p, usual = self.parameters, Parameters.model_fields["n_locate"].default
+        apart = [] if study.uses is None or p.datasets == list(datasets.WORD_SETS) else list(p.datasets)
+        apart += [f"n_locate={p.n_locate}"] if "n_locate" in (study.uses or ()) and p.n_locate != usual else []
+        return f"{study.name}-{hashlib.sha256('|'.join(apart).encode()).hexdigest()[:6]}" if apart else study.name
 
     def saved(self, study: Study) -> pd.DataFrame | None:
         """The table as it was saved in `out`, or recorded, when its identity agrees; a damaged one is named.
