@@ -31,6 +31,7 @@ PAPER, BALANCED = "paper's order", "counterbalanced"
 POOLED = "all sets that are learned"
 MOST = 200  # prompts a set for what costs a walk over the vocabulary, or keeps queries and keys
 SHOWN = 100  # prompts in a figure of points
+DRAWS = 1000  # sets of random heads: every head is read anyway, and twenty cannot tell a share of 5% from one of 15%
 
 
 def balanced(run: Run, dataset: str) -> list:
@@ -85,12 +86,12 @@ def _of(values: np.ndarray, heads) -> np.ndarray:
 
 def _against_random(run: Run, quantity: str, forms: tuple[str, ...]) -> pd.DataFrame:
     """Mean over the in-context heads, over random sets of heads at the same depths, and the paired difference."""
-    rows, p = [], run.parameters
+    rows, p, random = [], run.parameters, run.control_sets(draws=DRAWS)
     sets = {d: [d] for d in p.datasets} | ({POOLED: run.passing} if run.passing else {})
     for name, datasets in sets.items():
         for form in forms:
             values, queries = _over(run, datasets, form, quantity)
-            ours, theirs = _of(values, run.heads()), np.array([_of(values, some) for some in run.control_sets()])
+            ours, theirs = _of(values, run.heads()), np.array([_of(values, some) for some in random])
             outdone = int((theirs.mean(1) >= ours.mean()).sum())
             for kind, interval in (
                 (IN, bootstrap(ours, clusters=queries, seed=p.seed)),
@@ -104,14 +105,14 @@ def _against_random(run: Run, quantity: str, forms: tuple[str, ...]) -> pd.DataF
     return pd.DataFrame(rows).assign(names=", ".join(named(run.heads())), heads_from=run.heads_from)
 
 
-@study
+@study(version=2)
 def leaning(run: Run) -> pd.DataFrame:
     """Attention on true less false labels: dataset (each, and all that are learned), form, heads, difference, low, high,
-    n (query words), prompts; outdone of `draws` random sets of heads reach the in-context heads; passes, names."""
+    n (query words), prompts; outdone of DRAWS random sets of heads reach the in-context heads; passes, names."""
     return _against_random(run, "difference", (PAPER, BALANCED))
 
 
-@study
+@study(version=2)
 def similarity(run: Run) -> pd.DataFrame:
     """AUC within counterbalanced prompts, as the model compares: columns as `leaning`, `auc` in place of difference."""
     return _against_random(run, "auc", (BALANCED,))

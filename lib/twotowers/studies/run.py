@@ -79,12 +79,12 @@ class Run(Context):
         """
         return random_heads(self.heads(), self.about["heads"], self.parameters.seed + draw)
 
-    def control_sets(self, some: list[Head] | None = None) -> list[list[Head]]:
-        """`draws` sets of as many random heads of the same layers, none of them an in-context head."""
+    def control_sets(self, some: list[Head] | None = None, draws: int | None = None) -> list[list[Head]]:
+        """`draws` sets (by itself the parameter's) of as many random heads of the same layers, no in-context head in any."""
         ours, p = self.heads(), self.parameters
         return [
             control_heads(some or ours, self.about["layers"], self.about["heads"], 1000 * p.seed + i, beside=ours)
-            for i in range(p.draws)
+            for i in range(draws or p.draws)
         ]
 
     def on(self, datasets: list[str]) -> Run:
