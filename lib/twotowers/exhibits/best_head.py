@@ -72,7 +72,7 @@ def reads(t: pd.DataFrame) -> Claim:
     return Claim(
         together([verdict, of_own]),
         f"On the sets that are learned, the MRR of label words in the best head less that in random heads of its layer is {gap:+.3f} "
-        f"(n = {plural(gap.n, 'query word')}), with that of the other label's word taken away {own:+.3f}; it is clearly "
+        f"(n = {plural(gap.n, 'query text')}), with that of the other label's word taken away {own:+.3f}; it is clearly "
         f"higher on {clear} sets.",
     )
 
