@@ -251,14 +251,14 @@ def trial_book(tmp_path_factory):
 
     Tests may change what lies in `folder`; `pages` is a copy of the pages that nothing changes.
     """
-    from book_builder import build, lay_out, model_folder, twotowers
+    from book_builder import build, lay_out, model_folder, shell
 
     parent = tmp_path_factory.mktemp("trial")
     folder = lay_out(parent / "it's a `b`", trial=True)
     model_folder(folder / "m")
-    done = twotowers(folder, "run", "--model", "m", "--chapters", "01-locate", "--n-prompts", "30")
+    done = shell(folder, "run", "--model", "m", "--chapters", "01-locate", "--n-prompts", "30")
     assert done.returncode == 0, done.stdout
-    done = build(folder)
+    done = build(folder, shell)
     assert done.returncode == 0, done.stdout
     return SimpleNamespace(folder=folder, pages=shutil.copytree(folder / "_build/html", parent / "pages"))
 
