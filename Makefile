@@ -45,7 +45,7 @@ check: $(STAMP)  ## run the quick tests: three architectures, no chapter, no pag
 	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser
-	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest tests/test_pages.py
+	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest -n 2 tests/test_pages.py
 
 pdf: book  ## print the built book to _build/book.pdf (needs Chromium)
 	@$(BIN)/python book/_ext/pdf.py _build/html _build/book.pdf

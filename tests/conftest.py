@@ -27,6 +27,8 @@ from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 SPREAD = ("test_chapters.py", "test_runs.py", "test_shards.py")  # long; share nothing, so each may go to any worker
+if os.environ.get("TWOTOWERS_HTML"):
+    SPREAD += ("test_pages.py",)  # the book is built already
 LONG = ("test_build.py", "test_pages.py", "test_safe_pages.py")  # their tests share a book, which takes long to build
 SAME_BOOK = {"test_pages.py": "test_build.py"}
 # What a browser looks at, and pages built for it, is slow: `make check` sees no page.
