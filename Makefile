@@ -39,13 +39,13 @@ book: $(STAMP)  ## run the chapters that changed and build the HTML
 	@$(RUN) book $(MODEL_GIVEN) --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
 
 test: $(STAMP)  ## run all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2
 
 check: $(STAMP)  ## run the quick tests: three architectures, no chapter, no page, no benchmark
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser
-	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest tests/test_pages.py
+	@TWOTOWERS_HTML="$(CURDIR)/_build/html" $(BIN)/python -m pytest -n 2 tests/test_pages.py
 
 pdf: book  ## print the built book to _build/book.pdf (needs Chromium)
 	@$(BIN)/python book/_ext/pdf.py _build/html _build/book.pdf

@@ -1,11 +1,13 @@
 """Build a book somewhere else than in the repository, the way `make book` does."""
 
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import nbformat
@@ -60,17 +62,36 @@ def environment(folder: Path) -> dict[str, str]:
     return os.environ | {"HF_HUB_OFFLINE": "1", "TWOTOWERS_HOME": str(folder)}
 
 
-def twotowers(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The command line in a book's folder; all it says is in `.stdout`."""
+def shell(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The command line in a book's folder, as a user calls it; all it says is in `.stdout`."""
     return subprocess.run(
         command(*arguments), cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
 
 
-def build(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def twotowers(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The same in this process, which has imported everything: what it starts are processes of their own here, too."""
+    from twotowers import cli
+    from twotowers.chapters import stamps
+
+    said, terminated = io.StringIO(), signal.getsignal(signal.SIGTERM)
+    for remembered in (stamps.shared_sources, stamps.model_state):  # for the life of one command
+        remembered.cache_clear()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+        patch.chdir(folder)
+        for name, value in environment(folder).items() - os.environ.items():
+            patch.setenv(name, value)
+        try:
+            status = cli.main(arguments)
+        finally:
+            signal.signal(signal.SIGTERM, terminated)
+    return subprocess.CompletedProcess(arguments, status, said.getvalue())
+
+
+def build(folder: Path, by=twotowers) -> subprocess.CompletedProcess:
     """`make book` with few prompts."""
-    return twotowers(folder, "book", "--jobs", "2", "--set", "n_prompts=20", *arguments)
+    return by(folder, "book", "--jobs", "2", "--set", "n_prompts=20")
 
 
 def edit(home, chapter, change):

@@ -1,9 +1,12 @@
 """Tiny random models of every architecture in float64, and the places of the shared test material."""
 
+import functools
 import hashlib
 import os
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,22 +26,50 @@ from twotowers.model.model import Model
 from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
-SPREAD = ("test_chapters.py", "test_runs.py")  # long tests that share nothing: each may go to any worker
+SPREAD = ("test_chapters.py", "test_runs.py", "test_shards.py")  # long; share nothing, so each may go to any worker
+if os.environ.get("TWOTOWERS_HTML"):
+    SPREAD += ("test_pages.py",)  # the book is built already
+LONG = ("test_build.py", "test_pages.py", "test_safe_pages.py")  # their tests share a book, which takes long to build
+SAME_BOOK = {"test_pages.py": "test_build.py"}
 # What a browser looks at, and pages built for it, is slow: `make check` sees no page.
 BROWSER = ("test_linked.py", "test_pages.py", "test_playground_live.py", "test_safe_pages.py", "test_tinker.py")
 # `make check` sees these architectures: absolute and rotary positions, grouped heads, norms after W_O, a window, soft caps.
 QUICK = ("gpt2", "llama", "gemma2")
 
 
-def pytest_collection_modifyitems(items):
-    """Long tests first, each wherever a worker is free; the tests of any other file together, as they share fixtures.
+def together(nodeid: str) -> str:
+    """The name of the tests that one worker gets as a whole: a file, as its tests share fixtures, or one of `SPREAD`."""
+    name = Path(nodeid.split("::")[0]).name
+    return nodeid if name in SPREAD else SAME_BOOK.get(name, name)
 
-    What is the same for every architecture is slow but for three of them, and so is all that needs a browser.
-    """
-    items.sort(key=lambda item: item.path.name not in SPREAD)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Whatever is given as `--dist`: groups of xdist 3.8 (`loadgroup`) are those of one test each under pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        _split_scope = staticmethod(together)
+
+    config.option.loadscopereorder = False  # or files with many tests would go first, however short they are
+    return Together(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker(request, tmp_path_factory):
+    """Fails where the tests of a file go to several workers, each of which would make again what they share."""
+    name, worker = together(request.module.__file__), os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and "/" not in name:
+        note = tmp_path_factory.getbasetemp().parent / f"{name}.worker"
+        with note.open("a") as file:
+            file.write(f"{worker}\n")
+        assert len(set(note.read_text().split())) == 1, f"{name} went to several workers"
+
+
+def pytest_collection_modifyitems(items):
+    """Long tests first, and slow what needs a browser or is the same for every architecture, but for three of them."""
+    items.sort(key=lambda item: (item.path.name not in LONG, item.path.name not in SPREAD))
     for item in items:
-        if item.path.name not in SPREAD:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
         kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", QUICK[0])
         if item.path.name in BROWSER or (kind and kind not in QUICK):
             item.add_marker(pytest.mark.slow)
@@ -141,9 +172,12 @@ def float64():
         yield
 
 
+shared_tiny = functools.cache(tiny)
+
+
 @pytest.fixture(scope="session", params=sorted(TINY))
 def tiny_model(request) -> Model:
-    return tiny(request.param)
+    return shared_tiny(request.param)
 
 
 @pytest.fixture
@@ -211,6 +245,24 @@ def chat_model(folder, template):
 def chat_folder(tmp_path_factory):
     """The folder of a tiny random chat model."""
     return chat_model(tmp_path_factory.mktemp("chat"), CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def trial_book(tmp_path_factory):
+    """A book built in a folder whose name a shell would stumble over, with a chapter of another model.
+
+    Tests may change what lies in `folder`; `pages` is a copy of the pages that nothing changes.
+    """
+    from book_builder import build, lay_out, model_folder, shell
+
+    parent = tmp_path_factory.mktemp("trial")
+    folder = lay_out(parent / "it's a `b`", trial=True)
+    model_folder(folder / "m")
+    done = shell(folder, "run", "--model", "m", "--chapters", "01-locate", "--n-prompts", "30")
+    assert done.returncode == 0, done.stdout
+    done = build(folder, shell)
+    assert done.returncode == 0, done.stdout
+    return SimpleNamespace(folder=folder, pages=shutil.copytree(folder / "_build/html", parent / "pages"))
 
 
 USER_CACHE = user_cache()

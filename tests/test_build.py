@@ -14,12 +14,9 @@ from book_builder import (
     add_cell,
     build,
     edit,
-    lay_out,
-    model_folder,
     needs_proc,
     pids_in,
     start,
-    twotowers,
     wait_for,
 )
 
@@ -122,15 +119,8 @@ def test_a_page_of_a_failed_chapter_says_so_and_what_it_says_is_no_markup(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory):
-    """A book built in a folder whose name a shell would stumble over, with a chapter of another model."""
-    folder = lay_out(tmp_path_factory.mktemp("trial") / "it's a `b`", trial=True)
-    model_folder(folder / "m")
-    done = twotowers(folder, "run", "--model", "m", "--chapters", "01-locate", "--n-prompts", "30")
-    assert done.returncode == 0, done.stdout
-    done = build(folder)
-    assert done.returncode == 0, done.stdout
-    return folder
+def book(trial_book):
+    return trial_book.folder
 
 
 def html(folder, name):

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 
-import jaxtyping
 import numpy as np
 import pytest
-from beartype.roar import BeartypeCallHintParamViolation
+import typechecker
+from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
 from conftest import ROOT
+from jaxtyping import Float
 from twotowers.exhibits.claim import Claim
 
 LIB = ROOT / "lib" / "twotowers"
@@ -73,11 +74,13 @@ def test_no_file_of_lib_is_long(path):
 
 
 def test_what_needs_no_torch_loads_none():
+    """Nor what of scipy takes as long as all else that a page of recorded tables needs."""
     modules = [module_of(f) for f in FILES if f.relative_to(LIB).parts[0].removesuffix(".py") in WITHOUT_TORCH]
     modules += [module_of(f) for f in FILES if f.parent.name == "studies"]
-    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint('torch' in sys.modules)"
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
+    code += "print({'torch', 'scipy.stats'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "False", done.stderr[-500:]
+    assert done.stdout.strip() == "set()", done.stderr[-500:]
 
 
 def notebooks():
@@ -130,8 +133,14 @@ def test_annotations_are_checked_with_shapes_and_without():
     from twotowers.stats.resample import group_sums
 
     assert group_sums(np.ones((2, 3)), np.array([0, 0])).tolist() == [[2, 2, 2]]
-    with pytest.raises(jaxtyping.TypeCheckError):
+    with pytest.raises(BeartypeCallHintParamViolation):  # as many values as groups
         group_sums(np.ones(2), np.array([0, 0, 0]))
+
+    def twice(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        return np.tile(values, 2)
+
+    with pytest.raises(BeartypeCallHintReturnViolation):
+        typechecker.jaxtyped(twice, typechecker=typechecker.check)(np.ones(2))
     with pytest.raises(BeartypeCallHintParamViolation):
         bars("no table", x="a", y="b")
     with pytest.raises(BeartypeCallHintParamViolation):  # the initialiser of a dataclass

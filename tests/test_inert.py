@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import sys
+from itertools import islice
 
 import pandas as pd
 import pytest
@@ -195,10 +196,10 @@ def test_the_exhibits_are_found():
 @pytest.mark.parametrize("at", range(len(EXHIBITS)), ids=[f"{c}-{n}-{f.__name__}" for c, n, f in EXHIBITS])
 def test_no_exhibit_makes_markup_of_a_label_or_the_name_of_a_set(at):
     _, name, make = EXHIBITS[at]
-    found = list(saved(name))
+    found = list(islice(saved(name), 2))
     if not found:
         pytest.skip("no table of this study is in the repository")
-    for table in found[:2]:
+    for table in found:
         if table.empty:
             continue
         make(table)

@@ -24,6 +24,7 @@ from book_builder import (
     model_folder,
     needs_proc,
     pids_in,
+    shell,
     start,
     twotowers,
     wait_for,
@@ -444,7 +445,7 @@ def results(home, model="m"):
 
 @pytest.mark.slow
 def test_chapters_run_once_and_again_when_something_changed(home):
-    done = twotowers(home, *RUN, "--n-prompts", "7", "--heads", "3-7,2-5", "--jobs", "2")
+    done = shell(home, *RUN, "--n-prompts", "7", "--heads", "3-7,2-5", "--jobs", "2")
     assert done.returncode == 0, done.stdout
     assert re.findall(r"^  (\S+) +m  done in \d+ s$", done.stdout, re.MULTILINE) == ["01-locate", "02-second"]
     assert files(home / "runs/m") == [

@@ -31,6 +31,7 @@ def test_a_table_comes_back_exactly_with_its_provenance(tmp_path):
     back = load(path.parent, "heads")
     pd.testing.assert_frame_equal(back, HEADS, check_exact=True)
     assert back.attrs["provenance"].items() >= TOLD.items()
+    assert back[["word"]].copy().attrs["provenance"] is back.attrs["provenance"], "not copied at each step"
     others = pd.read_csv(path, skiprows=1, keep_default_na=False)
     pd.testing.assert_frame_equal(others, HEADS)
     assert save(HEADS, tmp_path, "again", TOLD).read_bytes() == path.read_bytes(), "same table, same bytes"

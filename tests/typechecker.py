@@ -1,7 +1,8 @@
 """Annotations of the package are checked at every call while tests run, shapes too: import this before `twotowers`.
 
-jaxtyping's check binds arguments and keeps a table of axes, which only annotations with shapes need: other functions get
-beartype alone. A function made inside another is checked the first time that it is made: each making of a check takes a
+jaxtyping keeps a table of axes for a call, which only annotations with shapes need: other functions get beartype alone.
+Within that table, beartype checks arguments and result once; jaxtyping's own way checks the arguments of every call twice.
+A function made inside another is checked the first time that it is made: each making of a check takes a
 millisecond.
 """
 
@@ -40,7 +41,7 @@ def _has_shape(annotation) -> bool:
 
 
 def jaxtyped(function=None, *, typechecker):
-    """In the place of jaxtyping's decorator: the same errors, or beartype's where no shape is annotated."""
+    """In the place of jaxtyping's decorator: the same checks, whose errors are beartype's."""
     if function is None:
         return lambda found: jaxtyped(found, typechecker=typechecker)
     if not inspect.isfunction(function):
@@ -50,10 +51,11 @@ def jaxtyped(function=None, *, typechecker):
             return function
         _made.add(function.__code__)
     found = {name: _annotation(function, name) for name in function.__annotations__}
-    if any(map(_has_shape, found.values())):
+    shaped = any(map(_has_shape, found.values()))
+    if shaped and inspect.isgeneratorfunction(function):  # of these it would no more check what they give
         return _jaxtyped(function, typechecker=typechecker)
     function.__annotations__ = found
-    return typechecker(function)
+    return _jaxtyped(typechecker(function), typechecker=None) if shaped else typechecker(function)
 
 
 jaxtyping.jaxtyped = _decorator.jaxtyped = jaxtyped

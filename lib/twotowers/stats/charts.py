@@ -29,6 +29,8 @@ COLOURS = {
     "random direction": "#b9b9b9",
 }  # fmt: skip
 _SPARE = [BLUE, ORANGE, GREEN, PINK, "#b8a100", "#56b4c9", GREY]
+# Channels, not names: Altair takes milliseconds to find the class for a name, each time.
+_INTERVAL = {"y": alt.Y("low:Q"), "y2": alt.Y2("high:Q")}
 MOST_NUMBERS = 6  # columns of a matrix whose cells hold numbers
 
 
@@ -84,14 +86,15 @@ def by_layer(
     """Values of attention and FFN blocks, layer by layer (v1 fig 2). Columns: layer, kind, `y`; low, high if known."""
     base = alt.Chart(table).encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
-        xOffset="kind:N",
+        xOffset=alt.XOffset("kind:N"),
         color=colour("kind", table, "block"),
     )
     chart = base.mark_bar().encode(
-        y=alt.Y(f"{y}:Q", title=y_title), tooltip=["layer", "kind", alt.Tooltip(f"{y}:Q", format=".3f")]
+        y=alt.Y(f"{y}:Q", title=y_title),
+        tooltip=[alt.Tooltip("layer"), alt.Tooltip("kind"), alt.Tooltip(f"{y}:Q", format=".3f")],
     )
     if {"low", "high"} <= set(table.columns):
-        chart = chart + base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=alt.value(GREY))
+        chart = chart + base.mark_rule(strokeWidth=1.5).encode(**_INTERVAL, color=alt.value(GREY))
     return finished(chart, title, description)
 
 
@@ -109,7 +112,7 @@ def head_cells(table: pd.DataFrame, value: str, value_title: str) -> alt.Chart:
             scale=alt.Scale(scheme="blueorange", domain=[-limit, limit], reverse=True),
             legend=alt.Legend(gradientLength=180, titleLimit=300),
         ),
-        tooltip=["layer", "head", alt.Tooltip(f"{value}:Q", title=value_title, format=".4f")],
+        tooltip=[alt.Tooltip("layer"), alt.Tooltip("head"), alt.Tooltip(f"{value}:Q", title=value_title, format=".4f")],
     )
 
 
@@ -148,7 +151,7 @@ def bars(
             tooltip=_tooltip(part, shown),
         )
         if {"low", "high"} <= set(part.columns):
-            chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(y="low:Q", y2="high:Q")
+            chart = chart + base.mark_rule(strokeWidth=1.5, color=GREY).encode(**_INTERVAL)
         return chart
 
     chart = _drawn(panel, table, facet, height)
@@ -170,7 +173,7 @@ def in_words(marks: str, table: pd.DataFrame, titles: tuple[str, str], group: st
 
 def _tooltip(table: pd.DataFrame, columns) -> list:
     columns = [c for c in columns if c in table.columns]
-    return [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else c for c in columns]
+    return [alt.Tooltip(c, format=".3f") if table[c].dtype.kind == "f" else alt.Tooltip(c) for c in columns]
 
 
 def _drawn(panel: Callable, table: pd.DataFrame, facet: str, height: int) -> alt.TopLevelMixin:
@@ -213,7 +216,7 @@ def lines(
         chart = base.mark_line(point=not dash).encode(y=y_axis, tooltip=_tooltip(part, part.columns), **dashes)
         if {"low", "high"} <= set(part.columns):
             low = alt.Y("low:Q", title=y_title, scale=y_scale)
-            chart = base.mark_area(opacity=0.15, line=False, point=False).encode(y=low, y2="high:Q") + chart
+            chart = base.mark_area(opacity=0.15, line=False, point=False).encode(y=low, y2=alt.Y2("high:Q")) + chart
         return chart
 
     description = description or in_words("Lines", table, (y_title, x_title), group, facet)
@@ -248,7 +251,7 @@ def scatter(
     if diagonal:
         ends = [float(min(table[x].min(), table[y].min())), float(max(table[x].max(), table[y].max()))]
         line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(point=False, strokeDash=[4, 4], color=GREY)
-        chart = line.encode(x=f"{x}:Q", y=f"{y}:Q") + chart
+        chart = line.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q")) + chart
     return finished(chart, title, description, height=height)
 
 
@@ -319,7 +322,7 @@ def word_explorer(
             x=alt.X("value:Q", title="bs-value (before the softmax)"),
             y=alt.Y("line:N", title="top words", sort=alt.EncodingSortField("rank", order="ascending")),
             color=colour("relation", legend, "the word is of"),
-            tooltip=["line:N", alt.Tooltip("value:Q", format=".2f"), "relation:N"],
+            tooltip=[alt.Tooltip("line:N"), alt.Tooltip("value:Q", format=".2f"), alt.Tooltip("relation:N")],
         )
         .add_params(*chosen.values())
     )
@@ -337,7 +340,7 @@ def rank_curves(
             x=alt.X("rank:Q", title=x_title, scale=alt.Scale(type="log", nice=False)),
             y=alt.Y("share:Q", title="share at or below", scale=alt.Scale(domain=[0, 1])),
             color=colour(group, table, group.replace("_", " ")),
-            tooltip=[facet, group, "rank", alt.Tooltip("share:Q", format=".3f")],
+            tooltip=[*map(alt.Tooltip, (facet, group, "rank")), alt.Tooltip("share:Q", format=".3f")],
         )
         .properties(width=270, height=220)
     )

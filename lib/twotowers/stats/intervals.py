@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy  # its `stats`, which takes most of a second to import, comes when it is used
 from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from twotowers.errors import TwoTowersError
 from twotowers.stats.resample import bca, cluster_codes, inside, mean, pairs, sample, variance_of_mean
@@ -123,18 +123,18 @@ def bootstrap_correlation(
     x, y = (a.reshape(n, -1) for a in _varying(x.ravel() if grid else x, y.ravel() if grid else y))
     if x.size < 3:
         raise TwoTowersError(f"a correlation of {x.size} pairs says nothing: give at least 3")
-    prepare = partial(stats.rankdata, axis=-1) if kind == "spearman" else np.asarray
+    prepare = partial(scipy.stats.rankdata, axis=-1) if kind == "spearman" else np.asarray
 
     def correlations(weights: np.ndarray) -> np.ndarray:
         at = np.repeat(np.tile(np.arange(n), len(weights)), weights.ravel()).reshape(len(weights), -1)
-        return stats.pearsonr(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)), axis=-1).statistic
+        return scipy.stats.pearsonr(*(prepare(a[at].reshape(len(at), -1)) for a in (x, y)), axis=-1).statistic
 
     return Interval(*bca(correlations, np.arange(n), level, draws, seed, width=x.shape[1]))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Rank correlation of x (n,) and y (n,); ties share their rank. Raises TwoTowersError when one never varies."""
-    return float(stats.spearmanr(*_varying(x, y)).statistic)
+    return float(scipy.stats.spearmanr(*_varying(x, y)).statistic)
 
 
 def rate(successes: ArrayLike, clusters: Iterable | None = None, level: float = 0.95) -> Interval:
@@ -144,7 +144,7 @@ def rate(successes: ArrayLike, clusters: Iterable | None = None, level: float = 
     cluster-robust variance of the share over p (1 - p) / (n - 1). Where all are 0 or all are 1 clusters count instead.
     Raises TwoTowersError as `bootstrap`, and on values other than 0 and 1.
     """
-    values, z = sample(successes), float(stats.norm.ppf((1 + inside(level)) / 2))
+    values, z = sample(successes), float(scipy.stats.norm.ppf((1 + inside(level)) / 2))
     if not np.isin(values, (0, 1)).all():
         raise TwoTowersError("a rate needs values of 0 and 1: take `bootstrap` for the mean of other numbers")
     codes, p, n = cluster_codes(clusters, len(values)), float(values.mean()), float(len(values))
@@ -170,7 +170,7 @@ def p_value(values: ArrayLike, clusters: Iterable | None = None) -> float:
     error = math.sqrt(variance_of_mean(values, codes)) if groups > 1 else 0.0
     if error <= 1e-12 * abs(mean):
         return 2.0 ** (1 - groups) if mean else 1.0
-    return float(2 * stats.t.sf(abs(mean) / error, groups - 1))
+    return float(2 * scipy.stats.t.sf(abs(mean) / error, groups - 1))
 
 
 def discoveries(p_values: ArrayLike, q: float = 0.05) -> Bool[np.ndarray, "*tests"]:
@@ -181,7 +181,7 @@ def discoveries(p_values: ArrayLike, q: float = 0.05) -> Bool[np.ndarray, "*test
     p_values = np.asarray(p_values, dtype=float)
     if not p_values.size or not ((p_values >= 0) & (p_values <= 1)).all():
         raise TwoTowersError("p values are numbers from 0 to 1, at least one: leave out what was not tested")
-    return stats.false_discovery_control(p_values, axis=None).reshape(p_values.shape) <= inside(q)
+    return scipy.stats.false_discovery_control(p_values, axis=None).reshape(p_values.shape) <= inside(q)
 
 
 def overlap_within_layers(a: Iterable[tuple[int, int]], b: Iterable[tuple[int, int]], heads_per_layer: int) -> Overlap:
@@ -197,7 +197,7 @@ def overlap_within_layers(a: Iterable[tuple[int, int]], b: Iterable[tuple[int, i
     for layer in sorted(of_a.keys() & of_b.keys()):
         i, j = of_a[layer], of_b[layer]
         expected += i * j / heads_per_layer
-        chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(min(i, j) + 1), heads_per_layer, i, j))
+        chances = np.convolve(chances, scipy.stats.hypergeom.pmf(np.arange(min(i, j) + 1), heads_per_layer, i, j))
     count = len(a & b)
     probability = min(1.0, float(chances[count:].sum())) if count else 1.0
     return Overlap(count, expected, probability, min(1.0, float(chances[-1])))

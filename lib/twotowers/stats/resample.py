@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
+import scipy  # its `stats`, which takes most of a second to import, comes when it is used
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from twotowers.errors import TwoTowersError
 
@@ -113,7 +113,7 @@ def bca(
         return estimate, math.nan, math.nan, n
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy's, where BCa has no answer
-        found = stats.bootstrap(
+        found = scipy.stats.bootstrap(
             [np.arange(n)], statistic, n_resamples=draws, batch=max(1, _BLOCK // (width * len(codes))),
             confidence_level=level, vectorized=True, method="BCa", rng=np.random.default_rng(seed),
         )  # fmt: skip

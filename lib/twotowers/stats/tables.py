@@ -29,6 +29,13 @@ _OLD = tuple(int(part) for part in pd.__version__.split(".")[:2]) < (3, 1)
 _EXACT = {"float_precision": "round_trip"} if _OLD else {}
 
 
+class _Provenance(dict):
+    """Read, never changed, so it is the same in all that comes of a table: pandas copies `attrs` deeply at each step."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Provenance:
+        return self
+
+
 def writable(folder: str | os.PathLike) -> Path:
     """The folder, created when absent. Raises TwoTowersError when files cannot be written there."""
     folder = Path(folder)
@@ -119,7 +126,7 @@ def load(folder: str | os.PathLike, name: str) -> pd.DataFrame:
         table = pd.DataFrame()
     else:
         table = pd.read_csv(io.BytesIO(rows), keep_default_na=False, na_values=[""], **_EXACT)
-    table.attrs["provenance"] = told
+    table.attrs["provenance"] = _Provenance(told)
     _note(path)
     return table
 
