@@ -12,6 +12,7 @@ from twotowers.exhibits import cost, scorecard
 from twotowers.stats import tables
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
+import assemble
 import markup
 import opening
 import pdf
@@ -52,6 +53,27 @@ def test_the_ladder_says_what_its_signs_mean():
     assert said.splitlines()[0] == "| | `one` | `` b\\|`x` `` |"
     assert said.count("| · | · |") == 5 and "· not run. [How" in said
     assert opening.ladder([]) == "*No model has saved tables yet.*"
+
+
+def test_a_sign_of_the_ladder_leads_to_the_exhibit_that_decides_it(monkeypatch):
+    t = pd.DataFrame(
+        [
+            (claim, model, "holds", "01-a", "01-a-one" if model == "a/b" else "", "")
+            for claim in "12345"
+            for model in ("a/b", "c")
+        ],
+        columns=["claim", "model", "verdict", "pages", "decides", "where"],
+    )
+    monkeypatch.setattr(scorecard, "ladder", lambda found: t)
+    said = opening.ladder([], {(opening.slug("a/b"), "01-a-one"): "fig-1-1-of-it"})
+    assert said.count("| {ref}`✓ <fig-1-1-of-it>` | ✓ |") == 5
+    caption = {"data": {"text/markdown": "(fig-1-1-of-it)=\n{.exhibit .fig}\nText CSV"},
+               "metadata": {"exhibit": {"table": "01-a-one.csv"}}}  # fmt: skip
+    again = caption | {"data": {"text/markdown": ["(fig-1-2)=\n", "Text"]}}
+    plain = caption | {"data": {"text/markdown": "no name"}, "metadata": {"exhibit": {"table": "01-a-two.csv"}}}
+    assert assemble.targets({"cells": [{"outputs": [plain, caption, again, {"data": {}}]}]}) == {
+        "01-a-one": "fig-1-1-of-it"
+    }
 
 
 def test_the_time_of_chapters_is_the_sum_of_their_tables():

@@ -74,6 +74,19 @@ def test_without_tables_nothing_is_run():
     assert "No model" in scorecard.ladder_markdown(scorecard.ladder([]))
 
 
+def test_the_weakest_part_of_a_claim_decides_it(monkeypatch):
+    strong = Rule("fig 1", "says", "a", locate.accuracy)
+    weak = Rule("fig 2", "says", "b", mrr.overall)
+    monkeypatch.setattr(scorecard, "RULES", (strong, weak))
+    monkeypatch.setattr(scorecard, "CLAIMS", {"1. It": (strong.claim, weak.claim)})
+    for of_it, decides in ((Verdict.CONTROL, "b"), (Verdict.HOLDS, "a")):
+        said = {"a": (Verdict.HOLDS, ""), "b": (of_it, "")}
+        monkeypatch.setattr(Model, "judged", lambda self, rule, said=said: said[rule.table])
+        (row,) = scorecard.ladder([Model("mini", "")]).to_dict("records")
+        assert (row["verdict"], row["decides"]) == (str(of_it), decides)
+    assert f"| {Verdict.HOLDS} (fig 1) |" in scorecard.ladder_markdown(pd.DataFrame([row]))
+
+
 @pytest.mark.parametrize("verdict", [Verdict.HOLDS, Verdict.CONTROL, None])
 def test_the_claim_s_verdict_is_the_scorecard_s(tmp_path, verdict):
     rule = Rule("fig", "says", "t", lambda t: Claim(verdict, f"{len(t)} rows."))

@@ -86,6 +86,15 @@ def as_caption(output: dict, names: list[str], staged_tables: str) -> str:
     return f"{target}{{.exhibit .{exhibit['number'].partition(' ')[0].lower() or 'fig'}}}\n{text} {link}"
 
 
+def targets(notebook: dict) -> dict[str, str]:
+    """Table -> the name that links lead to, of the first exhibit on a page that was made of it."""
+    found = {}
+    for output in captions(notebook):
+        if named := re.match(r"\((.+)\)=\n", "".join(output["data"]["text/markdown"])):
+            found.setdefault(output["metadata"]["exhibit"]["table"].removesuffix(".csv"), named[1])
+    return found
+
+
 def list_of_exhibits(notebooks: list[dict]) -> str:
     """A section with links from each exhibit of the paper to those of chapters, in the book's order."""
     found = [output["metadata"]["exhibit"] for notebook in notebooks for output in captions(notebook)]
@@ -189,18 +198,20 @@ def staged(home: Path, plan: dict) -> dict[str, bytes]:
     for page in main:
         contents[f"book/{page.chapter}.ipynb"] = as_bytes(notebooks[page.chapter])
         contents |= {f"tables/{page.home}/{table.name}": table.read_bytes() for table in page.tables()}
-    first = contents.get(OPENING, b"").decode()
-    for marker, made in (("<!-- figure 1 -->", lambda: opening.figure_1(main[0].root / main[0].home / "tables")),
-                         ("<!-- ladder -->", lambda: opening.ladder(scorecard.models()))):  # fmt: skip
-        if marker in first and main:
-            contents[OPENING] = (first := first.replace(marker, made())).encode()
+    linked = {(page.home, table): at for page in main for table, at in targets(notebooks[page.chapter]).items()}
     known = {Path(name).stem for name in contents if name.startswith("book/")}
     for model, found in others.items():
         at = f"tables/runs/{model}"
         contents[f"book/runs/{model}/index.md"] = index(model).encode()
         for name, notebook in run_pages({page.chapter: page.notebook(at) for page in found}, model, known).items():
             contents[f"book/runs/{model}/{name}.ipynb"] = as_bytes(notebook)
+            linked |= {(model, table): at for table, at in targets(notebook).items()}
         contents |= {f"{at}/{table.name}": table.read_bytes() for page in found for table in page.tables()}
+    first = contents.get(OPENING, b"").decode()
+    for marker, made in (("<!-- figure 1 -->", lambda: opening.figure_1(main[0].root / main[0].home / "tables")),
+                         ("<!-- ladder -->", lambda: opening.ladder(scorecard.models(), linked))):  # fmt: skip
+        if marker in first and main:
+            contents[OPENING] = (first := first.replace(marker, made())).encode()
     toc = with_runs(
         yaml.safe_load((home / "_toc.yml").read_text()), {m: [p.chapter for p in f] for m, f in others.items()}
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import vl_convert
 from twotowers.errors import TwoTowersError
 from twotowers.exhibits import drawings, scorecard
 from twotowers.exhibits.claim import Verdict, code
+from twotowers.paths import slug
 from twotowers.stats import tables
 
 TABLE = "01-locate-apart"
@@ -54,8 +55,11 @@ def card(folder: Path, title: str) -> bytes | None:
     return vl_convert.svg_to_png(CARD.format(title=said, drawn=drawn))
 
 
-def ladder(found: Iterable[scorecard.Model]) -> str:
-    """Claim x model as signs, the signs that occur explained below; models on which some claim was judged."""
+def ladder(found: Iterable[scorecard.Model], linked: Mapping[tuple[str, str], str] | None = None) -> str:
+    """Claim x model as signs, the signs that occur explained below; models on which some claim was judged.
+
+    `linked`: (slug of a model, table) -> the name of its exhibit. A sign leads to the exhibit that decides it.
+    """
     table = scorecard.ladder(found)
     if table.empty:
         return "*No model has saved tables yet.*"
@@ -66,8 +70,11 @@ def ladder(found: Iterable[scorecard.Model]) -> str:
         "|---|" + ":-:|" * len(names),
     ]
     for (_, own), claim in zip(table.groupby("claim", sort=False), SHORT, strict=True):
-        verdict = own.set_index("model")["verdict"]
-        lines.append(f"| {claim} | " + " | ".join(SIGNS[verdict[name]] for name in names) + " |")
+        cells = []
+        for one in own.set_index("model").loc[names].itertuples():
+            sign, at = SIGNS[one.verdict], (linked or {}).get((slug(one.Index), one.decides))
+            cells.append(f"{{ref}}`{sign} <{at}>`" if at else sign)
+        lines.append(f"| {claim} | " + " | ".join(cells) + " |")
     seen = set(table.loc[table["model"].isin(names), "verdict"])
     meaning = ", ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items() if verdict in seen)
     return "\n".join(lines) + f"\n\n{{.exhibit}}\n{meaning}. [How each was judged](scorecard.ipynb)."

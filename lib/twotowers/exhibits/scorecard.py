@@ -287,7 +287,8 @@ def score(found: Iterable[Model]) -> pd.DataFrame:
 
 
 def ladder(found: Iterable[Model]) -> pd.DataFrame:
-    """The paper's five claims x model: claim, model, verdict (the weakest of its parts), pages."""
+    """The paper's five claims x model: claim, model, verdict (the weakest of its parts), pages; decides and where: the table
+    of the first part that is as weak, and the paper's figure or section that it is about (empty where nothing was run)."""
     rows = []
     for claim, parts in CLAIMS.items():
         rules = [rule for rule in (*RULES, SIMILARITY) if rule.claim in parts]
@@ -295,8 +296,11 @@ def ladder(found: Iterable[Model]) -> pd.DataFrame:
             verdicts = [model.judged(rule)[0] for rule in rules]
             whole = NOT_RUN if NOT_RUN in verdicts or not verdicts else together([Verdict(v) for v in verdicts])
             pages = " ".join(dict.fromkeys(rule.page for rule in rules))
-            rows.append({"claim": claim, "model": model.name, "verdict": str(whole), "pages": pages})
-    return pd.DataFrame(rows, columns=["claim", "model", "verdict", "pages"])
+            weakest = [rule for rule, verdict in zip(rules, verdicts, strict=True) if verdict == whole != NOT_RUN][:1]
+            table, where = (weakest[0].table, weakest[0].where) if weakest else ("", "")
+            rows.append({"claim": claim, "model": model.name, "verdict": str(whole), "pages": pages, "decides": table,
+                         "where": where})  # fmt: skip
+    return pd.DataFrame(rows, columns=["claim", "model", "verdict", "pages", "decides", "where"])
 
 
 # --- as Markdown ---
@@ -313,12 +317,13 @@ def _linked(text: str, pages: str) -> str:
 
 
 def ladder_markdown(t: pd.DataFrame) -> str:
-    """One row a claim, one column a model."""
+    """One row a claim, one column a model: the verdict, and what of the paper decides it here."""
     if t.empty:
         return "No model has saved tables yet: run `twotowers run --model mini-gpt2`."
     names = list(dict.fromkeys(t["model"]))
+    said = t["verdict"] + t["where"].map(lambda where: f" ({where})" if where else "")
     rows = [
-        [_linked(claim, own["pages"].iloc[0]), *(", ".join(own.loc[own["model"] == name, "verdict"]) for name in names)]
+        [_linked(claim, own["pages"].iloc[0]), *(", ".join(said[own.index][own["model"] == name]) for name in names)]
         for claim, own in t.groupby("claim", sort=False)
     ]
     return _table(["claim of the paper", *map(code, names)], rows)
