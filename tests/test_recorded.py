@@ -3,6 +3,7 @@
 import pytest
 from conftest import ROOT
 from twotowers.chapters import shard
+from twotowers.chapters.chapter import open_chapter
 from twotowers.chapters.notebooks import declared
 from twotowers.chapters.plan import record
 from twotowers.exhibits.scorecard import RULES, Model
@@ -52,3 +53,13 @@ def test_a_shared_table_has_a_file_for_each_choice_of_sets_and_of_prompts_to_loc
     names = [run.file_of(shared) for run in runs]
     assert names[0] == "01-locate-heads" and len(set(names)) == len(names)
     assert {run.file_of(own) for run in runs} == {"01-locate-order"}
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_a_recorded_page_names_every_machine_that_made_its_tables(path, tmp_path):
+    model, settings = record(path, computed=False)
+    for name, values in settings.items():
+        page = open_chapter(name, declared(name) | values | {"model": model, "recorded": "only", "out": str(tmp_path)})
+        files = [path.parent / f"{page.file_of(study)}.csv" for study in CHAPTERS[name]]
+        machines = {tables.provenance_of(file)["machine"] for file in files if file.is_file()}
+        assert all(f"`{machine}`" in page._recorded() for machine in machines), name

@@ -234,7 +234,7 @@ class Chapter(Run):
             return f"All tables are {rest}."
         days = [code(day) for day in sorted({str(one["date"]) for one in told})]
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        where = code(told[0]["machine"])
+        where = " and ".join(code(machine) for machine in dict.fromkeys(str(one["machine"]) for one in told))
         others = len(found) - len(told)
         rest = f"; {plural(others, 'other table')} {'is' if others == 1 else 'are'} {rest}" if others else ""
         seconds = sum(float(one["seconds"]) for one in told)
