@@ -162,7 +162,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--tokens", default="16,128", help="one or more, with commas")
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", help="cpu, or cuda; by itself the preset's own")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by itself the preset's own")
     parser.add_argument("--repeats", type=int, help="of every cell, instead of its own")
     parser.add_argument("--at-most", type=int, help="prompts of a cell: a quick look at a long preset")
     parser.add_argument("--threads", type=int, default=1)
