@@ -1,5 +1,7 @@
 """Chapters 8 and 9: every claim on hand-made rows."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 from conftest import DOWN, UP, WIDE, interval, sayable
@@ -15,13 +17,13 @@ from twotowers.studies import best_head as study
 from twotowers.studies.run import Run
 
 
-def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20):
+def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20, outdone=1, near=20):
     rows = [
         {"of": of, "dataset": dataset, **interval("gap", gap, n),
          **dict(zip(("effect", "effect_low", "effect_high"), own if of == shown.OWN else effect, strict=True))}
         for of in ("MRR", shown.OWN, PAPER, BALANCED) for dataset in ([EVERY] if passing else []) + ["SST-2", "TREC"]
     ]  # fmt: skip
-    return pd.DataFrame(rows).assign(passing="SST-2, TREC" if passing else "")
+    return pd.DataFrame(rows).assign(passing="SST-2, TREC" if passing else "", outdone=outdone, near=near)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,9 @@ def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20):
         ({"effect": WIDE}, Verdict.UNDECIDED, "sets"),
         ({"n": 1}, Verdict.UNDECIDED, "sets"),
         ({"passing": False}, Verdict.UNTESTABLE, "learns none of the sets"),
+        ({"outdone": 2}, Verdict.CONTROL, "2 of 20 other heads about its depth reach as much"),
+        ({"outdone": 2, "near": 40}, Verdict.HOLDS, "2 of 40 other heads about its depth reach as much"),
+        ({"outdone": 1, "near": 1}, Verdict.CONTROL, "1 of 1 other head about its depth reach as much"),
     ],
 )
 @pytest.mark.parametrize("claim", [shown.reads, shown.looks])
@@ -55,6 +60,13 @@ def test_a_best_head_that_likes_one_class_is_no_metric(mirror, low, verdict, wor
     t.loc[t["dataset"] == mirror, "effect_low"] = low
     claim = sayable(shown.looks(t))
     assert claim.verdict is verdict and words in claim.sentence
+
+
+@pytest.mark.parametrize("of", ["MRR", shown.OWN])
+def test_reading_labels_takes_both_ranks_from_nearly_every_other_head(of):
+    t = gaps()
+    t.loc[t["of"] == of, "outdone"] = 2
+    assert shown.reads(t).verdict is Verdict.CONTROL and shown.looks(t).verdict is Verdict.HOLDS
 
 
 @pytest.mark.parametrize("own, verdict", [(UP, Verdict.HOLDS), (WIDE, Verdict.UNDECIDED), (DOWN, Verdict.FAILS)])
@@ -171,3 +183,20 @@ def test_sets_of_words_alone_leave_none_to_compare_with(monkeypatch):
     run = Run(Parameters.of({"datasets": list(WORD_SETS)}))
     with pytest.raises(TwoTowersError, match="name other datasets"):
         study.overlaps.function(run)
+
+
+def test_heads_that_do_as_well_are_counted_one_by_one(monkeypatch):
+    # The best head, two of its layer, and three near it.
+    means = {"3-1": 0.4, "3-0": 0.4, "3-2": 0.0, "2-0": 0.5, "2-1": 0.1, "2-2": 0.3}
+    sources = dict(zip(means, [BEST, RANDOM, RANDOM, study.NEAR, study.NEAR, study.NEAR], strict=True))
+    rows = [{"dataset": "a", "prompt": i, "query": f"q{i}", "head": head, "source": sources[head], "mean": mean + i / 100}
+            for head, mean in means.items() for i in range(8)]  # fmt: skip
+    t = pd.DataFrame(rows)
+    ranks = t.assign(rank=1 / t["mean"].clip(1e-3), other_rank=1e9)
+    sums = pd.concat([t.assign(form=form, difference=t["mean"]) for form in (PAPER, BALANCED)])
+    monkeypatch.setattr(study, "_judged", lambda _: (ranks, sums))
+    monkeypatch.setattr(study, "available", lambda _: SimpleNamespace(passing=["a"]))
+    found = study.gaps.function(Run(Parameters.of({"datasets": list(WORD_SETS)})))
+    assert set(found["outdone"]) == {2} and set(found["near"]) == {5} and len(found) == 8
+    assert found["effect"].to_numpy() == pytest.approx(0.435, abs=1e-6)
+    assert found["gap"].to_numpy() == pytest.approx(0.2, abs=1e-3)

@@ -81,3 +81,11 @@ def test_the_others_of_a_layer_are_drawn_and_none_is_the_head_itself():
     assert set(head_sets.others_of_layer((0, 0), 3, 5)) == {(0, 1), (0, 2)}
     with pytest.raises(TwoTowersError, match="one head only"):
         head_sets.others_of_layer((0, 0), 1, 5)
+
+
+def test_near_heads_are_whole_layers_from_the_nearest_on():
+    near = head_sets.nearest_heads((2, 1), 6, 4, 10)
+    assert near[:3] == [(2, 0), (2, 2), (2, 3)] and set(near[3:]) == {(la, h) for la in (1, 3) for h in range(4)}
+    assert {layer for layer, _ in head_sets.nearest_heads((5, 0), 6, 4, 8)} == {5, 4, 3}  # none above the last
+    assert len(head_sets.nearest_heads((0, 0), 2, 3, 100)) == 5  # all there are
+    assert head_sets.nearest_heads((0, 0), 1, 1, 20) == []

@@ -75,6 +75,20 @@ def others_of_layer(head: tuple[int, int], n_heads: int, k: int, seed: int = 0) 
     return [rest[i] for i in rng.permutation(len(rest))[:k]]
 
 
+def nearest_heads(head: tuple[int, int], n_layers: int, n_heads: int, least: int) -> list[Head]:
+    """All other heads of one head's layer, and of the nearest layers too until they are `least`, or all of the model.
+
+    Whole layers at a time, those at equal distance together, so that no draw decides.
+    """
+    out = other_heads_of_layers([head], n_heads)
+    for away in range(1, n_layers):
+        if len(out) >= least:
+            break
+        layers = [layer for layer in (head[0] - away, head[0] + away) if 0 <= layer < n_layers]
+        out += [Head(layer, h) for layer in layers for h in range(n_heads)]
+    return out
+
+
 def lacking(heads: Sequence[tuple[int, int]], n_heads: int) -> int:
     """How many of `control_heads` have to come from other layers, since their own have too few others."""
     return sum(max(0, 2 * n - n_heads) for n in Counter(layer for layer, _ in heads).values())

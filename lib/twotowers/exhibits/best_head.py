@@ -13,6 +13,9 @@ from twotowers.stats.intervals import Interval, estimate
 BEST, RANDOM, EVERY = "best head", "random heads", "all sets"
 OWN = "MRR, own less other label"
 PAPER, BALANCED = "paper's order", "counterbalanced"
+# Rule of 2026-11-22, written before the tables it judges: an average of other heads is beaten by many a head, so of all
+# heads about its depth only this share may do as well as the best head.
+ALLOWED = 0.05
 
 
 def chosen(t: pd.DataFrame) -> Claim:
@@ -45,16 +48,20 @@ def accuracy(t: pd.DataFrame) -> Claim:
     )
 
 
-def _gap(t: pd.DataFrame, what: str, null: float = 0.0) -> tuple[Verdict, Interval | None, str]:
+def _gap(t: pd.DataFrame, what: str, null: float = 0.0) -> tuple[Verdict, Interval | None, str, str]:
+    """Verdict over the sets that are learned, the gap, on how many sets it is clear, and how many heads reach as much."""
     own = t[t["of"] == what]
     whole, sets = own[own["dataset"] == EVERY], own[own["dataset"] != EVERY]
     clear = f"{int((sets['low'] > 0).sum())} of {len(sets)}"
     if whole.empty:
-        return Verdict.UNTESTABLE, None, clear
+        return Verdict.UNTESTABLE, None, clear, ""
     row = whole.iloc[0]
     effect = Interval(row["effect"], row["effect_low"], row["effect_high"], int(row["n"]))
     gap = estimate(whole, "gap")
-    return judge(effect, gap, null=null), gap, clear
+    verdict = judge(effect, gap, null=null)
+    if verdict is Verdict.HOLDS and row["outdone"] > ALLOWED * row["near"]:
+        verdict = Verdict.CONTROL
+    return verdict, gap, clear, f"{int(row['outdone'])} of {plural(int(row['near']), 'other head')}"
 
 
 def reads(t: pd.DataFrame) -> Claim:
@@ -62,8 +69,8 @@ def reads(t: pd.DataFrame) -> Claim:
 
     Shortcut: a head that writes one word, or some label, wherever it reads ranks the other label as high there.
     """
-    verdict, gap, clear = _gap(t, "MRR", 0.01)
-    of_own, own, _ = _gap(t, OWN)
+    verdict, gap, clear, _ = _gap(t, "MRR", 0.01)
+    of_own, own, _, reached = _gap(t, OWN)
     if gap is None:
         return Claim(
             verdict,
@@ -72,8 +79,8 @@ def reads(t: pd.DataFrame) -> Claim:
     return Claim(
         together([verdict, of_own]),
         f"On the sets that are learned, the MRR of label words in the best head less that in random heads of its layer is {gap:+.3f} "
-        f"(n = {plural(gap.n, 'query text')}), with that of the other label's word taken away {own:+.3f}; it is clearly "
-        f"higher on {clear} sets.",
+        f"(n = {plural(gap.n, 'query text')}), with that of the other label's word taken away {own:+.3f}. The first is clearly "
+        f"above zero on {clear} sets; in the second {reached} about its depth reach as much.",
     )
 
 
@@ -82,8 +89,8 @@ def looks(t: pd.DataFrame) -> Claim:
 
     Shortcut: a liking for the labels of one class, where a set asks about one class only; see `either_way`.
     """
-    verdict, gap, clear = _gap(t, BALANCED)
-    _, paper, _ = _gap(t, PAPER)
+    verdict, gap, clear, reached = _gap(t, BALANCED)
+    _, paper, _, _ = _gap(t, PAPER)
     if gap is None:
         return Claim(
             verdict,
@@ -99,9 +106,9 @@ def looks(t: pd.DataFrame) -> Claim:
         }.get(verdict, "")
     return Claim(
         verdict,
-        f"Counterbalanced, attention on true less false labels in the best head less that in random heads is {gap:+.3f}, clearly "
-        f"above on {clear} sets; in the paper's order, where near labels are the true ones, {paper:+.3f}."
-        f"{liked}",
+        f"Counterbalanced, attention on true less false labels in the best head less that in random heads of its layer is {gap:+.3f}, "
+        f"clearly above on {clear} sets; {reached} about its depth reach as much as it. In the paper's order, where near "
+        f"labels are the true ones, {paper:+.3f}.{liked}",
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, named, others_of_layer
+from twotowers.heads import Head, named, nearest_heads, others_of_layer
 from twotowers.prompts.datasets import WORD_SETS, alternated, counterbalanced
 from twotowers.stats.intervals import bootstrap, bootstrap_difference, grouped, rate
 from twotowers.studies.context import chapter_studies
@@ -15,10 +15,11 @@ from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("08-llama")
-BEST, RANDOM, EVERY = "best head", "random heads", "all sets"
+BEST, RANDOM, NEAR, EVERY = "best head", "random heads", "near heads", "all sets"
 OWN = "MRR, own less other label"
 PAPER, BALANCED = "paper's order", "counterbalanced"
 N_RANDOM = 5  # random other heads of the best head's layer
+LEAST_NEAR = 20  # other heads about its depth that the best head is ranked among: fewer cannot tell 5% from chance
 
 
 def available(run: Run) -> Run:
@@ -61,28 +62,37 @@ def best(run: Run) -> tuple[Head, list[Head]]:
 
 
 def _judged(run: Run):
-    """Ranks of label words and attention on labels in the best head and random ones, on all sets: (ranks, sums)."""
+    """Ranks of label words and attention on labels in the best head and the heads near it, on all sets: (ranks, sums).
+
+    One row per head; `source` is BEST, RANDOM (those of `best`), or NEAR (all others about its depth).
+    """
     from twotowers.analysis import attention, word_ranks
 
     def make():
         here = available(run)
-        head, others = best(here)
+        (head, others), about = best(here), run.about
+        near = [head, *nearest_heads(head, about["layers"], about["heads"], LEAST_NEAR)]
+        sources = {name: NEAR for name in named(near)} | {name: RANDOM for name in named(others)} | {str(head): BEST}
         ranks, sums = [], []
         for dataset in here.parameters.datasets:
             prompts = here.prompts(dataset)
             judged = here.encode(alternated(prompts))
             queries = np.array([prompt.query for prompt in prompts])
-            found = word_ranks.label_ranks(here.lm, judged, [head, *others], here.parameters.norm, progress=dataset)
+            found = word_ranks.label_ranks(here.lm, judged, near, here.parameters.norm, progress=dataset)
             ranks.append(found.assign(dataset=dataset, query=queries[found["prompt"]]))
             for form, encoded in ((PAPER, judged), (BALANCED, here.encode(counterbalanced(prompts)))):
-                read = in_parts(
-                    here, attention.read, encoded, [head, *others], outer="head", progress=f"{dataset}, {form}"
-                ).sums()
+                read = in_parts(here, attention.read, encoded, near, outer="head", progress=f"{dataset}, {form}").sums()
                 sums.append(read.assign(dataset=dataset, form=form, query=queries[read["prompt"]]))
         tables = [pd.concat(parts, ignore_index=True) for parts in (ranks, sums)]
-        return [t.assign(source=np.where(t["head"] == str(head), BEST, RANDOM)) for t in tables]
+        return [t.assign(source=t["head"].map(sources)) for t in tables]
 
     return run.keep("judged", make)
+
+
+def _compared(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The same of the best head and its random heads alone."""
+    ranks, sums = _judged(run)
+    return ranks[ranks["source"] != NEAR], sums[sums["source"] != NEAR]
 
 
 @study
@@ -106,7 +116,7 @@ def chosen(run: Run) -> pd.DataFrame:
 @study
 def accuracy(run: Run) -> pd.DataFrame:
     """Accuracy on every set, in the paper's order and counterbalanced: dataset, form, accuracy, low, high, n, passes."""
-    _, sums = _judged(run)
+    _, sums = _compared(run)
     here, rows = available(run), []
     for (dataset, form), table in sums.drop_duplicates(["dataset", "form", "prompt"]).groupby(
         ["dataset", "form"], sort=False
@@ -121,7 +131,7 @@ def mrr(run: Run) -> pd.DataFrame:
     """MRR of the label words per (dataset, source): mrr, low, high, n, median_rank, at_rank_1; chance."""
     from twotowers.analysis.word_ranks import mrr as of
 
-    ranks, _ = _judged(run)
+    ranks, _ = _compared(run)
     size = run.about["vocabulary"]
     table = of(ranks, ["dataset", "source"], run.parameters.seed)
     return table.assign(chance=float((1 / np.arange(1, size + 1)).sum() / size), vocabulary=size)
@@ -132,7 +142,7 @@ def mrr_by_label(run: Run) -> pd.DataFrame:
     """The same, each label apart: dataset, label, source, mrr, low, high, n."""
     from twotowers.analysis.word_ranks import mrr as of
 
-    return of(_judged(run)[0], ["dataset", "label", "source"], run.parameters.seed).drop(
+    return of(_compared(run)[0], ["dataset", "label", "source"], run.parameters.seed).drop(
         columns=["median_rank", "at_rank_1"]
     )
 
@@ -140,7 +150,7 @@ def mrr_by_label(run: Run) -> pd.DataFrame:
 @study
 def looks(run: Run) -> pd.DataFrame:
     """Attention on true labels, on false labels and their difference, per (dataset, form, source, side)."""
-    _, sums = _judged(run)
+    _, sums = _compared(run)
     means = sums.groupby(["dataset", "form", "source", "prompt", "query"], sort=False, as_index=False)[
         ["true", "false", "difference"]
     ].mean()
@@ -153,34 +163,36 @@ def looks(run: Run) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@study(version=2)
+@study(version=3)
 def gaps(run: Run) -> pd.DataFrame:
     """Best head less random heads of its layer, paired by prompt: of ("MRR", OWN: less that of the other label's word at the same
     positions, or the form of attention's difference),
-    dataset ("all sets" pools those that pass), gap, low, high, n; effect, effect_low, effect_high are the best head's own."""
+    dataset ("all sets" pools those that pass), gap, low, high, n; effect, effect_low, effect_high are the best head's own;
+    outdone of `near` other heads about its depth have as high a mean."""
     from twotowers.analysis.word_ranks import advantages, reciprocal_ranks
 
     ranks, sums = _judged(run)
     passing, rows, seed = available(run).passing, [], run.parameters.seed
     unit = ["dataset", "prompt", "query"]
+    by = ["source", "head"]
     tables = {
-        "MRR": reciprocal_ranks(ranks, ["source"]).pivot(index=unit, columns="source", values="reciprocal"),
-        OWN: advantages(ranks, ["source"]).pivot(index=unit, columns="source", values="advantage"),
+        "MRR": reciprocal_ranks(ranks, by).pivot(index=unit, columns=by, values="reciprocal"),
+        OWN: advantages(ranks, by).pivot(index=unit, columns=by, values="advantage"),
     }
     for form in (PAPER, BALANCED):
-        own = sums[sums["form"] == form].groupby(["source", *unit], as_index=False)["difference"].mean()
-        tables[form] = own.pivot(index=unit, columns="source", values="difference")
+        tables[form] = sums[sums["form"] == form].pivot(index=unit, columns=by, values="difference")
     for what, table in tables.items():
         dataset = table.index.get_level_values("dataset")
         for name in [EVERY, *dict.fromkeys(dataset)]:
             part = table[dataset.isin(passing)] if name == EVERY else table[dataset == name]
             if len(part) > 1:
-                queries = part.index.get_level_values("query")
-                own = bootstrap(part[BEST], clusters=queries, seed=seed)
-                gap = bootstrap_difference(part[BEST], part[RANDOM], clusters=queries, seed=seed)
+                queries, ours = part.index.get_level_values("query"), part[BEST].iloc[:, 0]
+                own = bootstrap(ours, clusters=queries, seed=seed)
+                gap = bootstrap_difference(ours, part[RANDOM].mean(axis=1), clusters=queries, seed=seed)
+                others = part.drop(columns=BEST, level=0).mean()
                 rows.append(
                     {"of": what, "dataset": name, **gap.as_row("gap"), "effect": own.estimate, "effect_low": own.low,
-                     "effect_high": own.high}
+                     "effect_high": own.high, "outdone": int((others >= ours.mean()).sum()), "near": len(others)}
                 )  # fmt: skip
     return pd.DataFrame(rows).assign(passing=", ".join(passing), n_passing=len(passing))
 
