@@ -11,30 +11,31 @@ from twotowers.exhibits import sentence_case
 from twotowers.exhibits.best_head import BALANCED, BEST, EVERY, PAPER, RANDOM
 from twotowers.exhibits.claim import Verdict
 from twotowers.exhibits.sentence_case import ANOTHER, OWN
+from twotowers.heads import Head
 from twotowers.parameters import Parameters
 from twotowers.prompts.datasets import WORD_SETS
 from twotowers.studies import best_head as study
 from twotowers.studies.run import Run
 
 
-def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20, outdone=1, near=20):
+def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20, outdone=1, near=20, head="3-1"):
     rows = [
         {"of": of, "dataset": dataset, **interval("gap", gap, n),
          **dict(zip(("effect", "effect_low", "effect_high"), own if of == shown.OWN else effect, strict=True))}
         for of in ("MRR", shown.OWN, PAPER, BALANCED) for dataset in ([EVERY] if passing else []) + ["SST-2", "TREC"]
     ]  # fmt: skip
-    return pd.DataFrame(rows).assign(passing="SST-2, TREC" if passing else "", outdone=outdone, near=near)
+    return pd.DataFrame(rows).assign(passing="SST-2, TREC" if passing else "", outdone=outdone, near=near, head=head)
 
 
 @pytest.mark.parametrize(
     "given, verdict, words",
     [
-        ({}, Verdict.HOLDS, "2 of 2 sets"),
-        ({"gap": WIDE}, Verdict.CONTROL, "0 of 2 sets"),
-        ({"gap": DOWN}, Verdict.CONTROL, "0 of 2 sets"),
-        ({"effect": DOWN}, Verdict.FAILS, "sets"),
-        ({"effect": WIDE}, Verdict.UNDECIDED, "sets"),
-        ({"n": 1}, Verdict.UNDECIDED, "sets"),
+        ({}, Verdict.HOLDS, "1 of 20 other heads about its depth reach as much"),
+        ({"gap": WIDE}, Verdict.CONTROL, "in the best head less that in random heads"),
+        ({"gap": DOWN}, Verdict.CONTROL, "in the best head less that in random heads"),
+        ({"effect": DOWN}, Verdict.FAILS, "in the best head less that in random heads"),
+        ({"effect": WIDE}, Verdict.UNDECIDED, "in the best head less that in random heads"),
+        ({"n": 1}, Verdict.UNDECIDED, "in the best head less that in random heads"),
         ({"passing": False}, Verdict.UNTESTABLE, "learns none of the sets"),
         ({"outdone": 2}, Verdict.CONTROL, "2 of 20 other heads about its depth reach as much"),
         ({"outdone": 2, "near": 40}, Verdict.HOLDS, "2 of 40 other heads about its depth reach as much"),
@@ -60,6 +61,23 @@ def test_a_best_head_that_likes_one_class_is_no_metric(mirror, low, verdict, wor
     t.loc[t["dataset"] == mirror, "effect_low"] = low
     claim = sayable(shown.looks(t))
     assert claim.verdict is verdict and words in claim.sentence
+
+
+@pytest.mark.parametrize("gap, words", [(UP, "2 of 2 sets"), (WIDE, "0 of 2 sets"), (DOWN, "0 of 2 sets")])
+def test_a_look_says_on_how_many_sets_it_is_clear(gap, words):
+    assert f"clearly above on {words}" in sayable(shown.looks(gaps(gap=gap))).sentence
+    assert f"higher in {words}" in sayable(shown.reads(gaps(gap=gap, passing=False))).sentence
+
+
+@pytest.mark.parametrize(
+    "rival, verdict", [({}, Verdict.HOLDS), ({"outdone": 9}, Verdict.CONTROL), ({"effect": DOWN}, Verdict.FAILS)]
+)
+@pytest.mark.parametrize("claim", [shown.reads, shown.looks])
+def test_what_might_be_the_best_head_must_bear_the_claim_out(claim, rival, verdict):
+    found = sayable(claim(pd.concat([gaps(), gaps(**rival, head="2-0")], ignore_index=True)))
+    assert found.verdict is verdict and f"for `2-0`: {verdict}." in found.sentence
+    unlearned = claim(pd.concat([gaps(passing=False), gaps(passing=False, head="2-0")], ignore_index=True))
+    assert unlearned.verdict is Verdict.UNTESTABLE and "2-0" not in unlearned.sentence
 
 
 @pytest.mark.parametrize("of", ["MRR", shown.OWN])
@@ -90,7 +108,12 @@ def test_learning_from_sentences(passes, verdict):
 def test_findings_and_charts_of_the_best_head():
     heads = pd.DataFrame({"head": ["3-1", "3-2"], "source": [BEST, RANDOM], "label_margin": [0.5, 0.0], "total": 32,
                           "n_sets": 1, "n_locate": 40, "best_on": 1})  # fmt: skip
-    assert "mean over 1 set," in sayable(shown.chosen(heads)).sentence
+    assert (
+        "mean over 1 set," in sayable(shown.chosen(heads)).sentence
+        and "cannot be told" not in shown.chosen(heads).sentence
+    )
+    tied = heads.replace({"source": {RANDOM: shown.RIVAL}})
+    assert "`3-2` (+0.00) cannot be told from it" in sayable(shown.chosen(tied)).sentence
     t = pd.DataFrame(
         {"dataset": "a", "label": "foo", "source": source, "form": form, "side": side, **interval("mrr", UP), "weight": 0.1}
         for source in (BEST, RANDOM) for form in (PAPER, BALANCED) for side in ("true labels", "difference")
@@ -186,17 +209,34 @@ def test_sets_of_words_alone_leave_none_to_compare_with(monkeypatch):
 
 
 def test_heads_that_do_as_well_are_counted_one_by_one(monkeypatch):
-    # The best head, two of its layer, and three near it.
+    # The best head 3-1, two of its layer, and three near it.
     means = {"3-1": 0.4, "3-0": 0.4, "3-2": 0.0, "2-0": 0.5, "2-1": 0.1, "2-2": 0.3}
-    sources = dict(zip(means, [BEST, RANDOM, RANDOM, study.NEAR, study.NEAR, study.NEAR], strict=True))
-    rows = [{"dataset": "a", "prompt": i, "query": f"q{i}", "head": head, "source": sources[head], "mean": mean + i / 100}
+    rows = [{"dataset": "a", "prompt": i, "query": f"q{i}", "head": head, "mean": mean + i / 100}
             for head, mean in means.items() for i in range(8)]  # fmt: skip
     t = pd.DataFrame(rows)
     ranks = t.assign(rank=1 / t["mean"].clip(1e-3), other_rank=1e9)
     sums = pd.concat([t.assign(form=form, difference=t["mean"]) for form in (PAPER, BALANCED)])
     monkeypatch.setattr(study, "_judged", lambda _: (ranks, sums))
     monkeypatch.setattr(study, "available", lambda _: SimpleNamespace(passing=["a"]))
-    found = study.gaps.function(Run(Parameters.of({"datasets": list(WORD_SETS)})))
-    assert set(found["outdone"]) == {2} and set(found["near"]) == {5} and len(found) == 8
-    assert found["effect"].to_numpy() == pytest.approx(0.435, abs=1e-6)
-    assert found["gap"].to_numpy() == pytest.approx(0.2, abs=1e-3)
+    monkeypatch.setattr(study, "best", lambda _: (Head(3, 1), []))
+    monkeypatch.setattr(study, "rivals", lambda _: [Head(2, 2)])
+    run = Run(Parameters.of({}))
+    run.__dict__["about"] = {"layers": 4, "heads": 3}
+    found = study.gaps.function(run)
+    ours, rival = (found[found["head"] == head] for head in ("3-1", "2-2"))
+    assert set(ours["outdone"]) == {2} and set(ours["near"]) == {5} and len(ours) == len(rival) == 8
+    assert ours["effect"].to_numpy() == pytest.approx(0.435, abs=1e-6)
+    assert ours["gap"].to_numpy() == pytest.approx(0.2, abs=1e-3)
+    assert set(rival["outdone"]) == {3} and rival["gap"].to_numpy() == pytest.approx(0, abs=1e-3)
+
+
+def test_rivals_are_heads_that_their_errors_do_not_tell_from_the_best_one(monkeypatch):
+    rows = [{"dataset": dataset, "layer": 1, "head": head, "label_margin": mean, "label_error": error,
+             "increase": -mean, "standard_error": 0.0}
+            for dataset in "ab" for head, (mean, error) in enumerate([(0.5, 0.1), (0.4, 0.1), (0.2, 0.1), (0.1, 0.5), (-9, 99)])
+            ]  # fmt: skip
+    monkeypatch.setattr(Run, "table", lambda *_: pd.DataFrame(rows))
+    run = lambda **given: Run(Parameters.of(given))  # noqa: E731
+    # Errors of a mean over two sets: 0.1 / sqrt(2), so 0.196 tells two heads apart; the last is below zero.
+    assert study.rivals(run()) == [(1, 1), (1, 3)]
+    assert study.rivals(run(heads="1-2")) == [] and study.rivals(run(ranking="paper")) == []

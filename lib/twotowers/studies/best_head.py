@@ -15,10 +15,12 @@ from twotowers.studies.parts import in_parts
 from twotowers.studies.run import Run
 
 study = chapter_studies("08-llama")
-BEST, RANDOM, NEAR, EVERY = "best head", "random heads", "near heads", "all sets"
+BEST, RIVAL, RANDOM, NEAR, EVERY = "best head", "rival", "random heads", "near heads", "all sets"
 OWN = "MRR, own less other label"
 PAPER, BALANCED = "paper's order", "counterbalanced"
 N_RANDOM = 5  # random other heads of the best head's layer
+ERROR = {"label": "label_error", "paper": "standard_error"}
+MOST_RIVALS = 2  # of the heads that cannot be told from the best one
 LEAST_NEAR = 20  # other heads about its depth that the best head is ranked among: fewer cannot tell 5% from chance
 
 
@@ -61,51 +63,82 @@ def best(run: Run) -> tuple[Head, list[Head]]:
     return head, [Head(*one) for one in others_of_layer(head, run.about["heads"], N_RANDOM, p.seed)]
 
 
-def _judged(run: Run):
-    """Ranks of label words and attention on labels in the best head and the heads near it, on all sets: (ranks, sums).
+def rivals(run: Run) -> list[Head]:
+    """Heads that the prompts they are located on do not tell from the best one, highest first, MOST_RIVALS at most.
 
-    One row per head; `source` is BEST, RANDOM (those of `best`), or NEAR (all others about its depth).
+    The two means differ by less than 1.96 standard errors, taken as if they were independent: heads agree on which prompts
+    are easy, so this calls too many heads rivals rather than too few. None where the parameter `heads` names the head.
+    """
+    if run.parameters.heads:
+        return []
+    column, error = COLUMN[run.parameters.ranking], ERROR[run.parameters.ranking]
+    by_head = run.table(heads).groupby(["layer", "head"])
+    found = pd.DataFrame(
+        {"mean": by_head[column].mean(), "error": by_head[error].agg(lambda e: np.sqrt((e**2).mean() / len(e)))}
+    )
+    found = found.sort_values("mean", ascending=False, kind="stable")
+    gap, error = found["mean"].iloc[0] - found["mean"], np.hypot(found["error"].iloc[0], found["error"])
+    return [
+        Head(*map(int, pair)) for pair in found.index[(gap < 1.96 * error) & (found["mean"] > 0)][1 : 1 + MOST_RIVALS]
+    ]
+
+
+def sources(run: Run, head: Head) -> dict[str, str]:
+    """What a head is held against: BEST for itself, RANDOM heads of its layer, NEAR for all others about its depth."""
+    about, others = run.about, others_of_layer(head, run.about["heads"], N_RANDOM, run.parameters.seed)
+    near = nearest_heads(head, about["layers"], about["heads"], LEAST_NEAR)
+    return dict.fromkeys(named(near), NEAR) | dict.fromkeys(named(others), RANDOM) | {str(head): BEST}
+
+
+def _judged(run: Run):
+    """Ranks of label words and attention on labels, on all sets: (ranks, sums), a row a head.
+
+    Of the best head, its rivals, and all that these are held against.
     """
     from twotowers.analysis import attention, word_ranks
 
     def make():
         here = available(run)
-        (head, others), about = best(here), run.about
-        near = [head, *nearest_heads(head, about["layers"], about["heads"], LEAST_NEAR)]
-        sources = {name: NEAR for name in named(near)} | {name: RANDOM for name in named(others)} | {str(head): BEST}
-        ranks, sums = [], []
+        every = dict.fromkeys(name for head in (best(here)[0], *rivals(here)) for name in sources(run, head))
+        read_here, ranks, sums = [Head.parse(name) for name in every], [], []
         for dataset in here.parameters.datasets:
             prompts = here.prompts(dataset)
             judged = here.encode(alternated(prompts))
             queries = np.array([prompt.query for prompt in prompts])
-            found = word_ranks.label_ranks(here.lm, judged, near, here.parameters.norm, progress=dataset)
+            found = word_ranks.label_ranks(here.lm, judged, read_here, here.parameters.norm, progress=dataset)
             ranks.append(found.assign(dataset=dataset, query=queries[found["prompt"]]))
             for form, encoded in ((PAPER, judged), (BALANCED, here.encode(counterbalanced(prompts)))):
-                read = in_parts(here, attention.read, encoded, near, outer="head", progress=f"{dataset}, {form}").sums()
+                told = f"{dataset}, {form}"
+                read = in_parts(here, attention.read, encoded, read_here, outer="head", progress=told).sums()
                 sums.append(read.assign(dataset=dataset, form=form, query=queries[read["prompt"]]))
-        tables = [pd.concat(parts, ignore_index=True) for parts in (ranks, sums)]
-        return [t.assign(source=t["head"].map(sources)) for t in tables]
+        return [pd.concat(parts, ignore_index=True) for parts in (ranks, sums)]
 
     return run.keep("judged", make)
 
 
-def _compared(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The same of the best head and its random heads alone."""
-    ranks, sums = _judged(run)
-    return ranks[ranks["source"] != NEAR], sums[sums["source"] != NEAR]
+def _against(run: Run, head: Head, near: bool = False) -> list[pd.DataFrame]:
+    """The same of one head and its random heads, as `source` says; with `near` also of all others about its depth."""
+    kinds = {name: kind for name, kind in sources(run, head).items() if near or kind != NEAR}
+    return [t[t["head"].isin(kinds)].assign(source=lambda some: some["head"].map(kinds)) for t in _judged(run)]
 
 
-@study
+def _compared(run: Run) -> list[pd.DataFrame]:
+    return _against(run, best(available(run))[0])
+
+
+@study(version=2)
 def chosen(run: Run) -> pd.DataFrame:
-    """The best head and its controls: head, source, label_margin, increase (nats, mean over the sets), sets, best_on."""
+    """The best head, its rivals and random heads: head, source, label_margin, increase (nats, mean over the sets), sets,
+    best_on."""
     here = available(run)
     head, others = best(here)
     table = here.table(heads)
     means = table.groupby("name")[["label_margin", "increase"]].mean()
     top = table.loc[table.groupby("dataset")[COLUMN[run.parameters.ranking]].idxmax()]
+    kinds = dict.fromkeys(named(others), RANDOM) | dict.fromkeys(named(rivals(here)), RIVAL)
     rows = [
-        {"head": name, "source": BEST if name == str(head) else RANDOM, **means.loc[name].to_dict()}
-        for name in named([head, *others])
+        {"head": name, "source": kind, **means.loc[name].to_dict()}
+        for name, kind in ({str(head): BEST} | kinds).items()
     ]
     return pd.DataFrame(rows).assign(
         sets=", ".join(here.parameters.datasets), n_sets=len(here.parameters.datasets),
@@ -165,16 +198,20 @@ def looks(run: Run) -> pd.DataFrame:
 
 @study(version=3)
 def gaps(run: Run) -> pd.DataFrame:
-    """Best head less random heads of its layer, paired by prompt: of ("MRR", OWN: less that of the other label's word at the same
-    positions, or the form of attention's difference),
-    dataset ("all sets" pools those that pass), gap, low, high, n; effect, effect_low, effect_high are the best head's own;
-    outdone of `near` other heads about its depth have as high a mean."""
+    """Best head less random heads of its layer, paired by prompt, and the same of each rival: head (the best one first), of ("MRR",
+    OWN: less that of the other label's word at the same positions, or the form of attention's difference), dataset ("all
+    sets" pools those that pass), gap, low, high, n; effect, effect_low, effect_high are the head's own; outdone of `near`
+    other heads about its depth have as high a mean."""
+    here = available(run)
+    parts = [_gaps(run, here.passing, head).assign(head=str(head)) for head in (best(here)[0], *rivals(here))]
+    return pd.concat(parts, ignore_index=True).assign(passing=", ".join(here.passing), n_passing=len(here.passing))
+
+
+def _gaps(run: Run, passing: list[str], head: Head) -> pd.DataFrame:
     from twotowers.analysis.word_ranks import advantages, reciprocal_ranks
 
-    ranks, sums = _judged(run)
-    passing, rows, seed = available(run).passing, [], run.parameters.seed
-    unit = ["dataset", "prompt", "query"]
-    by = ["source", "head"]
+    (ranks, sums), rows, seed = _against(run, head, near=True), [], run.parameters.seed
+    unit, by = ["dataset", "prompt", "query"], ["source", "head"]
     tables = {
         "MRR": reciprocal_ranks(ranks, by).pivot(index=unit, columns=by, values="reciprocal"),
         OWN: advantages(ranks, by).pivot(index=unit, columns=by, values="advantage"),
@@ -194,7 +231,7 @@ def gaps(run: Run) -> pd.DataFrame:
                     {"of": what, "dataset": name, **gap.as_row("gap"), "effect": own.estimate, "effect_low": own.low,
                      "effect_high": own.high, "outdone": int((others >= ours.mean()).sum()), "near": len(others)}
                 )  # fmt: skip
-    return pd.DataFrame(rows).assign(passing=", ".join(passing), n_passing=len(passing))
+    return pd.DataFrame(rows)
 
 
 @study
