@@ -196,7 +196,7 @@ def looks(run: Run) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@study(version=3)
+@study(version=4)
 def gaps(run: Run) -> pd.DataFrame:
     """Best head less random heads of its layer, paired by prompt, and the same of each rival: head (the best one first), of ("MRR",
     OWN: less that of the other label's word at the same positions, or the form of attention's difference), dataset ("all
