@@ -21,7 +21,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from twotowers.analysis import project
@@ -33,7 +33,7 @@ from twotowers.analysis.logit_changes import logit_change, margin_rows
 from twotowers.errors import TwoTowersError
 from twotowers.model import unembed
 from twotowers.model.attention_hooks import _masked, reading_attention, scores
-from twotowers.model.capture import Capture, read_all
+from twotowers.model.capture import Capture, read_all, said
 from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
@@ -72,14 +72,27 @@ def label_margin(
     vocabulary. Raises TwoTowersError for prompts without true or false
     demonstrations, and for unequal numbers of them.
     """
+    return margins_and_answers(model, encoded, norm, max_tokens, progress)[0]
+
+
+def margins_and_answers(
+    model: Model,
+    encoded: Sequence[Encoded],
+    norm: str = "frozen",
+    max_tokens: int = 2048,
+    progress: str | None = None,
+) -> tuple[Float[np.ndarray, "prompt layer head"], Int[np.ndarray, "prompt"], Float[np.ndarray, "prompt label"]]:
+    """`label_margin`, and of the same forward pass what `capture.predict` gives."""
     check_labels_left(encoded)
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
+    top, log_prob = np.empty(len(encoded), dtype=int), np.empty((len(encoded), len(encoded[0].label_ids)))
 
     def read(seen: Capture) -> None:
         out[seen.index] = label_position_margins(seen, model, norm).sum(-1).cpu().numpy()
+        top[seen.index], log_prob[seen.index] = (found.numpy() for found in said(seen.logits, seen.prompts))
 
     read_all(model, encoded, {"weights", "values"}, read, max_tokens, progress)
-    return out
+    return out, top, log_prob
 
 
 def attention_by_class(

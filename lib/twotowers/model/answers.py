@@ -15,10 +15,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Bool, Float, Int
 
-from twotowers.model.capture import Capture, predict
+from twotowers.model.capture import Capture, predict, said
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import Encoded, Prompt
 
@@ -57,9 +56,8 @@ class Answers:
     @classmethod
     def of(cls, seen: Capture) -> Answers:
         """What one batch answered."""
-        p = seen.logits.to(torch.promote_types(seen.logits.dtype, torch.float32)).log_softmax(-1)
-        words = torch.tensor([list(e.label_ids.values()) for e in seen.prompts], device=p.device)
-        return cls.read(p.argmax(-1).cpu().numpy(), p.gather(1, words).cpu().numpy(), seen.prompts)
+        top, log_prob = said(seen.logits, seen.prompts)
+        return cls.read(top.numpy(), log_prob.numpy(), seen.prompts)
 
     @property
     def said(self) -> np.ndarray:

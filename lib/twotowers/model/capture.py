@@ -222,7 +222,13 @@ def capture(
 @torch.inference_mode()
 def answer(model: Model, batch: Sequence[Encoded]) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
     """As `predict`, for one batch of equal length that is never divided: for runs whose edits belong to these rows."""
-    logits = model.logits(batch)
+    return said(model.logits(batch), batch)
+
+
+def said(
+    logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
+) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+    """The top word, and the log-probability (nats) of each label word in `label_ids` order, out of a batch's logits."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()

@@ -9,6 +9,7 @@ import pandas as pd
 
 from twotowers.heads import named, random_heads
 from twotowers.prompts.datasets import both_assignments, counterbalanced, paper_example
+from twotowers.stats.agreement import top
 from twotowers.stats.intervals import bootstrap, grouped, overlap_within_layers, spearman
 from twotowers.studies.cells import answered, places
 from twotowers.studies.context import chapter_studies
@@ -42,9 +43,29 @@ def _increases(run: Run):
     def make():
         sets = {dataset: run.encoded(dataset) for dataset in run.parameters.datasets} | {BALANCED: _balanced(run)}
         pooled = [one for encoded in sets.values() for one in encoded]
-        return in_parts(run, locate.increases, pooled, norm=run.parameters.norm, progress="increases"), places(sets)
+        found = in_parts(run, locate.increases, pooled, norm=run.parameters.norm, progress="increases")
+        log_prob = zip(found.log_prob.to_dict("records"), pooled, strict=True)
+        run.saw(pooled, found.predicted, [[row[label] for label in e.label_ids] for row, e in log_prob])
+        return found, places(sets)
 
     return run.keep("increases", make)
+
+
+def _pairs(run: Run):
+    """What heads add from label positions (nats), prompts counterbalanced and each with both assignments of the labels: of
+    SAMPLE prompts a set, by dataset (pairs, (2 prompts, layer, head))."""
+    from twotowers.analysis import rankings
+
+    def make():
+        cells = {
+            d: run.encode(both_assignments(counterbalanced(run.prompts(d)[:SAMPLE]))) for d in run.parameters.datasets
+        }
+        pooled = [one for pairs in cells.values() for one in pairs]
+        margin, *said = in_parts(run, rankings.margins_and_answers, pooled, progress="label positions")
+        run.saw(pooled, *said)
+        return {d: (cells[d], margin[at]) for d, at in places(cells).items()}
+
+    return run.keep("pairs", make)
 
 
 def _balanced(run: Run) -> list:
@@ -63,12 +84,12 @@ def accuracy(run: Run) -> pd.DataFrame:
     One row per (dataset, order, true_label; "both" when counterbalanced): accuracy, low, high, n (query words), prompts,
     two_label, names_label, the three baselines, passes (the set passes the rule of `forms`).
     """
-    from twotowers.model.answers import answers
-
     p, rows = run.parameters, []
     cells = {(d, "paper's order", label): run.encoded(d, label) for d in p.datasets for label in p.labels}
     cells |= {(d, "counterbalanced", "both"): run.balanced(d) for d in p.datasets}
-    found = in_parts(run, answers, [e for encoded in cells.values() for e in encoded], progress="answers").table()
+    for other in (_increases, _pairs):  # most of these prompts are run for them too
+        other(run)
+    found = run.answers([e for encoded in cells.values() for e in encoded], progress="answers").table()
     for key, at in places(cells).items():
         accuracy, shares, baselines = answered(found.iloc[at], cells[key])
         row = dict(zip(("dataset", "order", "true_label"), key, strict=True)) | accuracy
@@ -181,16 +202,10 @@ def right_only(run: Run) -> pd.DataFrame:
     prompts are kept by chance, whole query words at a time), p (of sharing as few by chance), learned. Below FEWEST
     prompts kept there is no list, and these are missing.
     """
-    from twotowers.analysis import rankings
-    from twotowers.model.answers import answers
-
     (found, at), p, cells = _increases(run), run.parameters, {}
-    for dataset in p.datasets:
-        prompts = run.prompts(dataset)[:SAMPLE]
-        pairs = run.encode(both_assignments(counterbalanced(prompts)))
-        margin = in_parts(run, rankings.label_margin, pairs, progress=f"{dataset}, label positions")
-        right = in_parts(run, answers, pairs).correct.reshape(-1, 2).all(1)
-        cells["label", dataset] = margin.reshape(len(prompts), 2, *margin.shape[1:]).mean(1), right
+    for dataset, (pairs, margin) in _pairs(run).items():
+        right = run.answers(pairs).correct.reshape(-1, 2).all(1)
+        cells["label", dataset] = margin.reshape(len(right), 2, *margin.shape[1:]).mean(1), right
         cells["paper", dataset] = found.heads[at[dataset]], found.correct[at[dataset]]
     rows = []
     for (ranking, dataset), (values, right) in cells.items():
@@ -284,13 +299,15 @@ def norms(run: Run) -> pd.DataFrame:
     rank_correlation, n."""
     from twotowers.analysis import locate
 
-    sample, k = _sample(run)[:60], run.parameters.top_k
-    by_norm = {norm: in_parts(run, locate.increases, sample, norm=norm, progress=f"norm {norm}") for norm in NORMS}
+    (found, at), p, sample = _increases(run), run.parameters, _sample(run)[:60]
+    by_norm, k = {p.norm: found.heads[at[p.datasets[0]]][: len(sample)].mean(0)}, p.top_k
+    for norm in (one for one in NORMS if one not in by_norm):
+        by_norm[norm] = in_parts(run, locate.increases, sample, norm=norm, progress=f"norm {norm}").heads.mean(0)
     rows = []
     for i, a in enumerate(NORMS):
         for b in NORMS[i + 1 :]:
-            shared = overlap_within_layers(by_norm[a].top_heads(k), by_norm[b].top_heads(k), run.about["heads"])
-            rho = spearman(by_norm[a].heads.mean(0).ravel(), by_norm[b].heads.mean(0).ravel())
+            shared = overlap_within_layers(top(by_norm[a], k), top(by_norm[b], k), run.about["heads"])
+            rho = spearman(by_norm[a].ravel(), by_norm[b].ravel())
             rows.append(
                 {"first": a, "second": b, "shared": shared.count, "k": k, "expected": shared.expected,
                  "p": shared.probability, "rank_correlation": rho, "n": len(sample)}

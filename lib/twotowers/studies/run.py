@@ -8,8 +8,11 @@ run.table(mrr.by_head)
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from twotowers.heads import Head, check_inside, control_heads, random_heads
 from twotowers.prompts.datasets import counterbalanced, with_other_class_text
@@ -17,6 +20,11 @@ from twotowers.prompts.prompt import Encoded
 from twotowers.studies.context import Context, Form
 from twotowers.studies.forms import form_of, passing_sets
 from twotowers.studies.located import WORDS, heads, top
+from twotowers.studies.parts import in_parts
+
+
+def _key(e: Encoded) -> Hashable:
+    return tuple(e.ids), tuple(e.label_ids.values())
 
 
 class Run(Context):
@@ -55,6 +63,22 @@ class Run(Context):
             return self.encode([one for one in counterbalanced(asked) if self.fits(one)])
 
         return self.keep(("either class", dataset, n), make)
+
+    def answers(self, encoded: Sequence[Encoded], progress: str | None = None) -> Any:
+        """The model's `Answers`, each prompt run once: what a pass for another study `saw` is not run again."""
+        from twotowers.model.answers import Answers
+        from twotowers.model.capture import predict
+
+        known = self.keep("answers", dict)
+        if new := [one for key, one in {_key(e): e for e in encoded}.items() if key not in known]:
+            self.saw(new, *in_parts(self, predict, new, progress=progress))
+        top, log_prob = map(np.array, zip(*(known[_key(e)] for e in encoded), strict=True))
+        return Answers.read(top, log_prob, encoded)
+
+    def saw(self, encoded: Sequence[Encoded], top: Any, log_prob: Any) -> None:
+        """Note what the model answered to prompts: top words (prompt,), log-probabilities of labels (prompt, label)."""
+        found = zip(np.asarray(top), np.asarray(log_prob), strict=True)
+        self.keep("answers", dict).update(zip(map(_key, encoded), found, strict=True))
 
     @cached_property
     def lexicon(self) -> Any:
