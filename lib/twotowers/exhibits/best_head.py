@@ -81,7 +81,7 @@ def _of_rivals_too(claim: Callable[[pd.DataFrame], Claim]) -> Callable[[pd.DataF
         if own.verdict is Verdict.UNTESTABLE:
             return own
         said = [f"for {code(head)}: {one.verdict}" for head, one in others]
-        tied = f" Of heads that might be the best on other prompts, {', '.join(said)}." if said else ""
+        tied = f" On other prompts another head might be the best; {', '.join(said)}." if said else ""
         return Claim(together([one.verdict for one in found.values()]), own.sentence + tied)
 
     return judged
