@@ -49,13 +49,24 @@ def label_position_margins(
     This is I_true - I_other of the paper's increase, exactly: the log-sum-exp cancels. Needs "weights" and "values".
     """
     capture.require("weights", "values")
-    rows, scale = margin_rows(capture, model, norm), unembed.norm_scale(capture.resid_final, model.unembedding)
-    at, found = capture.label_positions, []
+    e, rows, at, found = model.unembedding, margin_rows(capture, model, norm), capture.label_positions, []
+    scale = unembed.norm_scale(capture.resid_final, e)
     for layer in range(model.n_layers):
-        vo = project.value_outputs(capture, model, layer, range(model.n_heads), at)
-        alpha = capture.weights[layer].gather(2, at[:, None].expand(-1, model.n_heads, -1))
-        v = alpha[..., None].to(vo.dtype) * vo
-        found.append(logit_change(capture.resid_pre[layer], v, rows, model.unembedding, norm, scale))
+        x, alpha = capture.resid_pre[layer], capture.weights[layer]
+        alpha = alpha.gather(2, at[:, None].expand(-1, model.n_heads, -1))
+        if norm == "recomputed":
+            vo = project.value_outputs(capture, model, layer, range(model.n_heads), at)
+            v = alpha[..., None].to(vo.dtype) * vo
+            found.append(logit_change(x, v, rows, e, norm, scale))
+        else:  # linear in the vector, so the rows go through W_O once for all positions
+            shared = [model.value_head(head) for head in range(model.n_heads)]
+            values = project.at_places(
+                capture.values[layer].flatten(0, 1), at.repeat_interleave(model.n_key_value_heads, 0)
+            )
+            values = values.unflatten(0, (len(x), -1))[:, shared].to(rows)
+            through = torch.einsum("bd,hkd->bhk", rows, model.output_weight(layer).to(rows))
+            margins = alpha.to(rows) * torch.einsum("bhpk,bhk->bhp", values, through)
+            found.append(margins / unembed.divisor(x[:, None, None].to(rows), e, norm, scale.reshape(-1, 1, 1)))
     return torch.stack(found, 1)
 
 
