@@ -46,8 +46,8 @@ def large() -> list[Cell]:
 
 
 def smollm2() -> list[Cell]:
-    """Real weights, at the lengths of the book's forms of a prompt: a few minutes."""
-    cells = [(8, 19, 3), (64, 19, 1), (1000, 19, 1), (64, 63, 1)]
+    """Real weights, at the lengths of the book's forms of a prompt: a quarter of an hour."""
+    cells = [(8, 19, 3), (64, 19, 1), (1000, 19, 1), (64, 63, 1), (1000, 63, 1)]
     return [Cell(shape="smollm2-135m", weights="real", prompts=n, tokens=t, repeats=r) for n, t, r in cells]
 
 
