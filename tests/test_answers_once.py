@@ -12,7 +12,9 @@ from twotowers.studies.run import Run
 
 @pytest.fixture
 def run():
-    return Run(Parameters.of({"datasets": ["sentiment/number"], "n_prompts": 10, "n_locate": 10, "k": 2, "separator": "space"}))
+    return Run(
+        Parameters.of({"datasets": ["sentiment/number"], "n_prompts": 10, "n_locate": 10, "k": 2, "separator": "space"})
+    )
 
 
 @pytest.fixture

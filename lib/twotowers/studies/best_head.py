@@ -87,7 +87,7 @@ def sources(run: Run, head: Head) -> dict[str, str]:
     """What a head is held against: BEST for itself, RANDOM heads of its layer, NEAR for all others about its depth."""
     about, others = run.about, others_of_layer(head, run.about["heads"], N_RANDOM, run.parameters.seed)
     near = nearest_heads(head, about["layers"], about["heads"], LEAST_NEAR)
-    return dict.fromkeys(named(near), NEAR) | dict.fromkeys(named(others), RANDOM) | {str(head): BEST}
+    return {str(head): BEST} | dict.fromkeys(named(near), NEAR) | dict.fromkeys(named(others), RANDOM)
 
 
 def _judged(run: Run):
