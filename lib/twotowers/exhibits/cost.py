@@ -130,23 +130,25 @@ def held_rows(t: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("work")
 
 
+def _times(over: pd.Series) -> str:
+    """From the least to the most, or one number where these look alike."""
+    return " to ".join(dict.fromkeys(f"{value:.2f}" for value in (over.min(), over.max())))
+
+
 def held_said(t: pd.DataFrame) -> str:
     """How far the measured times are from the predicted, at the least and at the most, of each work; CPU and GPU apart."""
     said = []
     for device, own in t.groupby("device"):
-        each = [
-            f"{part['over'].min():.2f} to {part['over'].max():.2f} ({work})"
-            for work, part in own.groupby("work", sort=False)
-        ]
+        each = [f"{_times(part['over'])} ({work})" for work, part in own.groupby("work", sort=False)]
         said.append(
             f"Over {len(own)} measurements {ON[device]} in {plural(own['shape'].nunique(), 'shape')}, the measured time is "
-            f"**{own['over'].min():.2f} to {own['over'].max():.2f} times** the predicted: {'; '.join(each)}."
+            f"**{_times(own['over'])} times** the predicted: {'; '.join(each)}."
         )
     few = t[(t["device"] == "cuda") & (t["prompts"] < MANY)]
     if len(few):
         said.append(
             f"On a GPU the formula is too low, most where prompts are few: with fewer than {MANY}, "
-            f"{few['over'].min():.2f} to {few['over'].max():.2f} times; it does not count what starting each step costs."
+            f"{_times(few['over'])} times; it does not count what starting each step costs."
         )
     return " ".join(said)
 
