@@ -80,6 +80,13 @@ def test_what_might_be_the_best_head_must_bear_the_claim_out(claim, rival, verdi
     assert unlearned.verdict is Verdict.UNTESTABLE and "2-0" not in unlearned.sentence
 
 
+def test_each_head_that_is_judged_stands_in_the_table():
+    t = shown.gaps_rows(pd.concat([gaps(), gaps(outdone=9, head="2-0")], ignore_index=True))
+    assert len(t) == 8 and set(t.index.get_level_values("set")) == {EVERY}
+    assert t.loc[("2-0", "MRR", EVERY)].tolist() == ["+1.000", "+1.000 [+0.800, +1.200]", "9 of 20"]
+    assert set(shown.gaps_rows(gaps(passing=False)).index.get_level_values("set")) == {"SST-2", "TREC"}
+
+
 @pytest.mark.parametrize("of", ["MRR", shown.OWN])
 def test_reading_labels_takes_both_ranks_from_nearly_every_other_head(of):
     t = gaps()

@@ -137,6 +137,21 @@ def looks(t: pd.DataFrame) -> Claim:
     )
 
 
+def gaps_rows(t: pd.DataFrame) -> pd.DataFrame:
+    """A row for each head and quantity on the sets that are learned together (each alone, where none is): its own mean,
+    what it has beyond random heads, and how many heads about its depth have as much."""
+    t = t[t["dataset"] == EVERY] if (t["dataset"] == EVERY).any() else t
+    of = t["of"].replace({PAPER: f"attention, {PAPER}", BALANCED: f"attention, {BALANCED}"})
+    rows = pd.DataFrame(
+        {
+            "head": t["head"], "of": of, "set": t["dataset"], "its own": t["effect"].map("{:+.3f}".format),
+            "less random heads": [f"{r.gap:+.3f} [{r.low:+.3f}, {r.high:+.3f}]" for r in t.itertuples()],
+            "heads that reach as much": [f"{r.outdone} of {r.near}" for r in t.itertuples()],
+        }
+    )  # fmt: skip
+    return rows.set_index(["head", "of", "set"])
+
+
 def mrr_chart(t: pd.DataFrame) -> alt.TopLevelMixin:
     return charts.bars(
         t, x="dataset", y="mrr", group="source", x_title="set", y_title="MRR",
