@@ -39,6 +39,7 @@ def gaps(effect=UP, gap=UP, own=UP, passing=True, n=20, outdone=1, near=20, head
         ({"passing": False}, Verdict.UNTESTABLE, "learns none of the sets"),
         ({"outdone": 2}, Verdict.CONTROL, "2 of 20 other heads about its depth reach as much"),
         ({"outdone": 2, "near": 40}, Verdict.HOLDS, "2 of 40 other heads about its depth reach as much"),
+        ({"outdone": 0, "near": 19}, Verdict.UNDECIDED, "0 of 19 other heads about its depth reach as much"),
         ({"outdone": 1, "near": 1}, Verdict.CONTROL, "1 of 1 other head about its depth reach as much"),
     ],
 )

@@ -42,7 +42,7 @@ def test_label_words_must_rank_above_chance_and_above_random_heads(given, verdic
     assert len(shown.overall_rows(overall(**given))) == 3
 
 
-def signed(effect=UP, over=UP, outdone=0, learned=True, readings=(0.5, -0.3, 0.2)):
+def signed(effect=UP, over=UP, outdone=0, draws=20, learned=True, readings=(0.5, -0.3, 0.2)):
     kinds = (IN, RANDOM, "other heads")
     rows = [
         {"layer": i, "head": 0, "name": f"{i}-0", "kind": kind, "reading": value, "low": value - 0.1, "n": 20,
@@ -51,7 +51,7 @@ def signed(effect=UP, over=UP, outdone=0, learned=True, readings=(0.5, -0.3, 0.2
     ]  # fmt: skip
     for name, value in (("effect", effect), ("over", over)):
         rows = [row | dict(zip((name, f"{name}_low", f"{name}_high"), value, strict=True)) for row in rows]
-    return pd.DataFrame(rows).assign(outdone=outdone, draws=20, learned=learned)
+    return pd.DataFrame(rows).assign(outdone=outdone, draws=draws, learned=learned)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,8 @@ def signed(effect=UP, over=UP, outdone=0, learned=True, readings=(0.5, -0.3, 0.2
     [
         ({}, Verdict.HOLDS, "more than random heads"),
         ({"outdone": 1}, Verdict.HOLDS, "more than random heads"),
-        ({"outdone": 2}, Verdict.CONTROL, "no more than random heads"),
+        ({"outdone": 2}, Verdict.CONTROL, "too many random sets of heads reach as much"),
+        ({"draws": 19}, Verdict.UNDECIDED, "too few sets were drawn to tell"),
         ({"over": WIDE}, Verdict.CONTROL, "no more than random heads"),
         ({"effect": DOWN}, Verdict.FAILS, "do not write"),
         ({"effect": WIDE}, Verdict.UNDECIDED, "cannot be told"),

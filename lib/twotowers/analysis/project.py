@@ -61,12 +61,19 @@ def value_outputs(
     capture: Capture, model: Model, layer: int, heads: Sequence[int], places: Int[Tensor, "batch place"]
 ) -> Float[Tensor, "batch head place d_model"]:
     """Value-output vectors `vo` of some heads of a layer at some positions, unweighted. Needs want={"values"}."""
+    values = values_at(capture, model, layer, heads, places)
+    weight = model.output_weight(layer)[list(heads)].to(values.device)
+    return torch.einsum("bhpk,hkd->bhpd", values, weight)
+
+
+def values_at(
+    capture: Capture, model: Model, layer: int, heads: Sequence[int], places: Int[Tensor, "batch place"]
+) -> Float[Tensor, "batch head place d_head"]:
+    """Value vectors of some heads of a layer at some positions. Needs want={"values"}."""
     capture.require("values")
     shared = [model.value_head(head) for head in heads]  # grouped-query attention: heads share values
     values = capture.values[layer][:, shared]
-    index = places[:, None, :, None].expand(-1, len(shared), -1, values.shape[-1])
-    weight = model.output_weight(layer)[list(heads)].to(values.device)
-    return torch.einsum("bhpk,hkd->bhpd", values.gather(2, index), weight)
+    return values.gather(2, places[:, None, :, None].expand(-1, len(shared), -1, values.shape[-1]))
 
 
 def key_inputs(

@@ -59,11 +59,7 @@ def label_position_margins(
             v = alpha[..., None].to(vo.dtype) * vo
             found.append(logit_change(x, v, rows, e, norm, scale))
         else:  # linear in the vector, so the rows go through W_O once for all positions
-            shared = [model.value_head(head) for head in range(model.n_heads)]
-            values = project.at_places(
-                capture.values[layer].flatten(0, 1), at.repeat_interleave(model.n_key_value_heads, 0)
-            )
-            values = values.unflatten(0, (len(x), -1))[:, shared].to(rows)
+            values = project.values_at(capture, model, layer, range(model.n_heads), at).to(rows)
             through = torch.einsum("bd,hkd->bhk", rows, model.output_weight(layer).to(rows))
             margins = alpha.to(rows) * torch.einsum("bhpk,bhk->bhp", values, through)
             found.append(margins / unembed.divisor(x[:, None, None].to(rows), e, norm, scale.reshape(-1, 1, 1)))

@@ -5,7 +5,18 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, either_way, finding, judge, listed, plural, untestable
+from twotowers.exhibits.claim import (
+    Claim,
+    Verdict,
+    among_others,
+    code,
+    either_way,
+    finding,
+    judge,
+    listed,
+    plural,
+    untestable,
+)
 from twotowers.stats import charts, linked
 from twotowers.stats.intervals import Interval, estimate
 
@@ -13,7 +24,6 @@ IN, RANDOM, OVER = "in-context heads", "random heads", "in-context less random"
 PAPER, BALANCED = "paper's order", "counterbalanced"
 POOLED = "all sets that are learned"
 COMPARED, CONTENT = "as the model compares", "content alone"
-ALLOWED = 0.05  # of the random sets of heads may reach the in-context heads, and the claim still holds
 LIKED = {
     Verdict.CONTROL: "prefer the query's class when one class of a pair is asked about, not clearly when the other is",
     Verdict.UNDECIDED: "may only prefer the labels of one class, since no other is asked about",
@@ -30,9 +40,7 @@ def _judged(t: pd.DataFrame, column: str, null: float) -> tuple[Verdict, Interva
     own = t[(t["dataset"] == POOLED) & (t["form"] == BALANCED)]
     effect, over = (estimate(own, column, heads=kind) for kind in (IN, OVER))
     outdone, draws = (int(own[name].iloc[0]) for name in ("outdone", "draws"))
-    verdict = judge(effect, over, null=null)
-    if verdict is Verdict.HOLDS and outdone > ALLOWED * draws:
-        verdict = Verdict.CONTROL
+    verdict = among_others(judge(effect, over, null=null), outdone, draws)
     reached, liked = f"{outdone} of {plural(draws, 'random set')} of heads reach as much", ""
     if verdict is Verdict.HOLDS:
         rows = t[(t["form"] == BALANCED) & (t["heads"] == IN) & (t["dataset"] != POOLED)].set_index("dataset")

@@ -8,7 +8,7 @@ from functools import wraps
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, code, either_way, finding, judge, plural, together
+from twotowers.exhibits.claim import Claim, Verdict, among_others, code, either_way, finding, judge, plural, together
 from twotowers.exhibits.locate import shared_heads
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
@@ -16,11 +16,10 @@ from twotowers.stats.intervals import Interval, estimate
 BEST, RIVAL, RANDOM, EVERY = "best head", "rival", "random heads", "all sets"
 OWN = "MRR, own less other label"
 PAPER, BALANCED = "paper's order", "counterbalanced"
-# Rules of 2026-11-22. An average of other heads is beaten by many a head, so of all heads about its depth only this share
-# may do as well as the best head; written before any table that it judges. And a claim must hold for each head that might
+# Rules of 2026-11-22. Of all heads about its depth only few may do as well as the best head (`among_others`); written before
+# any table that it judges. And a claim must hold for each head that might
 # have been the best one on other prompts (`studies.best_head.rivals`); written when 100 prompts had named one head of a
 # model and 200 another, by 0.0001 nats, and before the two stood beside each other in a table.
-ALLOWED = 0.05
 
 
 def chosen(t: pd.DataFrame) -> Claim:
@@ -65,9 +64,7 @@ def _gap(t: pd.DataFrame, what: str, null: float = 0.0) -> tuple[Verdict, Interv
     row = whole.iloc[0]
     effect = Interval(row["effect"], row["effect_low"], row["effect_high"], int(row["n"]))
     gap = estimate(whole, "gap")
-    verdict = judge(effect, gap, null=null)
-    if verdict is Verdict.HOLDS and row["outdone"] > ALLOWED * row["near"]:
-        verdict = Verdict.CONTROL
+    verdict = among_others(judge(effect, gap, null=null), int(row["outdone"]), int(row["near"]))
     return verdict, gap, clear, f"{int(row['outdone'])} of {plural(int(row['near']), 'other head')}"
 
 

@@ -85,6 +85,22 @@ def judge(effect: Interval, over_control: Interval | None, null: float = 0.0, si
     return Verdict.HOLDS if beyond > 0 else Verdict.CONTROL
 
 
+ALLOWED = 0.05  # of other heads, or sets of them, may do as well, and a claim about some heads still holds
+
+
+def among_others(verdict: Verdict, outdone: int, others: int) -> Verdict:
+    """What becomes of HOLDS where `outdone` of `others` do as well: an average of them is beaten by many a head.
+
+    CONTROL beyond the share ALLOWED; UNDECIDED where they are too few for so small a share: the first of three would be
+    no rare thing.
+    """
+    if verdict is not Verdict.HOLDS:
+        return verdict
+    if outdone > ALLOWED * others:
+        return Verdict.CONTROL
+    return verdict if ALLOWED * others >= 1 else Verdict.UNDECIDED
+
+
 def apart(a: Interval, b: Interval) -> Interval:
     """a less b, of which only the intervals are known: as wide as they allow, whether they are paired or not."""
     return Interval(a.estimate - b.estimate, a.low - b.high, a.high - b.low, min(a.n, b.n))

@@ -5,12 +5,22 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from twotowers.exhibits.claim import Claim, Verdict, about_learning, code, finding, judge, listed, plural, together
+from twotowers.exhibits.claim import (
+    Claim,
+    Verdict,
+    about_learning,
+    among_others,
+    code,
+    finding,
+    judge,
+    listed,
+    plural,
+    together,
+)
 from twotowers.stats import charts
 from twotowers.stats.intervals import Interval, estimate
 
 IN, RANDOM, ALL = "in-context heads", "random heads", "all other heads"
-ALLOWED = 0.05  # of the random sets of heads may reach the in-context heads, and the claim still holds
 
 
 @about_learning
@@ -138,9 +148,8 @@ def signed(t: pd.DataFrame) -> Claim:
     """In-context heads write the label up, more than random heads of their layers do: section 4.3 with a sign."""
     effect, over = (Interval(*t[[n, f"{n}_low", f"{n}_high"]].iloc[0], int(t["n"].iloc[0])) for n in ("effect", "over"))
     outdone, draws = int(t["outdone"].iloc[0]), int(t["draws"].iloc[0])
-    verdict = judge(effect, over)
-    if verdict is Verdict.HOLDS and outdone > ALLOWED * draws:
-        verdict = Verdict.CONTROL
+    on_average = judge(effect, over)
+    verdict = among_others(on_average, outdone, draws)
 
     def counts(own: pd.DataFrame) -> str:
         up, down = (int((own["counts"] & (sign * own["reading"] > 0)).sum()) for sign in (1, -1))
@@ -151,6 +160,13 @@ def signed(t: pd.DataFrame) -> Claim:
         Verdict.CONTROL: "write the label that stands there up, but no more than random heads of their layers",
         Verdict.FAILS: "do not write the label that stands there up",
     }.get(verdict, "cannot be told from heads that write neither label up")
+    if on_average is Verdict.HOLDS and verdict is not Verdict.HOLDS:
+        why = (
+            "too many random sets of heads reach as much"
+            if verdict is Verdict.CONTROL
+            else "too few sets were drawn to tell"
+        )
+        said = f"write the label that stands there up, and more than random heads on average, but {why}"
     ours, rest = t[t["kind"] == IN], t[t["kind"] != IN]
     return Claim(
         verdict,
