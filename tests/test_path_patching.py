@@ -101,6 +101,9 @@ def test_every_variant_equals_runs_in_which_all_else_is_held(any_model, replaced
             for head in found["receiver"].values:
                 weights = expected[path, head][list(one.label_positions)]
                 np.testing.assert_allclose(found.attention.sel(path=path, receiver=head)[i], weights, atol=1e-6)
+    less = path_patching(any_model, encoded, senders, receivers, replacement, answers_only=["also"])
+    assert set(less.receiver.values) == {f"{layer}-{head}" for name in ("above", "below") for layer, head in receivers[name]}
+    np.testing.assert_allclose(less.log_prob_true, found.log_prob_true, **EXACT)
     lost = abs(found.log_prob_true - found.log_prob_true.sel(variant="none")).max("prompt")
     assert float(lost.sel(variant=[variant("above", path) for path in PATHS]).min()) > 1e-5
 

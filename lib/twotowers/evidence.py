@@ -6,11 +6,11 @@
 **Unit.** Prompts share class pairs, so class pairs are the clusters: values are averaged within each pair first, and an
 interval is Student's t over these means (n = class pairs). It has no random numbers and no ties to break.
 
-**Rule** (2026-11-22). Let the claim say that the effect lies above `null`, and `smallest` be the smallest effect that
-would matter. In this order:
+**Rule** (2026-11-22; its history is data/rules.csv). Let the claim say that the effect lies above `null`, and `smallest` be
+the smallest effect that would matter; 0 where `null` is a threshold such as "at least half". In this order:
 
 1. *absent*: the 90% interval lies within `smallest` of `null`;
-2. *opposite*: the 95% interval lies below `null`;
+2. *does not hold*: the 95% interval lies below `null`;
 3. *undecided*: the 95% interval holds `null`;
 4. without a control: *holds*;
 5. with one: *undecided* where fewer than LEAST random sets were measured; *holds* where the difference from their mean lies
@@ -34,13 +34,13 @@ import xarray as xr
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
-HOLDS, NOT_SPECIFIC, ABSENT, OPPOSITE = "holds", "not specific", "absent", "opposite"
+HOLDS, NOT_SPECIFIC, ABSENT, FAILS = "holds", "not specific", "absent", "does not hold"
 UNDECIDED, NOT_TESTABLE = "undecided", "not testable"
 VERDICTS = {
     HOLDS: "the effect is there, and beyond other heads where they are the control",
     NOT_SPECIFIC: "the effect is there, but other heads of the same layers do as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
-    OPPOSITE: "the effect has the other sign",
+    FAILS: "the effect is clearly less than claimed, or has the other sign",
     UNDECIDED: "too few observations to tell",
     NOT_TESTABLE: "the model does not learn the task, or the rule names no heads",
 }
@@ -97,6 +97,17 @@ def cluster_means(values: xr.DataArray, by: str = "pair") -> xr.DataArray:
     return values.groupby(by).mean("prompt") if "prompt" in values.dims else values
 
 
+def share(part: xr.DataArray, whole: xr.DataArray, by: str = "pair") -> xr.DataArray:
+    """What share of `whole` a part is, as values over clusters: mean(part) / mean(whole), spread as that ratio is.
+
+    part (..., prompt), whole (prompt,) -> (..., `by`). A cluster's value is the ratio plus its residual over the mean of
+    the whole (delta method), so no cluster divides by its own small whole. For the measures "at least half of ...".
+    """
+    part, whole = cluster_means(part, by), cluster_means(whole, by)
+    ratio = part.mean(by) / whole.mean(by)
+    return ratio + (part - ratio * whole) / whole.mean(by)
+
+
 def interval(means: np.ndarray | xr.DataArray) -> Interval:
     """Student's t interval of the mean over clusters (n,). All equal: bounds equal the estimate."""
     means = np.asarray(means, dtype=float)
@@ -118,7 +129,7 @@ def judge(
     if null - smallest < effect.low90 and effect.high90 < null + smallest:
         return ABSENT
     if effect.high < null:
-        return OPPOSITE
+        return FAILS
     if effect.low <= null:
         return UNDECIDED
     if difference is None:

@@ -16,7 +16,8 @@ import pandas as pd
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
-    "random direction": GREY, "siblings": SKY, "none": "#555555",
+    "random direction": OLIVE, "siblings of comparers": SKY, "none": "#555555",
+    "query alone": SKY, "keys alone": PINK, "both": GREEN, "below the cut": SKY, "from the cut": PINK,
     "true label": BLUE, "other label": ORANGE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
 }  # fmt: skip
@@ -134,7 +135,9 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, 
     return facets(marks, table, columns=columns, height=height).resolve_scale(x="independent", y="independent")
 
 
-WORDS = {"holds": BLUE, "not specific": SKY, "absent": GREY, "opposite": ORANGE, "undecided": "#c9c9c9", "not testable": "#e9e9e9"}
+WORDS = {
+    "holds": BLUE, "not specific": SKY, "absent": GREY, "does not hold": ORANGE, "undecided": "#c9c9c9", "not testable": "#e9e9e9",
+}  # fmt: skip
 
 
 def ladder(table: pd.DataFrame) -> alt.LayerChart:
@@ -150,6 +153,6 @@ def ladder(table: pd.DataFrame) -> alt.LayerChart:
     )  # fmt: skip
     fill = alt.Color("verdict:N", scale=alt.Scale(domain=list(WORDS), range=list(WORDS.values())), legend=None)
     cells = base.mark_rect(stroke="white").encode(color=fill)
-    dark = "datum.verdict == 'holds' || datum.verdict == 'opposite' || datum.verdict == 'absent'"
+    dark = "datum.verdict == 'holds' || datum.verdict == 'does not hold' || datum.verdict == 'absent'"
     text = base.mark_text(fontSize=11).encode(text="verdict:N", color=alt.condition(dark, alt.value("white"), alt.value("#222")))
     return (cells + text).properties(width=95 * len(models), height=alt.Step(32))

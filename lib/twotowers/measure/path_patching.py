@@ -64,22 +64,24 @@ def path_patching(
     senders: Sequence[tuple[int, int]],
     receivers: Mapping[str, Sequence[tuple[int, int]]],
     replacement: Float[Tensor, "layer head d_head"] | None = None,
+    answers_only: Sequence[str] = (),
     max_tokens: int = 2048,
 ) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says (variant, prompt): see the module.
 
     And `attention` (path, prompt, receiver, place): the weight of each receiver on each label, with its queries of the
-    plain run ("none") and of each path. `replacement`: what senders feed to W_O when ablated, by default zero; their
-    means are `mean_z(...)["last"]`. Cost: two plain runs, and one of the last position for every variant. Memory: keys
-    and values of `max_tokens` tokens. Raises TwoTowersError on a head outside the model, and as `heads` on prompts.
+    plain run ("none") and of each path; not for receivers named in `answers_only`. `replacement`: what senders feed to
+    W_O when ablated, by default zero; their means are `mean_z(...)["last"]`. Cost: two plain runs, and one of the last
+    position for every variant. Memory: keys and values of `max_tokens` tokens. Raises TwoTowersError on a head outside
+    the model, and as `heads` on prompts.
     """
     check_labels_left(encoded)
     check_inside(
         [*senders, *(head for heads in receivers.values() for head in heads)], model.n_layers, model.n_heads, model.name
     )
     ablation = Ablation(frozenset(Head(*head) for head in senders), replacement)
-    each = list(dict.fromkeys(Head(*head) for heads in receivers.values() for head in heads))
-    layers = sorted({layer for layer, _ in each})
+    each = list(dict.fromkeys(Head(*h) for name, heads in receivers.items() if name not in answers_only for h in heads))
+    layers = sorted({layer for heads in receivers.values() for layer, _ in heads})
     variants = [NONE, SENDERS_ABLATED, *(variant(name, path) for name in receivers for path in PATHS)]
     answers = Answers(encoded, len(variants))
     attention = np.empty((1 + len(PATHS), len(encoded), len(each), len(encoded[0].label_positions)), dtype=np.float32)

@@ -174,10 +174,12 @@ def _ablations_last(run: Run) -> xr.Dataset:
 
 
 def _path_patching(run: Run) -> xr.Dataset:
-    """From comparers to the queries of writers, and to those of random sets matched to the writers."""
+    """From comparers to the queries of writers, of random sets matched to the writers, and of all heads that come later."""
     sets = _both(run)
-    receivers = _present({"writers": sets["writers"]}) | _controls(run, "writers", sets["writers"])
-    return path_patching(run.model, run.encode(_few(run)), sets["comparers"], receivers)
+    first = min(layer for layer, _ in sets["comparers"])
+    later = [Head(layer, h) for layer in range(first + 1, run.model.n_layers) for h in range(run.model.n_heads)]
+    receivers = _present({"writers": sets["writers"]}) | _controls(run, "writers", sets["writers"]) | {"all later heads": later}
+    return path_patching(run.model, run.encode(_few(run)), sets["comparers"], receivers, answers_only=["all later heads"])
 
 
 def _both(run: Run) -> dict[str, list[Head]]:
@@ -253,7 +255,7 @@ MEASUREMENTS |= {
     "steering": Measurement(_steering, ("locating",)),
     "steering_random": Measurement(_steering_random, ("locating",)),
     "interchanges": Measurement(_interchanges, ("locating",)),
-    "path_patching": Measurement(_path_patching, ("locating",)),
+    "path_patching": Measurement(_path_patching, ("locating",), version=2),
     "singles": Measurement(_singles, ("forms",)),
     "ablations": Measurement(_ablations, ("locating", "singles")),
     "ablations_last": Measurement(_ablations_last, ("locating", "singles")),
