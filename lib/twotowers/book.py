@@ -186,12 +186,13 @@ def folders(name: str) -> list[Path]:
 
 
 def findings(rows: pd.DataFrame) -> str:
-    """The sentences of data/findings.csv as a list, each with its chapter; a test binds them to the verdicts they rest on.
+    """The sentences of data/findings.csv as a list, each with its chapter. Below a sentence stand the verdicts it rests on.
 
     A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
     """
     verdicts = {(row["claim"], row["model"]): row["verdict"] for row in rows.to_dict("records")}
     table = pd.read_csv(data_folder() / "findings.csv")
+    table[["sentence", "chapter"]] = table[["sentence", "chapter"]].ffill()
     lines = []
     for (sentence_of, chapter), part in table.groupby(["sentence", "chapter"], sort=False):
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
