@@ -10,9 +10,11 @@ No code of a model's own is run and no pickle is read.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from twotowers.model.attention_hooks import implementation
 from twotowers.model.model import Model
 from twotowers.model.proof import prove
 from twotowers.paths import user_cache
+from twotowers.progress import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -120,8 +123,12 @@ def _dequantised(path: Path) -> Path:
         del hf.config.quantization_config
         hf.save_pretrained(folder)
 
+    def write(folder: Path) -> None:
+        say(f"{path.name}: its quantised weights are written out as floats, once ...")
+        _read(str(path), "contents", lambda: make(folder))
+
     folder = user_cache() / "gguf" / f"{named.digest(path)[:24]}-transformers-{transformers_version}"
-    return named.kept(folder, lambda part: _read(str(path), "contents", lambda: make(part)), lambda: True)
+    return named.kept(folder, write, lambda: True)
 
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
@@ -169,7 +176,8 @@ def _read(name: str, part: str, get: Callable[[], Any]) -> Any:
     transformers_logging.set_verbosity_error()  # the report is not the reader's business; faults are raised
     transformers_logging.disable_progress_bar()
     try:
-        return get()
+        with redirect_stderr(io.StringIO()):  # the bar of GGUF files asks nobody
+            return get()
     except Exception as error:  # a damaged file can raise anything; tokenizers raises bare ones
         if is_out_of_memory(error):
             what = f"'{name}' does not fit into memory: take a narrower dtype or a smaller model"
