@@ -24,7 +24,7 @@ import twotowers.measure.suite  # noqa: F401  (fills the list of measurements)
 from twotowers import choose, evidence, figures
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.measure.chain import Run, open_recorded, recorded
+from twotowers.measure.chain import NOT_TESTABLE, Run, open_recorded, recorded
 from twotowers.measure.settings import Settings
 from twotowers.paths import data_folder
 
@@ -45,13 +45,14 @@ class Chapter:
         self.settings = Settings.of({name: value for name, value in given.items() if name in names})
         self.run = Run(self.settings)
         self.rows: list[dict] = []
+        self.left_out: dict[str, str] = {}
         self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
         self._sets: dict[str, dict[str, list[Head]]] = {}
 
     def measured(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement: every recorded model and the parameter's, smallest first. Measures what is not there.
 
-        `suite`: another than the chapter's, such as "sentences".
+        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the chapter's, such as "sentences".
         """
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
@@ -60,6 +61,8 @@ class Chapter:
             if self.run.name not in found:
                 run = self.run if suite == self.settings.suite else Run(self.settings.model_copy(update={"suite": suite}))
                 found[run.name] = run.measured(name)
+            self.left_out |= {m: d.attrs[NOT_TESTABLE] for m, d in found.items() if NOT_TESTABLE in d.attrs}
+            found = {m: d for m, d in found.items() if NOT_TESTABLE not in d.attrs}
             self._open[suite, name] = dict(sorted(found.items(), key=lambda item: item[1].attrs["parameters"]))
         return self._open[suite, name]
 
@@ -94,7 +97,7 @@ class Chapter:
         about = evidence.claims().get(claim)
         if about is None:
             raise TwoTowersError(f"no claim '{claim}' in data/claims.csv: add a line with its rule and date")
-        why = untestable or {}
+        why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(untestable or {})
         tested = {model: data for model, data in values.items() if model not in why}
         rows = [self._row(about, model, data, heads, (random or {}).get(model), by, gate) for model, data in tested.items()]
         rows += [evidence.not_testable(about, model, reason) for model, reason in why.items()]
@@ -127,8 +130,8 @@ class Chapter:
     def controls(self, model: str, heads: str, draws: int = DRAWS) -> list[list[Head]]:
         """Random sets matched to a set: same layers, other key-value groups."""
         about = self.measured("heads")[model].attrs
-        group = about["heads"] // about["key_value_heads"]
-        return choose.matched_sets(self.sets[model][heads], about["layers"], about["heads"], group, draws)
+        layers, n_heads, n_kv = (int(about[name]) for name in ("layers", "heads", "key_value_heads"))
+        return choose.matched_sets(self.sets[model][heads], layers, n_heads, n_heads // n_kv, draws)
 
     def table(self, values: Mapping[str, Callable | xr.DataArray], by: str = "pair", **columns: Any) -> pd.DataFrame:
         """One row a model with mean and 95% interval over clusters `by`: columns model, value, low, high, n, and those given."""

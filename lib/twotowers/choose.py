@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from twotowers.errors import TwoTowersError
+from twotowers.errors import NotTestable
 from twotowers.heads import Head
 from twotowers.prompts.blocks import Form
 
@@ -86,12 +86,12 @@ def matched_sets(
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads` or `beside`.
 
     Where a layer has too few such heads, those of the nearest layers take part (the layer above before the one below).
-    Raises TwoTowersError when the model has too few heads left.
+    Raises NotTestable when the model has too few heads left.
     """
     taken = {(layer, h // group) for layer, h in (*heads, *beside)}
     free = {layer: [h for h in range(n_heads) if (layer, h // group) not in taken] for layer in range(n_layers)}
     if sum(map(len, free.values())) < len(heads):
-        raise TwoTowersError(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer")
+        raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer")
     rng, out = np.random.default_rng([seed, 44]), []
     for _ in range(draws):
         left = {layer: list(rng.permutation(free[layer])) for layer in free}
@@ -104,8 +104,8 @@ def matched_sets(
 
 
 def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
-    """Values (..., layer, head) of some heads: (..., heads), with their names ("18-6") as coordinate."""
-    layer, head = (xr.DataArray(list(axis), dims="heads") for axis in zip(*heads, strict=True))
+    """Values (..., layer, head) of some heads, or of none: (..., heads), with their names ("18-6") as coordinate."""
+    layer, head = (xr.DataArray([int(at[axis]) for at in heads], dims="heads").astype(int) for axis in (0, 1))
     return values.isel(layer=layer, head=head).assign_coords(heads=[str(Head(*h)) for h in heads])
 
 

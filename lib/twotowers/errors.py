@@ -1,4 +1,4 @@
-"""The one error of this package, and its kind for what nobody recorded; and how to tell that memory is short."""
+"""The one error of this package, and its kind for what cannot be asked of a model; and how to tell that memory is short."""
 
 
 class TwoTowersError(ValueError):
@@ -15,8 +15,8 @@ class TwoTowersError(ValueError):
         return [f"TwoTowersError: {self}"]
 
 
-class NotRecorded(TwoTowersError):
-    """Only recorded tables may be shown, and this one is not recorded: it says nothing of the model."""
+class NotTestable(TwoTowersError):
+    """A measurement has no meaning for this model, such as one of heads that no rule names: a result, not a mistake."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

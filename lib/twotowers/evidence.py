@@ -93,7 +93,9 @@ class Interval:
 
 
 def cluster_means(values: xr.DataArray, by: str = "pair") -> xr.DataArray:
-    """Means within each cluster: the dimension `prompt` becomes `by`. Missing values are left out."""
+    """Means within each cluster: the dimension `prompt` becomes `by`. Missing values are left out; no prompt is one NaN."""
+    if values.sizes.get("prompt") == 0:
+        return values.mean("prompt").expand_dims(by)
     return values.groupby(by).mean("prompt") if "prompt" in values.dims else values
 
 
@@ -160,7 +162,8 @@ def compare(
         row |= {name: bounds["estimate"], f"{name}_low": bounds["low"], f"{name}_high": bounds["high"]}
     verdict = judge(whole, claim.null, claim.smallest, difference, share, draws)
     row |= {"share": share, "draws": draws, "n": whole.n, "null": claim.null, "smallest": claim.smallest, "unit": claim.unit}
-    return row | {"verdict": verdict, "rule": claim.rule, "note": "", "clusters": CLUSTERS.get(by, by)}
+    note = "no heads by the rule, or no such prompts" if verdict == NOT_TESTABLE else ""
+    return row | {"verdict": verdict, "rule": claim.rule, "note": note, "clusters": CLUSTERS.get(by, by)}
 
 
 def not_testable(claim: Claim, model: str, why: str) -> dict[str, object]:

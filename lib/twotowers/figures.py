@@ -54,7 +54,8 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
     return alt.Color(f"{field}:N", scale=scale, title=title, legend=shown if legend else None)
 
 
-def facets(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int = 180) -> alt.FacetChart:
+def facets(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int | alt.Step = 180
+) -> alt.FacetChart:
     """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`."""
     models = list(dict.fromkeys(table["model"]))
     width = max(120, WIDTH // min(columns, len(models)) - 70)  # room for an axis and its title

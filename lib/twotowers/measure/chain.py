@@ -27,7 +27,7 @@ import transformers
 import xarray as xr
 
 from twotowers import choose
-from twotowers.errors import TwoTowersError
+from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
 from twotowers.measure import observations
 from twotowers.measure.settings import Settings
@@ -42,6 +42,9 @@ from twotowers.prompts.prompt import Encoded, Prompt, encode_all
 
 LOCATING, JUDGING = 1, 2
 """Seeds of the blocks on which forms and heads are chosen, and of those that judge"""
+
+
+NOT_TESTABLE = "not_testable"
 
 
 class Measurement(NamedTuple):
@@ -82,7 +85,10 @@ class Run:
         return Path(self.settings.out) / self.name / self.settings.suite / f"{name}.nc"
 
     def measured(self, name: str, again: bool = False) -> xr.Dataset:
-        """The measurement, from its file where that is of this setting, else made and saved."""
+        """The measurement, from its file where that is of this setting, else made and saved.
+
+        Where it has no meaning for the model it is empty, and its attribute NOT_TESTABLE says why.
+        """
         if name not in MEASUREMENTS:
             raise TwoTowersError(f"no measurement '{name}': choose one of {', '.join(MEASUREMENTS)}")
         path, identity = self.path(name), self.identity(name)
@@ -93,12 +99,16 @@ class Run:
         for need in MEASUREMENTS[name].needs:
             self.measured(need)  # before the clock starts
         started = time.monotonic()
-        found = MEASUREMENTS[name].make(self)
+        try:
+            found = MEASUREMENTS[name].make(self)
+        except NotTestable as error:
+            found = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
         seconds = time.monotonic() - started
         if self.settings.suite == "published":  # the sentences are not ours to pass on
             found = found.drop_vars(["query", "text", "source_text"], errors="ignore")
         observations.save(found, path, self._provenance(name, identity, seconds))
-        say(f"{self.name}: {name} measured in {seconds:.0f} s")
+        why = found.attrs.get(NOT_TESTABLE)
+        say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
         return observations.load(path)
 
     def identity(self, name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from twotowers import choose
-from twotowers.errors import TwoTowersError
+from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
 from twotowers.measure import steering as steer
 from twotowers.measure.ablations import ablations, mean_z
@@ -63,10 +63,10 @@ def _controls(run: Run, name: str, chosen: Sequence[Head]) -> dict[str, list[Hea
 
 
 def _present(sets: dict[str, list[Head]]) -> dict[str, list[Head]]:
-    """Sets in which the rule names heads. Raises TwoTowersError where it names none at all."""
+    """Sets in which the rule names heads. Raises NotTestable where it names none at all."""
     out = {name: chosen for name, chosen in sets.items() if chosen}
     if not out:
-        raise TwoTowersError("no rule names any head of this model: does it learn the task? (twotowers measure forms)")
+        raise NotTestable("no rule names any head of this model, as happens where it does not learn the task")
     return out
 
 
@@ -191,6 +191,8 @@ def _interchanges(run: Run) -> xr.Dataset:
     """Between prompts whose texts have as many tokens, so that labels stand at the same positions."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
     pairs = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
+    if not pairs:
+        raise NotTestable("no two classes have texts of the same number of tokens")
     n = max(FEWEST, round(run.settings.blocks / 4))
     seed = [run.settings.seed, JUDGING]
     blocks = draw_blocks(n, run.form, seed=seed, pairs=pairs, labels=run.labels, texts=texts)

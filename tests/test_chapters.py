@@ -1,0 +1,75 @@
+"""Every chapter on two hand-made models that learn nothing: no claim about learning may hold, no cell may fail."""
+
+import json
+import shutil
+
+import altair as alt
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+from twotowers import book, evidence
+
+CHAPTERS = sorted(path.stem for path in (ROOT / "book").glob("*-*.ipynb"))
+
+
+def random_weights(folder):
+    """mini-gpt2's shape with small random weights and plain norms: it answers at random."""
+    shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    rng, weights = torch.Generator().manual_seed(0), load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        norm = ".ln_" in name and name.endswith("weight")
+        tensor.copy_(torch.ones(tensor.shape) if norm else 0.01 * torch.randn(tensor.shape, generator=rng))
+    words = weights["transformer.wte.weight"]
+    words.copy_(0.1 * torch.randn(words.shape, generator=rng))
+    return folder, weights
+
+
+def repeats(folder):
+    """A planted head attends to the last label word of the prompt, and writes it; no text is ever read."""
+    folder, weights = random_weights(folder)
+    tokenizer, words, places = AutoTokenizer.from_pretrained(folder), *(weights[f"transformer.{n}.weight"] for n in ("wte", "wpe"))
+    foo, bar = (tokenizer(f"a {label}")["input_ids"][-1] for label in ("foo", "bar"))
+    label, which, place, width = 90, 91, 92, words.shape[1]  # directions of the residual stream for this alone
+    words[:, [label, which, place]], places[:] = 0, 0
+    words[[foo, bar], label] = 1
+    words[foo, which], words[bar, which] = 1, -1
+    places[:, place] = 0.005 * torch.arange(len(places))
+    attention, bias, out = (weights[f"transformer.h.0.attn.{n}"] for n in ("c_attn.weight", "c_attn.bias", "c_proj.weight"))
+    attention[:, [0, width, 2 * width]] = 0
+    bias[0] = 230  # the query, the same everywhere
+    attention[[label, place], width] = torch.tensor([2.0, 1.0])  # the key: a label, and as late as can be
+    attention[which, 2 * width] = 1  # the value: which label
+    out[0] = 0
+    out[0, which] = 4
+    return folder, weights
+
+
+@pytest.fixture(scope="module", params=[random_weights, repeats], ids=["at random", "repeats the last label"])
+def handmade(request, tmp_path_factory):
+    """(model, folder of its measurements): measured once for all chapters."""
+    home = tmp_path_factory.mktemp("handmade")
+    folder, weights = request.param(home / "model")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder), str(home / "measurements")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypatch, tmp_path):
+    model, out = handmade
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path))
+    monkeypatch.setattr(book, "display", lambda shown: shown.to_dict() if isinstance(shown, alt.TopLevelMixin) else None)
+    names = {"display": book.display}
+    for cell in json.loads((ROOT / f"book/{chapter}.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+            if "parameters" in cell["metadata"].get("tags", []):
+                names |= {"model": model, "labels": "foo/bar", "blocks": 20, "locate": 20, "out": out, "k": 2, "separator": "space"}
+    rows = pd.concat([pd.read_csv(path) for path in tmp_path.glob("*.csv")]) if list(tmp_path.glob("*.csv")) else pd.DataFrame()
+    if len(rows):
+        verdicts = set(rows[rows["model"] == "model"]["verdict"])
+        assert verdicts <= {evidence.NOT_TESTABLE} | ({evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS} if chapter.startswith("01") else set())
