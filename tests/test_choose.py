@@ -36,10 +36,14 @@ def heads(attention, writing):
 
 
 def test_comparers_look_and_write_little_writers_write():
-    sets = choose.head_sets(heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05]), k=2)
+    four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
+    sets = choose.head_sets(four, k=2)
     assert sets["writers"] == [(0, 0), (0, 2)]
     assert sets["by attention"] == [(0, 0), (0, 3)]
     assert sets["comparers"] == [(0, 3), (0, 1)]  # head 0 writes too much, head 2 looks at both alike
+    table = choose.head_table(four, k=2).set_index("name")
+    assert table["set"].to_dict() == {"0-0": "writers", "0-1": "other heads", "0-2": "writers", "0-3": "comparers"}
+    assert table.loc["0-1", "attention difference"] == pytest.approx(0.1)
 
 
 def test_a_rule_may_name_no_heads():

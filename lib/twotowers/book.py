@@ -181,13 +181,6 @@ def all_evidence() -> pd.DataFrame:
     return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
 
 
-def folders(name: str) -> list[Path]:
-    """The files of one measurement on words: those of recorded models, and of the model of this build."""
-    found = [folder / "words" / f"{name}.nc" for folder in recorded().values()]
-    built = sorted(Path(Settings().out).glob(f"*/words/{name}.nc"))
-    return [path for path in (*found, *built) if path.is_file()]
-
-
 def findings(rows: pd.DataFrame) -> str:
     """The sentences of data/findings.csv as a list, each with its chapter. Below a sentence stand the verdicts it rests on.
 

@@ -72,6 +72,17 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     }
 
 
+def head_table(heads: xr.Dataset, k: int = TOP) -> pd.DataFrame:
+    """One row a head: layer, head, name ("18-6"), its value in every ranking, and its set, for the two scatter plots.
+
+    Sets: "writers", "comparers" (the k with the largest attention difference, unless they are writers), "other heads".
+    """
+    table, sets = xr.Dataset(rankings(heads)).to_dataframe().reset_index(), head_sets(heads, k)
+    at = [Head(*row) for row in table[["layer", "head"]].itertuples(index=False)]
+    kind = {head: "comparers" for head in sets["by attention"]} | {head: "writers" for head in sets["writers"]}
+    return table.assign(name=[str(head) for head in at], set=[kind.get(head, "other heads") for head in at])
+
+
 def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
     """The other query heads of the same key-value heads (`group` query heads share one): they share keys and values."""
     return [

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from typing import TextIO
+import threading
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -39,7 +40,7 @@ def progress(what: str, total: int) -> tqdm:
     stream = outside()
     if stream.isatty() and not os.environ.get(LINES):
         return tqdm(total=total, desc=what, unit="prompt", leave=False, file=stream)
-    return _Lines(total=total, desc=what, unit="prompt", mininterval=QUIET, maxinterval=QUIET, file=stream, leave=False)
+    return _Lines(total=total, desc=what, unit="prompt", mininterval=QUIET, file=stream, leave=False)
 
 
 def say(line: str) -> None:
@@ -49,12 +50,21 @@ def say(line: str) -> None:
 
 
 class _Lines(tqdm):
-    """One line each minute in place of a bar that redraws itself; a bar that ends sooner says nothing."""
+    """One line each minute in place of a bar that redraws itself, also while a first large batch is not yet done."""
+
+    def __init__(self, **given: Any):
+        super().__init__(**given)
+        self._closed = threading.Event()
+        threading.Thread(target=self._every_minute, daemon=True).start()
+
+    def _every_minute(self) -> None:
+        while not self._closed.wait(QUIET):
+            passed = int(self.format_dict["elapsed"])
+            left = int(passed / self.n * (self.total - self.n)) if self.n else 0
+            when = f"{left // 60} min {left % 60} s left" if self.n else f"{passed // 60} min {passed % 60} s so far"
+            say(f"{self.desc}: {self.n} of {self.total} prompts, {when}")
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        if 0 < self.n < self.total:
-            left = int(self.format_dict["elapsed"] / self.n * (self.total - self.n))
-            say(f"{self.desc}: {self.n} of {self.total} prompts, {left // 60} min {left % 60} s left")
         return True
 
     def clear(self, *_: object, **__: object) -> None:
@@ -62,4 +72,5 @@ class _Lines(tqdm):
 
     def close(self) -> None:
         """Without the empty line that tqdm ends with."""
+        self._closed.set()
         self.disable = True
