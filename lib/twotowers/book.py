@@ -52,7 +52,8 @@ class Chapter:
     def measured(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement: every recorded model and the parameter's, smallest first. Measures what is not there.
 
-        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the chapter's, such as "sentences".
+        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the
+        chapter's, such as "sentences".
         """
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
