@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from twotowers import book
-from twotowers.evidence import Claim
+from twotowers.evidence import Claim, not_testable
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import stage
@@ -90,8 +90,9 @@ def test_charts_that_altair_writes_in_another_way_are_refused():
 @given(anything, anything)
 def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     claim = Claim(**dict.fromkeys(Claim.__dataclass_fields__, text) | {"id": "a-b", "null": 0, "smallest": 0})
-    rows = pd.DataFrame([{"verdict": "not testable", "note": text, "model": model}])
-    assert set(Page(book.sentence(claim, rows)).tags) <= {"div", "p", "ul", "li", "b"}
+    judged = {"verdict": text, "effect": 1.0, "effect_low": 0.5, "effect_high": 1.5, "control": 0.1, "share": 0.1, "draws": 20}
+    rows = pd.DataFrame([not_testable(claim, model, text), judged | {"model": model, "n": 3, "clusters": text}])
+    assert set(Page(book.sentence(claim, rows)).tags) <= {"div", "p", "ul", "li", "b", "small"}
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):

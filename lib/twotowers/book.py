@@ -162,8 +162,11 @@ class Chapter:
 
 def sentence(claim: evidence.Claim, table: pd.DataFrame) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model."""
-    fmt = {"share": "+.1%", "AUC": ".2f", "MRR": ".2f"}.get(claim.unit, "+.2f")
-    lines = []
+    whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
+    fmt = ".0%" if whole else {"share": "+.1%", "AUC": ".2f", "MRR": ".2f"}.get(claim.unit, "+.2f")
+    judged = table[table["verdict"] != evidence.NOT_TESTABLE]
+    sizes = ("n = " + judged["n"].astype(str) + " " + judged["clusters"].map(html.escape)).unique()
+    items = ""
     for row in table.to_dict("records"):
         text = f"<b>{html.escape(row['verdict'])}</b>"
         if row["verdict"] == evidence.NOT_TESTABLE:
@@ -171,10 +174,12 @@ def sentence(claim: evidence.Claim, table: pd.DataFrame) -> str:
         else:
             text += f", {row['effect']:{fmt}} [{row['effect_low']:{fmt}}, {row['effect_high']:{fmt}}]"
             if row["draws"]:
-                text += f"; other heads {row['control']:{fmt}}, {row['share']:.1%} of {row['draws']:,} random sets reach as much"
-            text += f" (n = {row['n']} {row['clusters']})" if not np.isnan(row["effect"]) else ""
-        lines.append(f"<li>{html.escape(row['model'])}: {text}</li>")
-    return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{"".join(lines)}</ul></div>'
+                reach = round(row["share"] * row["draws"])
+                text += f"; other heads {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random sets reach as much"
+            text += f" (n = {row['n']} {html.escape(row['clusters'])})" if len(sizes) > 1 else ""
+        items += f"<li>{html.escape(row['model'])}: {text}</li>"
+    size = f" <small>({sizes[0]})</small>" if len(sizes) == 1 else ""
+    return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}{size}</p><ul>{items}</ul></div>'
 
 
 def all_evidence() -> pd.DataFrame:
