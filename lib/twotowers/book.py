@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import numpy as np
 import pandas as pd
 import xarray as xr
 from IPython.display import HTML, Markdown, display
