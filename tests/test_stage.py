@@ -93,6 +93,8 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     judged = {"verdict": text, "effect": 1.0, "effect_low": 0.5, "effect_high": 1.5, "control": 0.1, "share": 0.1, "draws": 20}
     rows = pd.DataFrame([not_testable(claim, model, text), judged | {"model": model, "n": 3, "clusters": text}])
     assert set(Page(book.sentence(claim, rows)).tags) <= {"div", "p", "ul", "li", "b", "small"}
+    rows = rows.assign(claim=text, statement=text, chapter=text, unit=text)
+    assert set(Page(book.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a"}
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):

@@ -25,7 +25,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.measure.chain import NOT_TESTABLE, Run, open_recorded, recorded
 from twotowers.measure.settings import Settings
-from twotowers.paths import data_folder
+from twotowers.paths import book_folder, data_folder
 
 DRAWS = 1000
 CHANCE = 0.5
@@ -186,6 +186,30 @@ def all_evidence() -> pd.DataFrame:
     return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
 
 
+def ladder(rows: pd.DataFrame) -> HTML:
+    """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter."""
+    pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+    models = list(dict.fromkeys(rows["model"]))
+    lines = ["<tr><th>claim</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
+    for (claim, statement, chapter), part in rows.groupby(["claim", "statement", "chapter"], sort=False):
+        cells = []
+        for model in models:
+            row = next(iter(part[part["model"] == model].to_dict("records")), None)
+            told = "" if row is None else row["note"] if row["verdict"] == evidence.NOT_TESTABLE else (
+                f"{row['effect']:+.3f} [{row['effect_low']:+.3f}, {row['effect_high']:+.3f}] {row['unit']}"
+                + (f"; other heads {row['control']:+.3f}" if row["draws"] else ""))  # fmt: skip
+            verdict = "" if row is None else row["verdict"]
+            cells.append(f'<td class="{verdict.replace(" ", "-")}" title="{html.escape(str(told))}">{html.escape(verdict)}</td>')
+        link = f'<a href="{pages.get(str(chapter))}.html#claim-{html.escape(claim)}">{html.escape(statement)}</a>'
+        lines.append(f'<tr><th scope="row">{link}</th>{"".join(cells)}</tr>')
+    return HTML(f'<table class="ladder">{"".join(lines)}</table>')
+
+
+def _number(stem: str) -> str:
+    """The chapter of a file name, as claims name it: "06-interventions" is chapter 6, "b-what-decides" chapter B."""
+    return stem.partition("-")[0].lstrip("0").upper()
+
+
 def findings(rows: pd.DataFrame) -> str:
     """The sentences of data/findings.csv as a list, each with its chapter. Below a sentence stand the verdicts it rests on.
 
@@ -197,7 +221,7 @@ def findings(rows: pd.DataFrame) -> str:
     lines = []
     for (sentence_of, chapter), part in table.groupby(["sentence", "chapter"], sort=False):
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
-            lines.append(f"1. {sentence_of} [How we know]({chapter})")
+            lines.append(f"1. {sentence_of} ([chapter {_number(chapter)}]({chapter}))")
     return "\n".join(lines)
 
 

@@ -134,26 +134,3 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, 
         tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
     )  # fmt: skip
     return facets(marks, table, columns=columns, height=height).resolve_scale(x="independent", y="independent")
-
-
-WORDS = {
-    "holds": BLUE, "not specific": SKY, "absent": GREY, "does not hold": ORANGE, "undecided": "#c9c9c9", "not testable": "#e9e9e9",
-}  # fmt: skip
-
-
-def ladder(table: pd.DataFrame) -> alt.LayerChart:
-    """Claims x models, the verdict written in each cell: columns statement, model, verdict, effect, effect_low, effect_high,
-    control, unit, chapter."""
-    table = table.assign(claim=["|".join(textwrap.wrap(text, 52)) for text in table["statement"]])
-    models, rows = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["claim"]))
-    base = alt.Chart(table).encode(
-        x=alt.X("model:N", sort=models, title=None, axis=alt.Axis(orient="top", labelAngle=0)),
-        y=alt.Y("claim:N", sort=rows, title=None, axis=alt.Axis(labelLimit=420, labelExpr="split(datum.label, '|')")),
-        tooltip=["statement", "model", "verdict", *(alt.Tooltip(c, format="+.3f") for c in
-                 ("effect", "effect_low", "effect_high", "control")), "unit", "chapter"],
-    )  # fmt: skip
-    fill = alt.Color("verdict:N", scale=alt.Scale(domain=list(WORDS), range=list(WORDS.values())), legend=None)
-    cells = base.mark_rect(stroke="white").encode(color=fill)
-    dark = "datum.verdict == 'holds' || datum.verdict == 'does not hold' || datum.verdict == 'absent'"
-    text = base.mark_text(fontSize=11).encode(text="verdict:N", color=alt.condition(dark, alt.value("white"), alt.value("#222")))
-    return (cells + text).properties(width=95 * len(models), height=alt.Step(32))

@@ -61,8 +61,3 @@ def slug(model: str) -> str:
     if model not in shipped_models() and path.exists():
         model = path.resolve().stem if path.is_file() else path.resolve().name
     return re.sub(r"[^\w.-]+", "--", model.strip("/"))
-
-
-def results_folder(model: str) -> Path:
-    """Where recorded tables of a model lie: data/results/MODEL."""
-    return data_folder() / "results" / slug(model)
