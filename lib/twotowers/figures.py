@@ -14,6 +14,7 @@ import pandas as pd
 
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
+VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
@@ -21,6 +22,10 @@ COLOURS = {
     "query alone": SKY, "keys alone": PINK, "both": GREEN, "below the cut": SKY, "from the cut": PINK,
     "true label": BLUE, "other label": ORANGE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
+    "own label": BLUE, "own class": VIOLET, "other class": LILAC, "same class": VIOLET, "kept": SAND, "taken out": BROWN,
+    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
+    "match": VIOLET, "order": BROWN, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 
