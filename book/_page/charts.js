@@ -6,7 +6,7 @@
   const page = {
     background: "transparent",
     axis: { ...ink, ...lines },
-    legend: ink,
+    legend: { ...ink, symbolBaseFillColor: "currentColor", symbolBaseStrokeColor: "currentColor" },
     header: ink,
     title: { color: "currentColor", subtitleColor: "currentColor" },
     view: { stroke: "transparent" },
@@ -39,7 +39,7 @@
     const made = Object.fromEntries(Object.entries(part).map(([key, item]) => [key, keep.includes(key) ? item : narrow(item, width, panel)]));
     if (made.legend) made.legend = { ...made.legend, columns: 1, labelLimit: width - 60 };
     const title = [made.title].flat();
-    if (title.every((line) => typeof line === "string")) made.title = wrapped(title.join(" "), (width - 150) / 6.5);
+    if (title.every((line) => typeof line === "string")) made.title = wrapped(title.join(" "), (width - 165) / 6.5);
     if (made.columns > 1 && (made.facet || made.repeat || made.concat)) made.columns = 1;
     const { row, column } = made.facet || {};
     if (row && column) {  // a grid becomes a list
@@ -69,7 +69,6 @@
       element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
       // A group of marks that says nothing has no name, and need not be announced; its marks have names of their own.
       for (const group of element.querySelectorAll("g[role='graphics-symbol']:not([aria-label])")) group.removeAttribute("role");
-      if (spec.width === "container") element.dataset.fills = "";
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
     });
   }
