@@ -6,7 +6,7 @@
   const page = {
     background: "transparent",
     axis: { ...ink, ...lines },
-    legend: ink,
+    legend: { ...ink, symbolBaseFillColor: "currentColor", symbolBaseStrokeColor: "currentColor" },
     header: ink,
     title: { color: "currentColor", subtitleColor: "currentColor" },
     view: { stroke: "transparent" },
@@ -22,21 +22,41 @@
     return both;
   }
 
-  // On a phone: one panel below another, one entry of a legend a line.
-  function narrow(part, width) {
-    if (Array.isArray(part)) return part.map((item) => narrow(item, width));
+  function wrapped(words, most) {
+    const lines = [""];
+    for (const word of words.split(" ")) {
+      if (lines.at(-1) && lines.at(-1).length + word.length >= most) lines.push("");
+      lines.push(`${lines.pop()} ${word}`.trim());
+    }
+    return lines.length > 1 ? lines : words;
+  }
+
+  // On a phone: one panel below another, each as wide as there is room; one entry of a legend a line; titles broken.
+  function narrow(part, width, panel) {
+    if (Array.isArray(part)) return part.map((item) => narrow(item, width, panel));
     if (!part || typeof part !== "object") return part;
-    const made = Object.fromEntries(Object.entries(part).map(([key, item]) => [key, key === "datasets" ? item : narrow(item, width)]));
+    const keep = ["datasets", "tooltip", "transform"];
+    const made = Object.fromEntries(Object.entries(part).map(([key, item]) => [key, keep.includes(key) ? item : narrow(item, width, panel)]));
     if (made.legend) made.legend = { ...made.legend, columns: 1, labelLimit: width - 60 };
+    const title = [made.title].flat();
+    if (title.every((line) => typeof line === "string")) made.title = wrapped(title.join(" "), (width - 165) / 6.5);
     if (made.columns > 1 && (made.facet || made.repeat || made.concat)) made.columns = 1;
+    const { row, column } = made.facet || {};
+    if (row && column) {  // a grid becomes a list
+      const both = `datum[${JSON.stringify(row.field)}] + ": " + datum[${JSON.stringify(column.field)}]`;
+      made.transform = [...(made.transform || []), { calculate: both, as: "panel" }];
+      const sort = row.sort?.flatMap?.((a) => column.sort?.map?.((b) => `${a}: ${b}`) ?? []);
+      Object.assign(made, { facet: { field: "panel", type: "nominal", title: null, sort: sort?.length ? sort : null }, columns: 1 });
+    }
+    if (typeof made.width === "number" && "height" in made) made.width = panel;
     return made;
   }
 
-  function draw(element, spec) {
-    const box = element.parentElement, phone = box.clientWidth < 500;
+  function draw(element, spec, panel) {
+    const box = element.parentElement, room = box.clientWidth, phone = room < 500;
     const config = merge(merge(marks, spec.config || {}), page);
-    if (phone) config.legend = { ...config.legend, columns: 1, labelLimit: box.clientWidth - 60 };
-    const whole = { ...(phone ? narrow(spec, box.clientWidth) : spec), config, background: "transparent" };
+    if (phone) config.legend = { ...config.legend, columns: 1, labelLimit: room - 60 };
+    const whole = { ...(phone ? narrow(spec, room, panel || room - 90) : spec), config, background: "transparent" };
     return vegaEmbed(element, whole, {
       mode: "vega-lite",
       renderer: "svg",
@@ -44,10 +64,11 @@
       downloadFileName: element.dataset.name,
       scaleFactor: 2,
     }).then(() => {
+      const over = element.querySelector("svg.marks").getBoundingClientRect().width - room;
+      if (phone && !panel && spec.width !== "container" && over > 0) return draw(element, spec, room - 90 - over);
       element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
       // A group of marks that says nothing has no name, and need not be announced; its marks have names of their own.
       for (const group of element.querySelectorAll("g[role='graphics-symbol']:not([aria-label])")) group.removeAttribute("role");
-      if (spec.width === "container") element.dataset.fills = "";
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
     });
   }

@@ -17,6 +17,15 @@
       if (!arrow.textContent.trim()) arrow.setAttribute("aria-label", "Pages below");
     }
   });
+  // Folded parts print whole, and are folded again.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll(".bd-article details:not([open])")];
+    for (const part of opened) part.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const part of opened) part.open = false;
+  });
   // The theme gives these buttons another name than the words that stand on them.
   addEventListener("load", () => {
     for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *)")) {

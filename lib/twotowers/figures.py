@@ -14,15 +14,20 @@ import pandas as pd
 
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
+VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
+CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
     "random direction": OLIVE, "siblings of comparers": SKY, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "both": GREEN, "below the cut": SKY, "from the cut": PINK,
-    "true label": BLUE, "other label": ORANGE, "another token": GREY,
+    "true label": BLUE, "own label": BLUE, "other label": ORANGE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
+    "own class": VIOLET, "other class": LILAC, "same class": VIOLET, "kept": SAND, "taken out": BROWN,
+    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
+    "match": VIOLET, "order": BROWN, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
-WIDTH = 640  # of a whole figure: a page's column; panels share it
-PHONE = 300
+WIDTH = 680  # of a whole figure: a page's column; panels share it
 
 
 @alt.theme.register("twotowers", enable=True)
@@ -58,7 +63,7 @@ def facets(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: i
 ) -> alt.FacetChart:
     """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`."""
     models = list(dict.fromkeys(table["model"]))
-    width = max(120, WIDTH // min(columns, len(models)) - 70)  # room for an axis and its title
+    width = max(120, WIDTH // min(columns, len(models)) - 65)  # room for an axis and its title
     sized = chart.properties(width=width, height=height)
     return sized.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
 
@@ -97,7 +102,8 @@ def bars(
 ) -> alt.FacetChart:  # fmt: skip
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model."""
     names, sort = _ordered(table[group]), _ordered(table[x])
-    axis = alt.Axis(labelAngle=0 if max(len(str(name)) for name in sort) < 12 else -30)
+    room = WIDTH // min(columns, table["model"].nunique()) - 65
+    axis = alt.Axis(labelAngle=0 if sum(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)), color=colour(group, names),
@@ -130,7 +136,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, 
         x=alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
         y=alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True)),
         color=alt.Color("scaled:Q", title=f"{title}, as a share of the largest",
-                        scale=alt.Scale(scheme="blueorange", domain=[-1, 1], reverse=True)),
+                        scale=alt.Scale(domain=[-1, 0, 1], range=[ORANGE, CLEAR, BLUE])),
         tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
     )  # fmt: skip
     return facets(marks, table, columns=columns, height=height).resolve_scale(x="independent", y="independent")
