@@ -1,8 +1,10 @@
 """Look at every page of the book that `make book` has built, in a headless browser that reaches no other host."""
 
 import contextlib
+import csv
 import functools
 import importlib.util
+import json
 import shutil
 import threading
 from html.parser import HTMLParser
@@ -10,11 +12,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
-import pandas as pd
 import pytest
 from conftest import ROOT
 from playwright.sync_api import sync_playwright
-from twotowers import evidence
+from twotowers import book, evidence
 
 HTML, PAGES = ROOT / "_build/html", "[!_]*/*.html"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -150,9 +151,14 @@ def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
 
 
 @needs_book
-def test_every_sentence_of_the_opening_page_rests_on_its_verdicts():
-    """data/findings.csv names the verdicts under each sentence; one that the evidence does not bear is not shown."""
-    rows = evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"]
-    for found in pd.read_csv(ROOT / "data/findings.csv").itertuples():
-        if (found.claim, found.model) in rows.index:
-            assert rows[found.claim, found.model] == found.verdict, (found.claim, found.model)
+def test_every_finding_rests_on_its_verdicts():
+    """data/findings.csv names the verdicts under each sentence of the opening page and each finding of a chapter."""
+    rows, table = evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict(), book.findings()
+    wrong = [tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model), f.verdict) != f.verdict]
+    assert not wrong
+    assert all((claim, "mini-gpt2") in rows for claim in table["claim"])
+    for page, sentence in table[table["page"] != "intro"].groupby("page")["sentence"].first().items():
+        first = json.loads((ROOT / f"book/{page}.ipynb").read_text("utf8"))["cells"][0]["source"]
+        assert f"**Finding.** {sentence}" in " ".join("".join(first).split())
+    judged = {row["chapter"] for row in csv.DictReader((ROOT / "data/claims.csv").open())}
+    assert judged == {page.partition("-")[0].lstrip("0") for page in table["page"]} - {"intro"}

@@ -210,18 +210,25 @@ def _number(stem: str) -> str:
     return stem.partition("-")[0].lstrip("0").upper()
 
 
-def findings(rows: pd.DataFrame) -> str:
-    """The sentences of data/findings.csv as a list, each with its chapter. Below a sentence stand the verdicts it rests on.
+def findings() -> pd.DataFrame:
+    """data/findings.csv: each hand-written finding of the opening page ("intro") and of chapters, with the verdicts it rests on.
+
+    Columns page, sentence, chapter (where it is shown how we know), claim, model, verdict.
+    """
+    table = pd.read_csv(data_folder() / "findings.csv")
+    table[["page", "sentence", "chapter"]] = table[["page", "sentence", "chapter"]].ffill()
+    return table
+
+
+def answer(rows: pd.DataFrame) -> str:
+    """The sentences of the opening page as a list, each with its chapter.
 
     A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
     """
-    verdicts = {(row["claim"], row["model"]): row["verdict"] for row in rows.to_dict("records")}
-    table = pd.read_csv(data_folder() / "findings.csv")
-    table[["sentence", "chapter"]] = table[["sentence", "chapter"]].ffill()
-    lines = []
-    for (sentence_of, chapter), part in table.groupby(["sentence", "chapter"], sort=False):
+    verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), findings(), []
+    for (text, chapter), part in table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False):
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
-            lines.append(f"1. {sentence_of} ([chapter {_number(chapter)}]({chapter}))")
+            lines.append(f"1. {text} ([chapter {_number(chapter)}]({chapter}))")
     return "\n".join(lines)
 
 
