@@ -99,7 +99,8 @@ def top_tokens(
     query_bs, query_ids = best(queries)
     shown = {"": (bs, ids, known[:, :-1]), "query_": (query_bs, query_ids, known[:, -1])}
     dims = {"": ("prompt", "head", "what", "mean", "place", "rank"), "query_": ("prompt", "head", "mean", "rank")}
-    texts, variables = np.array(lexicon.texts), {}
+    texts = np.array(lexicon.texts)
+    variables: dict[str, tuple] = {}
     for name, (values, tokens, relations) in shown.items():
         variables |= {
             f"{name}token": (dims[name], texts[tokens], "token"),
@@ -192,8 +193,8 @@ def class_directions(
     )
     words = class_words() if classes is None else classes
     relations = np.empty(ids.shape, dtype=np.int8)
-    for p, pair in enumerate(pairs):
-        ends = pair.split("/")
+    for p, named in enumerate(pairs):
+        ends = named.split("/")
         for end in (0, 1):
             known = _of_classes(ends[end], ends, words)
             relations[p, :, :, end] = _codes(ids[None, p, :, :, end], np.array([known], dtype=object), lexicon)[0]
