@@ -43,11 +43,6 @@ def user_cache() -> Path:
     return Path(pooch.os_cache("twotowers"))
 
 
-def book_folder() -> Path:
-    """The folder of the chapters. Raises TwoTowersError as `data_folder`."""
-    return data_folder().parent / "book"
-
-
 def shipped_models() -> dict[str, Path]:
     """Name -> folder of every shipped model (those of data/models with a config.json); empty without data."""
     root = _root()
@@ -61,8 +56,3 @@ def slug(model: str) -> str:
     if model not in shipped_models() and path.exists():
         model = path.resolve().stem if path.is_file() else path.resolve().name
     return re.sub(r"[^\w.-]+", "--", model.strip("/"))
-
-
-def results_folder(model: str) -> Path:
-    """Where recorded tables of a model lie: data/results/MODEL."""
-    return data_folder() / "results" / slug(model)

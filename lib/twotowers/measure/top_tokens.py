@@ -11,7 +11,7 @@ Readings at the label positions, `token`, `bs_value`, `relation` (prompt, head, 
 - "key, attention only": the attention outputs gathered so far, that is the layer's input minus the embedding and minus
   all earlier FFN outputs (as in the authors' code). Empty in layer 0.
 
-And at the last position `query_token`, `query_bs_value`, `query_relation` (prompt, head, mean, rank): the query before
+And at the last position the same three with query_ before their names (prompt, head, mean, rank): the query before
 rotation, carried through W_K into the space that the key matrix reads.
 
 `mean`: "kept", or "taken out": less the mean over the prompts at the same place, as most of an unchanged key or query is

@@ -43,7 +43,7 @@ OPTIONAL = (
 class Capture:
     """What one batch (prompts of one length) left behind; all at the last position unless a shape says `position`.
 
-    `resid_pre[l]` is `Lin_l`, `resid_final` the residual stream before the final norm; `z[l, b, h]` is the head's
+    `resid_pre[l]` is the paper's Lin_l, `resid_final` the residual stream before the final norm; `z[l, b, h]` is the head's
     attention-weighted sum of value vectors, so `z @ W_O^h` is the head vector (paper, Definitions).
     `scaling[l] * queries . keys` is the score before a soft cap and a mask (`scores` has both); `scaling` comes with
     `queries`.
@@ -75,7 +75,7 @@ class Capture:
 
     @property
     def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
-        """`z` as the model feeds it to W_O: differs where a norm follows W_O. What an `Edit` may put there."""
+        """`z` as the model feeds it to W_O: differs where a norm follows W_O. """
         return self.z if self.attention_scale is None else _times(self.z, self.attention_scale)
 
     @property
@@ -232,9 +232,6 @@ def label_log_probs(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
-
-
-said = label_log_probs  # its old name, until analysis/ is gone
 
 
 @torch.inference_mode()
