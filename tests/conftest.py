@@ -27,6 +27,10 @@ EVERY_KIND = ("test_identities.py", "test_attention_hooks.py", "test_query_key.p
 """Tests of what differs between architectures: these run on all of them"""
 
 
+def pytest_addoption(parser):
+    parser.addoption("--pin", action="store_true", help="write tests/golden.csv anew: numbers are meant to change")
+
+
 def pytest_collection_modifyitems(config, items):
     """Numeric tests run on KINDS only; identities on all. What needs a browser, or another kind, is slow."""
     kept, dropped = [], []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ class Chapter:
         """
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
-            found = {model: open_recorded(model, suite, name) for model in recorded()}
-            found = {model: data for model, data in found.items() if data is not None}
+            every = {model: open_recorded(model, suite, name) for model in recorded()}
+            found = {model: data for model, data in every.items() if data is not None}
             if self.run.name not in found:
                 run = self.run if suite == self.settings.suite else Run(self.settings.model_copy(update={"suite": suite}))
                 found[run.name] = run.measured(name)
@@ -133,7 +133,7 @@ class Chapter:
         layers, n_heads, n_kv = (int(about[name]) for name in ("layers", "heads", "key_value_heads"))
         return choose.matched_sets(self.sets[model][heads], layers, n_heads, n_heads // n_kv, draws)
 
-    def table(self, values: Mapping[str, Callable | xr.DataArray], by: str = "pair", **columns: Any) -> pd.DataFrame:
+    def table(self, values: Mapping[str, xr.DataArray], by: str = "pair", **columns: Any) -> pd.DataFrame:
         """One row a model with mean and 95% interval over clusters `by`: columns model, value, low, high, n, and those given."""
         rows = []
         for model, data in values.items():

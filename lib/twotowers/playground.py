@@ -168,7 +168,9 @@ class Playground(widgets.VBox):
 
     def __init__(self, model: Model | str, prompt: Prompt = EXAMPLE, dtype: str = "float32", device: str = "cpu"):
         self.model = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
-        self.effect, self._past, late = None, [], {"continuous_update": False}
+        self.effect: Effect | None = None
+        self._past: list[dict] = []
+        late = {"continuous_update": False}
         self.fields = {
             "demonstrations": widgets.Textarea(rows=8, placeholder="text : label", **late),
             "query": widgets.Text(**late), "true label": widgets.Text(**late),

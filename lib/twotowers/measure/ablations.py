@@ -57,9 +57,10 @@ def ablations(
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_positions(*positions)
-    named = {NONE: frozenset()} | {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
+    named: dict[str, frozenset[Head]] = {NONE: frozenset()}
+    named |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
     different = list(dict.fromkeys(heads for heads in named.values() if heads))
-    row = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
+    row: dict[frozenset[Head], int] = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
     out = Answers(encoded, len(positions), len(replacements), len(named))
     with progress("ablations", len(positions) * len(encoded)) as bar:
         for p, where in enumerate(positions):

@@ -58,7 +58,7 @@ def attribution_patching(
 
 def _logit_difference(logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]) -> Float[Tensor, "batch"]:
     """Logit of the true label minus that of the other (nats)."""
-    words = [sorted(e.label_ids.values(), key=lambda token, e=e: token != e.true_id) for e in batch]
+    words = [sorted(e.label_ids.values(), key=e.true_id.__ne__) for e in batch]
     found = logits.to(torch.promote_types(logits.dtype, torch.float32)).gather(
         1, torch.tensor(words, device=logits.device)
     )

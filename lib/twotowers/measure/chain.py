@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -163,7 +163,7 @@ class Run:
         seeds = [self.settings.seed, seed]
         return draw_blocks(n, form or self.form, seed=seeds, pairs=self.pairs, labels=self.labels, texts=self.texts)
 
-    def encode(self, prompts: list[Prompt]) -> list[Encoded]:
+    def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return encode_all(prompts, self.model.tokenizer, self.model.context)
 
     def locating(self, form: Form | None = None) -> list[Encoded]:

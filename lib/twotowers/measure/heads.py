@@ -101,8 +101,8 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
             "increase": (each, increase, "nats"),
             "block_increase": (blocks, block_increase, "nats"),
             "block_logit_difference": (blocks, block_difference, "nats"),
-        }
-        | answers.variables(),
+            **answers.variables(),
+        },
         kind=list(KINDS),
         norm=norm,
     )
@@ -167,7 +167,8 @@ def block_logit_differences(seen: Capture, model: Model) -> Float[Tensor, "batch
 
 def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
     """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
-    group, held = [], 0
+    group: list[Capture] = []
+    held = 0
     for seen in stream:
         size = sum(t.numel() * t.element_size() for t in (seen.resid_pre, seen.z, seen.ffn_output))
         if group and held + size > limit:

@@ -77,8 +77,8 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
             "attention": (dims, attention, "share"),
             "score": (dims, score, "nats"),
             "reading": (dims, reading, "nats"),
-        }
-        | answers.variables(),
+            **answers.variables(),
+        },
         head=[str(head) for head in heads],
         vocabulary=model.unembedding.vocabulary,
     )

@@ -143,7 +143,7 @@ def task_subspace_scores(
     recognition, learning = np.empty((2, len(encoded), model.n_layers, model.n_heads))
 
     def read(seen: Capture) -> None:
-        ids = [sorted(e.label_ids.values(), key=lambda token, e=e: token != e.true_id) for e in seen.prompts]
+        ids = [sorted(e.label_ids.values(), key=e.true_id.__ne__) for e in seen.prompts]
         weight = model.unembedding.weight
         rows = weight[torch.tensor(ids, device=weight.device)].to(torch.promote_types(weight.dtype, torch.float32))
         inverse = torch.linalg.inv(rows @ rows.mT)

@@ -6,7 +6,7 @@ quarter, and at least FEWEST, so that every class pair is there twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -62,7 +62,7 @@ def _controls(run: Run, name: str, chosen: Sequence[Head]) -> dict[str, list[Hea
     return {random_name(name, i): drawn for i, drawn in enumerate(sets)}
 
 
-def _present(sets: dict[str, list[Head]]) -> dict[str, list[Head]]:
+def _present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
     """Sets in which the rule names heads. Raises NotTestable where it names none at all."""
     out = {name: chosen for name, chosen in sets.items() if chosen}
     if not out:
@@ -190,12 +190,12 @@ def _both(run: Run) -> dict[str, list[Head]]:
 def _interchanges(run: Run) -> xr.Dataset:
     """Between prompts whose texts have as many tokens, so that labels stand at the same positions."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
-    pairs = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
-    if not pairs:
+    classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
+    if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     n = max(FEWEST, round(run.settings.blocks / 4))
     seed = [run.settings.seed, JUDGING]
-    blocks = draw_blocks(n, run.form, seed=seed, pairs=pairs, labels=run.labels, texts=texts)
+    blocks = draw_blocks(n, run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     chosen = run.sets["by attention"]
     sets = _present({"by attention": chosen, "writers": run.sets["writers"]}) | _controls(run, "by attention", chosen)

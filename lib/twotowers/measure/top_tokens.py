@@ -11,7 +11,7 @@ Readings at the label positions, `token`, `bs_value`, `relation` (prompt, head, 
 - "key, attention only": the attention outputs gathered so far, that is the layer's input minus the embedding and minus
   all earlier FFN outputs (as in the authors' code). Empty in layer 0.
 
-And at the last position `query_token`, `query_bs_value`, `query_relation` (prompt, head, mean, rank): the query before
+And at the last position the same three with query_ before their names (prompt, head, mean, rank): the query before
 rotation, carried through W_K into the space that the key matrix reads.
 
 `mean`: "kept", or "taken out": less the mean over the prompts at the same place, as most of an unchanged key or query is
@@ -99,7 +99,8 @@ def top_tokens(
     query_bs, query_ids = best(queries)
     shown = {"": (bs, ids, known[:, :-1]), "query_": (query_bs, query_ids, known[:, -1])}
     dims = {"": ("prompt", "head", "what", "mean", "place", "rank"), "query_": ("prompt", "head", "mean", "rank")}
-    texts, variables = np.array(lexicon.texts), {}
+    texts = np.array(lexicon.texts)
+    variables: dict[str, tuple] = {}
     for name, (values, tokens, relations) in shown.items():
         variables |= {
             f"{name}token": (dims[name], texts[tokens], "token"),
@@ -192,8 +193,8 @@ def class_directions(
     )
     words = class_words() if classes is None else classes
     relations = np.empty(ids.shape, dtype=np.int8)
-    for p, pair in enumerate(pairs):
-        ends = pair.split("/")
+    for p, named in enumerate(pairs):
+        ends = named.split("/")
         for end in (0, 1):
             known = _of_classes(ends[end], ends, words)
             relations[p, :, :, end] = _codes(ids[None, p, :, :, end], np.array([known], dtype=object), lexicon)[0]

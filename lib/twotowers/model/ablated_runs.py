@@ -88,7 +88,9 @@ def at_last(model: Model, batch: Sequence[Encoded], ablations: Sequence[Ablation
 
     def run(chunk: list[int]) -> tuple[Tensor, Tensor]:
         versions = _LastPositionVersions(model, [ablations[i] for i in chunk])
-        return versions.run(batch), versions.rows.transpose(0, 1)
+        plain = versions.run(batch)
+        assert versions.rows is not None  # filled by the run
+        return plain, versions.rows.transpose(0, 1)
 
     for chunk, (plain, ablated) in halved(run, _chunks(ordered, max(1, max_rows // len(batch)))):
         if chunk[0] == ordered[0]:
@@ -133,12 +135,14 @@ def _record(model: Model, batch: Sequence[Encoded]) -> tuple[list[_Call], Float[
     blocks, z, attention = [], [], []
     with ExitStack() as stack:
         for layer, block in enumerate(model.blocks):
-            hook = lambda _, args, kwargs: blocks.append(_split_call(args, kwargs))  # noqa: E731
-            stack.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hook = lambda _, args: z.append(args[0])  # noqa: E731
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(hook).remove)
-            hook = lambda _, args, output: attention.append(_first(output))  # noqa: E731
-            stack.callback(model.part(layer, "attention").register_forward_hook(hook).remove)
+            attention_module, out = model.part(layer, "attention"), model.part(layer, "attention_out")
+            hooks = [
+                block.register_forward_pre_hook(lambda _, args, kwargs: blocks.append(_split_call(args, kwargs)), with_kwargs=True),
+                out.register_forward_pre_hook(lambda _, args: z.append(args[0])),
+                attention_module.register_forward_hook(lambda _, args, output: attention.append(_first(output))),
+            ]
+            for hook in hooks:
+                stack.callback(hook.remove)
         final = _run_to_final(model, batch)
     return [_Call(*b, m, a) for b, m, a in zip(blocks, z, attention, strict=True)], final
 

@@ -134,10 +134,8 @@ def attending_to(
         def attend(query, own_key, own_value, attention_mask=None):
             return _attend(query, *others(own_key, own_value), model.score_scaling(layer))
 
-        name, found = method, attend
-    else:
-        name, found = "twotowers_others", others
-    with attribute(module, name, found):  # a reader of this layer may be on the same module
+    # Under another name where the model has no method for it: a reader of this layer may be on the same module.
+    with attribute(module, method or "twotowers_others", attend if method else others):
         yield
 
 

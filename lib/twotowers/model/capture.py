@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -43,7 +43,7 @@ OPTIONAL = (
 class Capture:
     """What one batch (prompts of one length) left behind; all at the last position unless a shape says `position`.
 
-    `resid_pre[l]` is `Lin_l`, `resid_final` the residual stream before the final norm; `z[l, b, h]` is the head's
+    `resid_pre[l]` is the paper's Lin_l, `resid_final` the residual stream before the final norm; `z[l, b, h]` is the head's
     attention-weighted sum of value vectors, so `z @ W_O^h` is the head vector (paper, Definitions).
     `scaling[l] * queries . keys` is the score before a soft cap and a mask (`scores` has both); `scaling` comes with
     `queries`.
@@ -75,7 +75,7 @@ class Capture:
 
     @property
     def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
-        """`z` as the model feeds it to W_O: differs where a norm follows W_O. What an `Edit` may put there."""
+        """`z` as the model feeds it to W_O: differs where a norm follows W_O. """
         return self.z if self.attention_scale is None else _times(self.z, self.attention_scale)
 
     @property
@@ -102,7 +102,7 @@ class _Recorder:
     """Hooks for one forward pass. `entries[name][layer]` is filled as the pass goes up."""
 
     model: Model
-    record: Collection[str]
+    record: frozenset[str]
     entries: dict[str, dict[int, Tensor | float]] = field(default_factory=dict)
 
     def put(self, name: str, layer: int, tensor: Tensor | float) -> None:
@@ -111,7 +111,7 @@ class _Recorder:
     def stacked(self, name: str) -> Tensor:
         layers = self.entries[name]
         # Layers may live on several devices (device_map); what is analysed together is brought together.
-        return torch.stack([layers[i].to(self.model.device) for i in range(len(layers))])
+        return torch.stack([torch.as_tensor(layers[i]).to(self.model.device) for i in range(len(layers))])
 
     def _attention(self, layer: int) -> Callable:
         def read(query, key, value, mask, scaling, softcap):
@@ -192,7 +192,7 @@ def capture(
         raise TwoTowersError(f"cannot record {sorted(record - RECORDABLE)}: choose from {sorted(RECORDABLE)}")
     if len({len(e.ids) for e in encoded}) != 1:
         raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
-    recorder = _Recorder(model, record)
+    recorder = _Recorder(model, frozenset(record))
     with recorder.attached(len(encoded)):
         logits = model.logits(encoded)
     optional = {name: recorder.stacked(name) for name in OPTIONAL if name in recorder.entries}
@@ -234,9 +234,6 @@ def label_log_probs(
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 
 
-said = label_log_probs  # its old name, until analysis/ is gone
-
-
 @torch.inference_mode()
 def predict(
     model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096, progress: str | None = None
@@ -257,8 +254,8 @@ def captures(
     record: Collection[str] = (),
     max_tokens: int = 4096,
     progress: str | None = None,
-    read: Callable[[Capture], T] = lambda seen: seen,
-) -> Iterator[T]:
+    read: Callable[[Capture], Any] = lambda seen: seen,
+) -> Iterator[Any]:
     """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
 
     `read` takes out of a capture what is needed: where memory is short for that, the batch is run in smaller ones and read

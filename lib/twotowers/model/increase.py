@@ -60,7 +60,7 @@ def increases_along(
     at_once = _prompts_at_once(model, z)
     if at_once < len(scale):
         parts = [t.split(at_once, 1) for t in (resid_pre, z, ffn)] + [t.split(at_once) for t in (scale, words)]
-        done = [increases_along(model, *some, norm, layers) for some in zip(*parts, strict=True)]
+        done = [increases_along(model, *five, norm, layers) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
         return tuple(torch.cat(some) for some in zip(*done, strict=True))
     wide, divide = _scales(resid_pre.dtype, scale, norm)
     steps = [

@@ -10,7 +10,8 @@ import torch
 from twotowers.errors import TwoTowersError, is_out_of_memory
 from twotowers.prompts.prompt import Encoded
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def in_memory(

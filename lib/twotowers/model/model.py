@@ -139,7 +139,7 @@ class Model:
         here = head.weight.device  # tied to the embeddings, it may live away from the final norm (device_map)
         return Unembedding(
             head.weight.detach(), _bias(head), self.norm_gain(norm).to(here),
-            None if _bias(norm) is None else _bias(norm).to(here), self.architecture.centred, norm_eps(norm),
+            None if (shift := _bias(norm)) is None else shift.to(here), self.architecture.centred, norm_eps(norm),
             getattr(self.config, "final_logit_softcapping", None),
         )  # fmt: skip
 
@@ -201,7 +201,7 @@ class Model:
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
         size = matrix_of(self.part(layer, "ffn_out")).shape[1]
         keys = [matrix_of(one).detach().unflatten(0, (-1, size))[:, neurons] for one in maps]
-        biases = [_bias(one).unflatten(0, (-1, size))[:, neurons] for one in maps if _bias(one) is not None]
+        biases = [bias.unflatten(0, (-1, size))[:, neurons] for one in maps if (bias := _bias(one)) is not None]
         return torch.cat(keys), torch.cat(biases) if biases else None
 
     @property
@@ -251,8 +251,8 @@ class Model:
 
     def window(self, layer: int) -> int | None:
         """How many positions, its own included, a position sees in this layer; None = all up to its own."""
-        length, kinds, windowed = self.architecture.window
-        kinds = getattr(self.config, kinds, None)
+        length, field, windowed = self.architecture.window
+        kinds = getattr(self.config, field, None)
         return getattr(self.config, length, None) if kinds is None or kinds[layer] == windowed else None
 
     def value_head(self, head: int) -> int:

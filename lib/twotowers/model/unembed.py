@@ -141,10 +141,12 @@ def rank(
     if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
         v, through = v @ through.to(v), None
     if through is None:
-        v, read = direction(v, unembedding, norm), _wide
-    else:
-        carried = through.to(v)
-        read = lambda words: fold_norm(unembedding, words, norm, v.dtype) @ carried.T  # noqa: E731
+        v = direction(v, unembedding, norm)
+    carried = None if through is None else through.to(v)
+
+    def read(words: Tensor) -> Tensor:
+        return _wide(words) if carried is None else fold_norm(unembedding, words, norm, v.dtype) @ carried.T
+
     above = []
     for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
         own = torch.stack([(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T], -1)

@@ -86,10 +86,11 @@ def draw_blocks(
     prompts = []
     for block in range(n):
         turn, at = divmod(block, len(pairs))
-        classes = tuple(pairs[at].split("/"))
+        first, second = pairs[at].split("/")
+        classes = first, second
         chosen = labels[int(np.concatenate(turns[at])[turn])]
-        words = classes if chosen == OWN_NAMES else tuple(chosen.split("/"))
-        prompts += _block(block, pairs[at], classes, words, int(asked[at][turn]), form, texts, rng)
+        one, other = classes if chosen == OWN_NAMES else chosen.split("/")
+        prompts += _block(block, pairs[at], classes, (one, other), int(asked[at][turn]), form, texts, rng)
     return prompts
 
 

@@ -294,5 +294,5 @@ def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tupl
     for length, group in groups.items():
         size = max(1, max_tokens // length)
         for first in range(0, len(group), size):
-            index = group[first : first + size]
-            yield index, [encoded[i] for i in index]
+            some = group[first : first + size]
+            yield some, [encoded[i] for i in some]

@@ -45,7 +45,7 @@ def class_texts(suite: str) -> dict[str, list[str]]:
     if suite == "sentences":
         table = pd.read_csv(data_folder() / "sentences" / "own.csv")
         return table.groupby("class")["sentence"].agg(list).to_dict()
-    out = {}
+    out: dict[str, list[str]] = {}
     for name in SETS:
         inputs = rows(name).query("part == 'input'")
         short = inputs[inputs["text"].str.split().str.len() <= MOST_WORDS]

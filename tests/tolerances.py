@@ -1,0 +1,40 @@
+"""How far numbers may lie apart where the same thing is computed on another processor, with another number of threads, or in
+another way. Every tolerance of the tests stands here, with what it is derived from.
+
+Evidence is compared in units of a row's own interval: what is far smaller than the spread between class pairs changes no
+conclusion. P-values of null effects and orders of near ties are not compared at all.
+"""
+
+import numpy as np
+import pandas as pd
+
+LOGITS = 1e-4
+"""float32, added up in another order: logits and log-probabilities in nats"""
+INTERVAL = 0.001
+"""effects and bounds of a row of evidence, as a share of the width of its 95% interval"""
+SETS = 0.005
+"""the share of random sets that reach as much: sets that tie with the heads in question may change sides"""
+
+NUMBERS = [f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")]
+PINNED = ["chapter", "claim", "model", "verdict", "n", "draws", "share", *NUMBERS]
+
+
+def differences(found: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
+    """What differs between rows of evidence and those pinned, one line each: rows, verdicts, n, and numbers beyond tolerance."""
+    found, golden = (table.set_index(["claim", "model"]) for table in (found, golden))
+    lines = [f"{row}: only in one of the tables" for row in found.index.symmetric_difference(golden.index)]
+    for row in found.index.intersection(golden.index):
+        new, old = found.loc[row], golden.loc[row]
+        lines += [f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "draws") if new[name] != old[name]]
+        lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (new.verdict != old.verdict)
+        for name in ("share", *NUMBERS):
+            allowed = SETS if name == "share" else max(LOGITS, INTERVAL * width(old, name))
+            if not np.isclose(new[name], old[name], rtol=0, atol=allowed, equal_nan=True):
+                lines.append(f"{row}: {name} is {new[name]:.6g}, was {old[name]:.6g}, and may differ by {allowed:.2g}")
+    return lines
+
+
+def width(row: pd.Series, name: str) -> float:
+    """The width of the interval that a number belongs to; of the effect's for what has no interval."""
+    part = name.partition("_")[0]
+    return float(row[f"{part}_high"] - row[f"{part}_low"])
