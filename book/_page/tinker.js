@@ -1,7 +1,8 @@
 // The playground in the page: what the reader sets (the state), what follows from it, undo, and the address.
 (() => {
-  const { ACTIONS, EXAMPLE, MOST, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, quoted, toFragment,
-    top, draw: { make, table, bars, arcs, map, percent, short } } = window.twotowers;
+  const { ACTIONS, EXAMPLE, MEASURES, MOST, Play, Refusal, classOf, encode, exchanged, fromFragment, labelByClass, logSumExp,
+    pairOf, quoted, toFragment, told, top, draw: { make, table, bars, arcs, map, plane, curve, percent, short },
+  } = window.twotowers;
   const home = document.getElementById("tinker"), data = window.twotowersData;
   if (!home || !data) return;
 
@@ -20,35 +21,46 @@
   const example = encode(EXAMPLE, model, tokenizer);
   const writers = data.writers.length ? data.writers
     : top(differences(model.run(example.ids), example), 5).map(nameOf);
+  const pushed = data.pushed.length ? data.pushed : writers;
   const scenes = window.twotowers.scenes(writers);
+  const towers = new window.twotowers.Towers(model, tokenizer, data.recorded, data.classes);
 
+  const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (MOST.push / 6));
   let state = EXAMPLE, lastChange = "", scene = null, guess = null, tally = [0, 0];
   let later = 0, current = null, prior = null;  // the answer that is shown, and the one before the last change
   const past = [], future = [], runs = {};
 
   // ---- what follows from a state ----
-  // A run of some tokens; what an earlier one under the same edits has in common with it is not computed again.
-  function run(kind, ids, edits = {}, key = "") {
+  // A run of some tokens; what an earlier one under the same scales has in common with it is not computed again.
+  function run(kind, ids, edits = {}, key = "{}") {
     const before = runs[kind]?.key === key ? runs[kind].seen : null;
     runs[kind] = { key, seen: model.run(ids, edits, before) };
     return runs[kind].seen;
   }
 
   function results(prompt) {
-    const before = run("before", prompt.ids), named = Object.entries(state.heads), edits = {};
-    const source = named.some(([, action]) => action === "patch") ? run("source", exchanged(prompt)) : null;
-    for (const [name, action] of named) {
+    const before = run("before", prompt.ids), edits = {}, scales = {}, pair = pairOf(state, data.classes);
+    const source = Object.values(state.heads).includes("patch") ? run("source", exchanged(prompt)) : null;
+    for (const [name, action] of Object.entries(state.heads)) {
       const [layer, head] = name.split("-").map(Number), at = head * model.dHead;
       if (action === "patch") edits[name] = { instead: source.z[layer].subarray(at, at + model.dHead) };
-      else edits[name] = { scale: action === "zero" ? 0 : state.factor };
+      else scales[name] = edits[name] = { scale: action === "zero" ? 0 : state.factor };
     }
-    const after = named.length ? run("after", prompt.ids, edits, JSON.stringify(edits)) : before;
-    const cells = {};
-    differences(after, prompt).forEach((difference, i) => {
-      cells[nameOf(i)] = { difference, action: state.heads[nameOf(i)], arc: writers.indexOf(nameOf(i)) };
-    });
-    return { prompt, before, after, cells };
+    const steerable = pair?.every((cls) => towers.known.has(cls));
+    const atDose = (dose) => {  // the heads that compare classes, their query moved so many times the way to the other one
+      const all = { ...edits };
+      for (const name of dose && steerable ? pushed : [])
+        all[name] = { ...all[name], push: towers.direction(...pair, name).map((x) => dose * x) };
+      return all;
+    };
+    const kind = Object.keys(scales).length ? "after" : "before";  // else only the last position is another
+    const changed = Object.keys(edits).length || (state.push && steerable);
+    const after = changed ? run(kind, prompt.ids, atDose(state.push), JSON.stringify(scales)) : before;
+    const doses = () => DOSES.map((dose) => [dose, over(model.run(prompt.ids, atDose(dose), after), prompt)]);
+    return { prompt, before, after, pair, steerable, doses, moved: Boolean(state.push && steerable) };
   }
+
+  const over = ({ logits }, { labels: [label, other] }) => logits[label.id] - logits[other.id];
 
   const said = (seen) => {
     const [id] = top(seen.logits, 1);
@@ -56,21 +68,25 @@
   };
   const saying = (seen) => `${quoted(said(seen).word)} (${percent(said(seen).p)})`;
 
-  // ---- the page: fields on the left, what follows on the right ----
+  // ---- the page ----
   const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
+  const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
   const error = make("p", { class: "tinker-error", role: "alert" }), note = make("p", { class: "tinker-note" });
   const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" });
   const message = make("p", { role: "status" });
-  const list = make("ol"), question = make("div", { class: "tinker-question" });
+  const list = make("ol"), question = make("div", { class: "tinker-question" }), said_ = make("output", { class: "tinker-says" });
   const answer = make("div", { class: "tinker-answer" }), gutter = make("div", { class: "tinker-gutter" });
-  const mapped = make("div"), shown = make("div"), told = make("p", { class: "tinker-told", "aria-live": "polite" });
-  const input = (name, size, set) => make("input", {
-    type: "text", "aria-label": name, size, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
-    autocapitalize: "off", list: "tinker-words", input: (event) => set(event.target.value),
+  const mapped = make("div"), shown = make("div"), line = make("p", { class: "tinker-told", "aria-live": "polite" });
+  const towersAt = make("div"), doses = make("div"), dosed = make("p", { class: "tinker-small" });
+  const input = (name, list, set) => make("input", {
+    type: "text", "aria-label": name, size: 4, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
+    autocapitalize: "off", list, input: (event) => set(event.target.value),
   });
-  const query = input("query", 10, (value) => change({ query: value }, "query"));
-  const trueLabel = input("true label", 6, (value) => change({ true_label: value }, "true label"));
+  const query = input("query", "tinker-words", (value) => change({ query: value }, "query"));
+  const trueLabel = input("true label", "tinker-labels", (value) => change({ true_label: value }, "true label"));
   const games = make("input", { type: "checkbox", change: () => change({ guess_first: games.checked }) });
+  const score = make("span", { class: "tinker-score" });
+  const player = new Play(() => refresh());
   const step = (from, to) => () => {
     to.push(state);
     remember("");
@@ -81,6 +97,11 @@
   const factor = make("input", {
     type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
     input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
+  });
+
+  const slider = make("input", {
+    type: "range", min: -MOST.push, max: MOST.push, step: 0.25, "aria-label": "push the query", "data-keep": "push",
+    input: () => change({ push: slider.valueAsNumber }, "push"),
   });
 
   // Before a change: what is shown becomes what was. Letters of one field follow each other, changed and undone together.
@@ -101,7 +122,12 @@
     refresh();
   }
 
-  const play = (chosen) => change({ ...chosen.state, guess_first: state.guess_first, factor: state.factor }, "", chosen);
+  function play(chosen) {
+    player.step = "";
+    player.pause();
+    const { guess_first, factor, head, measure } = state;
+    change({ ...chosen.state, guess_first, factor, head, measure }, "", chosen);
+  }
 
   const changeRows = (to, kind) => change({ demonstrations: to(state.demonstrations.map((row) => [...row])) }, kind);
   const setPart = (i, part) => (value) =>
@@ -116,21 +142,21 @@
   function row(i) {
     const n = i + 1;
     return make("li", { class: "tinker-row" },
-      input(`text of demonstration ${n}`, 8, setPart(i, 0)), ":",
-      input(`label of demonstration ${n}`, 4, setPart(i, 1)), make("span"),
-      button("↑", () => move(i, -1), { "aria-label": `move demonstration ${n} up` }),
-      button("↓", () => move(i, 1), { "aria-label": `move demonstration ${n} down` }),
+      input(`text of example ${n}`, "tinker-words", setPart(i, 0)), make("span", { class: "tinker-colon" }, ":"),
+      input(`label of example ${n}`, "tinker-labels", setPart(i, 1)), make("span", { class: "tinker-tag" }),
+      button("↑", () => move(i, -1), { "aria-label": `move example ${n} up` }),
+      button("↓", () => move(i, 1), { "aria-label": `move example ${n} down` }),
       button("×", () => {
         changeRows((rows) => rows.filter((_, at) => at !== i));
         (list.children[Math.min(i, list.children.length - 1)]?.querySelector("input") || add).focus();
-      }, { "aria-label": `take away demonstration ${n}` }));
+      }, { "aria-label": `take away example ${n}` }));
   }
 
   const add = button("add a row", () => {
     changeRows((rows) => [...rows, ["", state.true_label]]);
     list.lastChild.querySelector("input").focus();
   });
-  const reset = button("reset", () => { change(EXAMPLE); tally = [0, 0]; });
+  const reset = button("reset", () => { tally = [0, 0]; play({ state: EXAMPLE }); scene = null; refresh(); });
   const share = button("share", async () => {
     history.replaceState(null, "", toFragment(state));
     message.textContent = "The address of this page now holds your prompt and your heads: copy it.";
@@ -158,7 +184,9 @@
     });
     set(query, state.query); set(trueLabel, state.true_label);
     if (factor.valueAsNumber !== state.factor) factor.value = state.factor;
+    slider.value = state.push;
     games.checked = state.guess_first;
+    score.textContent = tally[1] ? `${tally[0]} of ${tally[1]} right` : "";
     [undo.disabled, redo.disabled] = [!past.length, !future.length];
     add.disabled = state.demonstrations.length >= MOST.demonstrations;
   }
@@ -181,33 +209,83 @@
   }
 
   function show(found) {
-    const asks = scene !== null && state.guess_first && guess === null;
+    const { prompt, before, after, moved } = found, asks = scene !== null && state.guess_first && guess === null;
     home.classList.toggle("asks", asks);
-    for (const part of [answer, gutter, mapped, shown, sentence]) part.inert = asks;  // hidden in place: nothing jumps
-    told.textContent = scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ") : "";
+    for (const part of [answer, gutter, mapped, shown, sentence, aside, player.bar]) part.inert = asks;  // nothing jumps
     question.replaceChildren(...(scene && state.guess_first ? ask(found, asks) : []));
-    const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`).join(", ");
-    sentence.textContent = asks ? ""
-      : `The model says ${saying(found.before)}${did ? `; with ${did} it says ${saying(found.after)}` : ""}.`;
+    const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`);
+    if (moved) did.push("the query pushed");
+    said_.textContent = asks ? "?" : said(after).word;
+    sentence.textContent = asks ? "" : `The model says ${saying(did.length ? before : after)}` +
+      `${did.length ? `; with ${did.join(", ")} it says ${saying(after)}` : ""}.`;
     current = answersOf(found);
     const was = new Map(prior || []);
     answer.replaceChildren(bars(current.map(([word, p]) => [word, p, prior ? was.get(word) ?? 0 : null])));
-    gutter.replaceChildren(arcs(found.prompt.rows.map(([, label]) => label),
-      writers.map((name) => ({ name, weights: weightsOf(found, name), edited: name in state.heads }))));
+    const drawn = writers.map((name) => ({ name, weights: weightsOf(found, name), edited: name in state.heads }));
+    gutter.replaceChildren(arcs(prompt.rows.map(([, label]) => label), drawn));
+    tellStep(found, drawn);
     const selected = state.head || writers[0], focused = document.activeElement?.dataset.keep;
-    const [label, other] = found.prompt.labels.map(({ word }) => quoted(word));
-    mapped.replaceChildren(part(`Heads: what each adds to ${label} over ${other}`, mapOf(found, selected),
-      "Logit difference in nats. Framed heads have the arcs of their colour. A patched head writes, at the query, what it " +
-      "writes there with the labels exchanged."));
-    clearTimeout(later);  // the slowest part, below the rest: made when the reader pauses
-    later = setTimeout(() => shown.replaceChildren(part(`Head ${selected} in words`, wordsOf(found, selected),
-      "At each label, the top words of what the head would write if it looked there only (value), and of what its " +
-      "layer makes keys from (key).")), 150);
+    mapped.replaceChildren(mapOf(found, selected));
+    const ready = found.pair?.every((cls) => towers.planes.has([selected, ...found.pair].join()));
+    if (ready || !found.steerable) drawTowers(found, selected);
+    clearTimeout(later);  // the slowest parts: made when the reader pauses
+    later = setTimeout(() => {
+      if (!ready) drawTowers(found, selected);
+      drawDoses(found);
+      shown.replaceChildren(part(`Head ${selected} in words`, wordsOf(found, selected),
+        "At each label, the top words of what the head would write if it looked there only (value), and of what its " +
+        "layer makes keys from (key)."));
+    }, 120);
     if (focused) home.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
 
+  // The step of play that is on, else a scene's sentences, else what to try.
+  function tellStep(found, drawn) {
+    const factor = { zero: 0, scale: state.factor }, heads = drawn.map((head) => ({ ...head, factor: factor[state.heads[head.name]] ?? 1 }));
+    const { tags = [], text = "" } = player.step ? told(player.step, model, found, heads) : {};
+    const asks = home.classList.contains("asks");
+    home.dataset.step = player.step;
+    [...list.children].forEach((row, i) => { row.querySelector(".tinker-tag").textContent = tags[i] || ""; });
+    line.textContent = text || (scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
+      : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
+  }
+
+  function drawTowers(found, name) {
+    const { prompt: { rows, query, labelAt }, after, pair, steerable } = found;
+    const title = `The two towers of head ${name}`;
+    if (!steerable) {
+      towersAt.replaceChildren(part(title, "", "This needs words of two classes that the book has prompts of, such as love and two."));
+      return;
+    }
+    const at = name.split("-").map(Number), weights = weightsOf(found, name);
+    const side = (words) => pair.indexOf(classOf(words, data.classes));
+    const vector = model.tower(after, ...at, "query", after.n - 1);
+    const push = pushed.includes(name) ? towers.direction(...pair, name).map((x) => state.push * x) : null;
+    const picture = plane(towers.plane(pair, name), {
+      query: { vector: push ? vector.map((x, i) => x + push[i]) : vector, word: query, c: side(query) },
+      keys: labelAt.map((p, i) => ({ vector: model.tower(after, ...at, "key", p), weight: weights[i], c: side(rows[i][0]) })),
+      colour: Math.max(0, writers.indexOf(name)),
+      told: `Query and keys on their plane. Lines from the query ${quoted(query)}, as wide as the attention: ` +
+        `${weights.map((w, i) => `${i + 1}. ${rows[i][0]} ${short(w)}`).join(", ")}.`,
+    });
+    const key = (cls, c) => [make("b", { class: `class-${c}` }, c ? "■" : "●"), ` ${cls} `];
+    towersAt.replaceChildren(part(title, picture, ""), make("p", { class: "tinker-small" }, ...pair.flatMap(key),
+      "Pale: recorded prompts. Numbers: the keys of your rows. Cross: your query."));
+  }
+
+  function drawDoses({ prompt, pair, steerable, doses: values }) {
+    slider.disabled = !steerable;
+    if (!steerable) return doses.replaceChildren();
+    const [label, other] = prompt.labels.map(({ word }) => quoted(word)), [own, away] = pair, rows = values();
+    const now = `${state.push} times the way from ${own} to ${away}`;
+    slider.setAttribute("aria-valuetext", now);
+    dosed.textContent = `Query moved ${now}, in ${pushed.length} heads. Curve: ${label} over ${other} at every place of the slider.`;
+    doses.replaceChildren(curve(rows, state.push, `${label} over ${other}, in nats, by dose: ` +
+      `${rows.map(([dose, nats]) => `${dose}: ${nats.toFixed(1)}`).join(", ")}.`));
+  }
+
   const done = (action) => ({ zero: "zeroed", scale: `scaled by ${state.factor}`, patch: "patched" })[action];
-  const part = (title, body, text = "") => make("section", {}, make("h3", {}, title), body, make("p", {}, text));
+  const part = (title, body, text = "") => make("section", {}, make("h2", {}, title), body, make("p", {}, text));
 
   function ask(found, asks) {
     const answer = (word) => {
@@ -247,24 +325,33 @@
       if (focus !== undefined || mapped.contains(document.activeElement))
         mapped.querySelector(`[data-head="${name}"]`).focus();
     };
-    const choice = (action) => make("label", {}, make("input", {
-      type: "radio", name: "tinker-action", "data-keep": `action ${action}`,
-      checked: (state.heads[selected] || "") === action,
-      change: () => setAction([selected], action),
-    }), action || "leave");
+    const nats = state.measure === "increase" ? model.increases(found.after, found.prompt.trueId)
+      : differences(found.after, found.prompt);
+    const cells = Object.fromEntries(Array.from(nats, (value, i) =>
+      [nameOf(i), { nats: value, action: state.heads[nameOf(i)], arc: writers.indexOf(nameOf(i)) }]));
+    const [label, other] = found.prompt.labels.map(({ word }) => quoted(word));
+    const radio = (name, value, text, checked, change) => make("label", {}, make("input", {
+      type: "radio", name, "data-keep": `${name} ${value}`, checked, change }), text);
+    const choice = (action) => radio("action", action, action || "leave", (state.heads[selected] || "") === action,
+      () => setAction([selected], action));
+    const names = { difference: `${label} over ${other}`, increase: `${label} over all words` };
+    const kind = (measure) => radio("measure", measure, names[measure], state.measure === measure, () => change({ measure }, "measure"));
     const all = (text, action) => button(text, () => setAction(writers, action), { "data-keep": text });
-    return make("div", {},
-      map({ layers: model.layers.length, heads: model.heads, cells: found.cells, selected, select }),
+    return make("section", {}, make("h2", {}, "What each head adds"),
+      make("fieldset", { class: "tinker-actions" }, make("legend", { class: "tinker-hidden" }, "measure"), ...MEASURES.map(kind)),
+      map({ layers: model.layers.length, heads: model.heads, cells, selected, select }),
       make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`),
         ...["", ...ACTIONS].map(choice), make("label", {}, "factor", factor)),
-      buttons(make("span", {}, "All framed heads"), all("zero", "zero"), all("patch", "patch"),
-        button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })));
+      buttons(make("span", {}, "All in colour"), all("zero", "zero"), all("patch", "patch"),
+        button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })),
+      make("p", {}, "In nats: +1 makes a word 2.7 times as likely against the other. Colours are those of the arcs. Patch: the " +
+        "head writes what it writes with the labels exchanged."));
   }
 
   function wordsOf(found, selected) {
     const [layer, head] = selected.split("-").map(Number), weights = weightsOf(found, selected);
     const { labelAt, rows } = found.prompt, values = labelAt.map((at) => model.value(found.after, layer, head, at));
-    const words = model.topWords([...values, ...labelAt.map((at) => model.key(found.after, layer, at))], 4)
+    const words = model.topWords([...values, ...labelAt.map((at) => model.input(found.after, layer, at))], 4)
       .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
     return table(["label", "weight", "value", "key"], labelAt.map((_, i) => [
       `${i + 1}. ${rows[i][1]}`, short(weights[i]), words[i], words[i + labelAt.length],
@@ -282,21 +369,22 @@
     }
   }
 
-  const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
+  const options = (id, words) => make("datalist", { id }, ...words.map((value) => make("option", { value })));
+  const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Push the query"), slider, doses, dosed));
   home.replaceChildren(
-    make("datalist", { id: "tinker-words" }, ...Object.keys(data.classes).sort().map((value) => make("option", { value }))),
+    options("tinker-words", Object.keys(data.classes).sort()), options("tinker-labels", data.labels),
+    player.bar,
     make("div", { class: "tinker-scenes", role: "group", "aria-label": "scenes" },
-      ...scenes.map((chosen) => button(chosen.name, () => play(chosen))),
-      make("label", {}, games, "guess first")),
-    make("div", { class: "tinker-lines" }, told, question),
+      ...scenes.map((chosen) => button(chosen.name, () => play(chosen)))),
+    make("div", { class: "tinker-lines" }, line, question, make("label", {}, games, "guess first"), score),
     make("div", { class: "tinker-pair" },
       make("div", {},
-        make("div", { class: "tinker-prompt", role: "group", "aria-label": "prompt: text and label of each demonstration, query" },
-          list, make("div", { class: "tinker-row query" }, query, ":", trueLabel, make("span"),
-            make("span", { class: "tinker-hint" }, "query")), gutter),
+        make("div", { class: "tinker-prompt", role: "group", "aria-label": "prompt: text and label of each example, query" },
+          list, make("div", { class: "tinker-row query" }, query, make("span", {}, ":"), said_, make("span"),
+            make("label", { class: "tinker-true" }, "true", trueLabel)), gutter),
         buttons(add, undo, redo, reset, share), message, error, note,
         make("div", { class: "tinker-result" }, sentence, answer)),
-      mapped),
+      mapped, aside),
     shown);
   home.classList.add("ready");
   refresh();
