@@ -17,11 +17,17 @@ import pytest
 import torch
 from playwright.sync_api import sync_playwright
 from twotowers.heads import Head
+from twotowers.measure.chain import Run
+from twotowers.measure.settings import Settings
+from twotowers.measure.steering import class_directions, steering
 from twotowers.model.ablated_runs import Ablation
 from twotowers.model.capture import capture
 from twotowers.model.hooks import changing_z
+from twotowers.model.increase import increases_along
 from twotowers.model.loading import load
+from twotowers.model.unembed import norm_scale
 from twotowers.playground import EXAMPLE, head_logit_differences, true_label
+from twotowers.prompts.blocks import Form
 from twotowers.prompts.prompt import Demonstration, Prompt, encode_all
 from twotowers.prompts.variants import exchanged_labels
 
@@ -35,6 +41,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 AXE = Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian and Ubuntu: apt install chromium)")
 HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
+PUSHED = ["3-5", *HEADS[:3], "3-7"]
 ODD = ["Zürich — 東京 🙂", "12.50!", "he's  won", "(a) b", "שלום עולם", "<b>bold</b>", "Don't & WON'T", "e\u0301x"]
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>
 <meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy"
@@ -48,19 +55,33 @@ ENGINE = """(states) => {
     const prompt = twotowers.encode(state, model, tokenizer), [a, b] = prompt.labels, { dHead } = model;
     const source = model.run(twotowers.exchanged(prompt)), plain = model.run(prompt.ids);
     const patch = { "1-2": { scale: 0 }, "2-3": { scale: -0.5 }, "3-1": { instead: source.z[3].subarray(dHead, 2 * dHead) } };
+    const up = model.increases(plain, a.id);
     const edited = model.run(prompt.ids, patch), again = model.run(prompt.ids, {}, source);
     return { ids: prompt.ids, labelAt: prompt.labelAt, logits: [...plain.logits], again: [...again.logits],
-      weights: plain.weights.map((w) => [...w]), differences: [...model.differences(plain, a.id, b.id)],
+      weights: plain.weights.map((w) => [...w]), differences: [...model.differences(plain, a.id, b.id)], up,
       edited: [...edited.logits], label: twotowers.labelByClass(state, twotowersData.classes) };
   }));
 }"""  # as text: Playwright takes half a minute for so many numbers
+STEER = """([state, pair, name, dose]) => {
+  const bytes = (name) => Uint8Array.from(atob(twotowersData.files[name]), (c) => c.charCodeAt(0));
+  const json = (name) => JSON.parse(new TextDecoder().decode(bytes(name)));
+  const model = twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
+  const tokenizer = new twotowers.Tokenizer(json("tokenizer.json"));
+  const towers = new twotowers.Towers(model, tokenizer, twotowersData.recorded, twotowersData.classes);
+  const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
+    [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
+  const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
+  const found = [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
+    prompt.labels.map(({ id }) => logits[id] - twotowers.logSumExp(logits)));
+  return { direction: [...towers.direction(...pair, name)], found };
+}"""
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> str:
     """The playground's own files, and the site's script, in a page without the book around it, as a file."""
     folder = tmp_path_factory.mktemp("page")
-    (folder / "data.js").write_text(tinker.script(ROOT / "data/models/mini-gpt2", HEADS))
+    (folder / "data.js").write_text(tinker.script(ROOT / "data/models/mini-gpt2", HEADS, PUSHED))
     sources = [folder / "data.js", *(PAGE / name for name in (*tinker.SCRIPTS[1:], "page.js"))]
     head = "".join(f'<script defer src="{source.as_uri()}"></script>' for source in sources)
     head += "".join(f'<link rel="stylesheet" href="{(PAGE / n).as_uri()}">' for n in ("book.css", "tinker.css"))
@@ -127,9 +148,36 @@ def test_the_engine_equals_pytorch_on_100_prompts(address):
         close(result["again"], seen.logits[0])
         close(result["weights"], seen.weights[:, 0].flatten(1))
         close(result["differences"], head_logit_differences(seen, model).flatten())
+        scale = norm_scale(seen.resid_final, model.unembedding)
+        parts = seen.resid_pre, seen.z[:, :, :, None], seen.ffn_output
+        close(result["up"], increases_along(model, *parts, scale, seen.true_ids)[2][0, :, :, 0].flatten())
         with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3, :].mul_(-0.5),
                                 3: lambda z, new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
             close(result["edited"], capture(model, [e]).logits[0])
+
+
+def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
+    """The same prompts, directions and answers as `measure.steering` has, at every dose."""
+    run = Run(Settings())
+    locating = run.locating(Form(2, "space"))
+    assert [e.prompt.text for e in locating] == tinker.recorded()
+    directions = class_directions(run.model, locating)
+    cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
+    shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
+    prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
+    heads = {"pushed": list(map(Head.parse, PUSHED))}
+    measured = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0).isel(
+        tower=0, heads=0, prompt=0
+    )
+    state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
+    with browser(address) as page:
+        for dose in measured.dose.values:
+            pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
+            result = page.evaluate(STEER, [state, pair[::-1], "3-1", float(dose)])
+            at = measured.sel(dose=dose)
+            for found in result["found"]:
+                assert found == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=1e-4)
+    close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))
 
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address):
@@ -163,16 +211,18 @@ def test_the_true_label_follows_the_query_and_capitals_are_lowered(address):
 
 
 def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
-    expected = ["bar", "foo", "foo", "bar", "foo", ""]
+    expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
         buttons = page.locator(".tinker-scenes button")
         for i, answer in enumerate(expected):
             buttons.nth(i).click()
             before = text(page, "told")
+            assert text(page, "says") == "?"
             assert not page.locator(".tinker-answer").is_visible() and text(page, "sentence") == ""
             page.locator(".tinker-question button", has_text=answer or "another word").first.click()
             assert page.locator(".tinker-answer").is_visible() and text(page, "told").startswith(before + " ")
-            assert f"Right: {i + 1} of {i + 1}" in text(page, "question")
+            assert text(page, "score") == f"{i + 1} of {i + 1} right"
+            assert text(page, "says") == answer or not answer
 
 
 BAD = {
@@ -192,7 +242,7 @@ def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
             assert text(page, "error") == "" and fields(page) == start
         query.fill("<img src=x onerror=alert(1)> שלום")
         assert text(page, "error") == "" and page.locator("#tinker img").count() == 0
-        page.get_by_label("move demonstration 1 down", exact=True).click()
+        page.get_by_label("move example 1 down", exact=True).click()
         for _ in range(2):
             page.get_by_role("button", name="undo").click()
         assert fields(page) == start and text(page, "sentence") == good

@@ -19,7 +19,7 @@ from twotowers.prompts.blocks import Form, class_words, draw_blocks, label_pairs
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
 SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-scenes.js", "tinker-draw.js")
-SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker.js")
+SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
 LOCATING = "measurements/mini-gpt2/words/locating.nc"
 MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
 

@@ -40,7 +40,7 @@
       return element;
     };
     return table(["answer", "now, and before the last change", "probability"], rows.map(([word, now, before]) => [
-      word, make("div", {}, bar(now, "now"), bar(before ?? now, "before")),
+      word, make("div", {}, bar(now, "now"), ...(before === null ? [] : [bar(before, "before")])),
       before === null ? percent(now) : `${percent(before)} → ${percent(now)}`,
     ]), { class: "tinker-answers" });
   }
@@ -62,7 +62,7 @@
       picture.append(make("svg:path", {
         d: `M2 ${from + shift}C${far.toFixed(1)} ${from + shift} ${far.toFixed(1)} ${to} 2 ${to}`,
         class: `tinker-arc head-${k}${edited ? " edited" : ""}`, "stroke-width": Math.max(0.3, 9 * weight).toFixed(2),
-        "vector-effect": "non-scaling-stroke", pathLength: 1,
+        "vector-effect": "non-scaling-stroke",
       }, make("svg:title", {}, `head ${name}: ${short(weight)}`)));
     }));
     return picture;

@@ -20,12 +20,12 @@
       const best = largest(shares.map(sum)), row = rows.length - 1;
       return { tags: shares[best].map(percent), text: `Every label reads the word before it. In head ${lower[best].join("-")}, ` +
         `${quoted(rows[row][1])} gives ${percent(shares[best][row])} of its attention to ${quoted(rows[row][0])}: so the ` +
-        "label now carries what kind of word stands there. This is the first tower, of keys." };
+        "label now carries what kind of word stands there. That makes the first tower: a key for every example." };
     }
     if (step === "compare") {
       const looks = labelAt.map((_, i) => sum(heads.map(({ weights }) => weights[i])) / heads.length), row = largest(looks);
-      return { tags: looks.map(percent), text: `The second tower makes a query of ${quoted(prompt.query)}, and the heads in ` +
-        `colour compare it with the key of every label. Row ${row + 1}, ${quoted(rows[row][0])}, gets the most attention: ` +
+      return { tags: looks.map(percent), text: `The second tower makes a query of ${quoted(prompt.query)}. The heads in ` +
+        `colour compare it with the key of every example. Row ${row + 1}, ${quoted(rows[row][0])}, gets the most attention: ` +
         `${percent(looks[row])}.` };
     }
     const over = `${quoted(label.word)} over ${quoted(other.word)}`;
@@ -45,14 +45,15 @@
 
   // The buttons; `changed` is called when another step is shown.
   class Play {
-    constructor(changed) {
+    constructor(changed, ...more) {
       Object.assign(this, { step: "", timer: 0, changed });
       const button = (text, click) => make("button", { type: "button", click }, text);
       this.start = button("", () => (this.timer ? this.pause() : this.run()));
       this.chips = STEPS.map((step, i) => button(`${i + 1} ${step}`, () => this.to(this.step === step ? "" : step)));
       this.next = button("step", () => this.to(this.after()));
-      this.bar = make("div", { class: "tinker-play", role: "group", "aria-label": "the four steps" },
+      this.bar = make("div", { class: "tinker-steps", role: "group", "aria-label": "the four steps" },
         this.start, this.next, ...this.chips);
+      this.row = make("div", { class: "tinker-play" }, this.bar, ...more);
       this.name();
     }
 

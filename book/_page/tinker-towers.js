@@ -98,7 +98,7 @@
     }
   }
 
-  const [WIDE, HIGH, EDGE] = [260, 180, 12];
+  const [WIDE, HIGH, EDGE] = [260, 160, 12];
 
   // The recorded cloud, and the reader's prompt on it: `query` {vector, word}, `keys` [{vector, weight, c}].
   function plane({ points, place }, { query, keys, told, colour }) {
@@ -126,14 +126,14 @@
         make("svg:text", { x, y: y + 4, class: "number" }, String(i + 1)));
     });
     const left = here[0] > WIDE / 2;
-    picture.append(make("svg:path", { d: cross(here, 7), class: `mine class-${query.c}` }),
+    picture.append(make("svg:path", { d: cross(here, 7), class: "mine" }),
       make("svg:text", { x: here[0] + (left ? -11 : 11), y: here[1] + 4, class: `word ${left ? "left" : ""}` }, query.word));
     return picture;
   }
 
   // Logit difference against the dose, and where the reader's dose stands: `rows` [[dose, nats]].
   function curve(rows, dose, told) {
-    const high = 70, most = Math.max(1, ...rows.map(([, nats]) => Math.abs(nats))), range = rows.at(-1)[0];
+    const high = 64, most = Math.max(1, ...rows.map(([, nats]) => Math.abs(nats))), range = rows.at(-1)[0];
     const x = (d) => EDGE + ((WIDE - 2 * EDGE) * (d + range)) / (2 * range);
     const y = (nats) => high / 2 - (nats / most) * (high / 2 - 6);
     const now = rows.reduce((best, row) => (Math.abs(row[0] - dose) < Math.abs(best[0] - dose) ? row : best));

@@ -1,8 +1,7 @@
 // The playground in the page: what the reader sets (the state), what follows from it, undo, and the address.
 (() => {
-  const { ACTIONS, EXAMPLE, MEASURES, MOST, Play, Refusal, classOf, encode, exchanged, fromFragment, labelByClass, logSumExp,
-    pairOf, quoted, toFragment, told, top, draw: { make, table, bars, arcs, map, plane, curve, percent, short },
-  } = window.twotowers;
+  const { EXAMPLE, MOST, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, pairOf, quoted, toFragment,
+    told, top, draw: { make, bars, arcs, percent } } = window.twotowers;
   const home = document.getElementById("tinker"), data = window.twotowersData;
   if (!home || !data) return;
 
@@ -15,13 +14,11 @@
   const model = window.twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
   const tokenizer = new window.twotowers.Tokenizer(json("tokenizer.json"));
 
-  const nameOf = (i) => `${Math.floor(i / model.heads)}-${i % model.heads}`;
-  const differences = (seen, { labels: [label, other] }) => model.differences(seen, label.id, other.id);
-  // The heads whose arcs are drawn: those recorded, or those that write most in the example.
-  const example = encode(EXAMPLE, model, tokenizer);
-  const writers = data.writers.length ? data.writers
-    : top(differences(model.run(example.ids), example), 5).map(nameOf);
-  const pushed = data.pushed.length ? data.pushed : writers;
+  // The heads whose arcs are drawn: those recorded, or those that write most in the example. Those pushed: as in chapter 6.
+  const { trueId, labels, ids } = encode(EXAMPLE, model, tokenizer);
+  const most = () => top(model.differences(model.run(ids), trueId, labels[1].id), 5)
+    .map((i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);
+  const writers = data.writers.length ? data.writers : most(), pushed = data.pushed.length ? data.pushed : writers;
   const scenes = window.twotowers.scenes(writers);
   const towers = new window.twotowers.Towers(model, tokenizer, data.recorded, data.classes);
 
@@ -74,10 +71,10 @@
   const error = make("p", { class: "tinker-error", role: "alert" }), note = make("p", { class: "tinker-note" });
   const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" });
   const message = make("p", { role: "status" });
-  const list = make("ol"), question = make("div", { class: "tinker-question" }), said_ = make("output", { class: "tinker-says" });
+  const list = make("ol"), question = make("div", { class: "tinker-question" }), says = make("span", { class: "tinker-says" });
   const answer = make("div", { class: "tinker-answer" }), gutter = make("div", { class: "tinker-gutter" });
   const mapped = make("div"), shown = make("div"), line = make("p", { class: "tinker-told", "aria-live": "polite" });
-  const towersAt = make("div"), doses = make("div"), dosed = make("p", { class: "tinker-small" });
+  const towersAt = make("div"), doses = make("div");
   const input = (name, list, set) => make("input", {
     type: "text", "aria-label": name, size: 4, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
     autocapitalize: "off", list, input: (event) => set(event.target.value),
@@ -86,7 +83,13 @@
   const trueLabel = input("true label", "tinker-labels", (value) => change({ true_label: value }, "true label"));
   const games = make("input", { type: "checkbox", change: () => change({ guess_first: games.checked }) });
   const score = make("span", { class: "tinker-score" });
-  const player = new Play(() => refresh());
+  const player = new Play(() => refresh(), make("label", {}, games, "guess first"), score);
+  const factor = make("input", {
+    type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
+    input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
+  });
+  const panels = window.twotowers.panels(
+    { model, tokenizer, data, towers, writers, pushed, button, buttons, factor, change, state: () => state });
   const step = (from, to) => () => {
     to.push(state);
     remember("");
@@ -94,11 +97,6 @@
     refresh();
   };
   const undo = button("undo", step(past, future)), redo = button("redo", step(future, past));
-  const factor = make("input", {
-    type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
-    input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
-  });
-
   const slider = make("input", {
     type: "range", min: -MOST.push, max: MOST.push, step: 0.25, "aria-label": "push the query", "data-keep": "push",
     input: () => change({ push: slider.valueAsNumber }, "push"),
@@ -122,7 +120,7 @@
     refresh();
   }
 
-  function play(chosen) {
+  function enact(chosen) {
     player.step = "";
     player.pause();
     const { guess_first, factor, head, measure } = state;
@@ -156,7 +154,7 @@
     changeRows((rows) => [...rows, ["", state.true_label]]);
     list.lastChild.querySelector("input").focus();
   });
-  const reset = button("reset", () => { tally = [0, 0]; play({ state: EXAMPLE }); scene = null; refresh(); });
+  const reset = button("reset", () => { tally = [0, 0]; enact({ state: EXAMPLE }); scene = null; refresh(); });
   const share = button("share", async () => {
     history.replaceState(null, "", toFragment(state));
     message.textContent = "The address of this page now holds your prompt and your heads: copy it.";
@@ -165,12 +163,6 @@
       message.textContent = "Copied: the address of this page, which now holds your prompt and your heads.";
     } catch { /* the browser does not let a page copy; the first sentence stands */ }
   });
-
-  function setAction(names, action) {
-    const heads = Object.fromEntries(Object.entries(state.heads).filter(([name]) => !names.includes(name)));
-    for (const name of action ? names : []) heads[name] = action;
-    change({ heads });
-  }
 
   // Fields show the state; one that shows it already is left alone, so that the cursor stays.
   function fill() {
@@ -215,33 +207,38 @@
     question.replaceChildren(...(scene && state.guess_first ? ask(found, asks) : []));
     const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`);
     if (moved) did.push("the query pushed");
-    said_.textContent = asks ? "?" : said(after).word;
+    says.textContent = asks ? "?" : said(after).word;
     sentence.textContent = asks ? "" : `The model says ${saying(did.length ? before : after)}` +
       `${did.length ? `; with ${did.join(", ")} it says ${saying(after)}` : ""}.`;
     current = answersOf(found);
     const was = new Map(prior || []);
     answer.replaceChildren(bars(current.map(([word, p]) => [word, p, prior ? was.get(word) ?? 0 : null])));
-    const drawn = writers.map((name) => ({ name, weights: weightsOf(found, name), edited: name in state.heads }));
+    const drawn = writers.map((name) => ({ name, weights: panels.weights(found, name), edited: name in state.heads }));
     gutter.replaceChildren(arcs(prompt.rows.map(([, label]) => label), drawn));
     tellStep(found, drawn);
-    const selected = state.head || writers[0], focused = document.activeElement?.dataset.keep;
-    mapped.replaceChildren(mapOf(found, selected));
-    const ready = found.pair?.every((cls) => towers.planes.has([selected, ...found.pair].join()));
-    if (ready || !found.steerable) drawTowers(found, selected);
+    const selected = state.head || pushed[0], focused = document.activeElement?.dataset.keep;
+    mapped.replaceChildren(panels.heads(found, selected, (name, focus) => {
+      state = { ...state, head: name };
+      show(found);
+      if (focus || mapped.contains(document.activeElement)) mapped.querySelector(`[data-head="${name}"]`).focus();
+    }));
+    const ready = !found.steerable || towers.planes.has([selected, ...found.pair].join());
+    if (ready) towersAt.replaceChildren(panels.towers(found, selected));
+    slider.disabled = !found.steerable;
+    if (found.steerable) slider.setAttribute("aria-valuetext", `${state.push} times the way from ${found.pair.join(" to ")}`);
     clearTimeout(later);  // the slowest parts: made when the reader pauses
     later = setTimeout(() => {
-      if (!ready) drawTowers(found, selected);
-      drawDoses(found);
-      shown.replaceChildren(part(`Head ${selected} in words`, wordsOf(found, selected),
-        "At each label, the top words of what the head would write if it looked there only (value), and of what its " +
-        "layer makes keys from (key)."));
+      if (!ready) towersAt.replaceChildren(panels.towers(found, selected));
+      doses.replaceChildren(...panels.doses(found));
+      shown.replaceChildren(panels.words(found, selected));
     }, 120);
     if (focused) home.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
 
   // The step of play that is on, else a scene's sentences, else what to try.
   function tellStep(found, drawn) {
-    const factor = { zero: 0, scale: state.factor }, heads = drawn.map((head) => ({ ...head, factor: factor[state.heads[head.name]] ?? 1 }));
+    const scales = { zero: 0, scale: state.factor };
+    const heads = drawn.map((head) => ({ ...head, factor: scales[state.heads[head.name]] ?? 1 }));
     const { tags = [], text = "" } = player.step ? told(player.step, model, found, heads) : {};
     const asks = home.classList.contains("asks");
     home.dataset.step = player.step;
@@ -250,43 +247,7 @@
       : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
   }
 
-  function drawTowers(found, name) {
-    const { prompt: { rows, query, labelAt }, after, pair, steerable } = found;
-    const title = `The two towers of head ${name}`;
-    if (!steerable) {
-      towersAt.replaceChildren(part(title, "", "This needs words of two classes that the book has prompts of, such as love and two."));
-      return;
-    }
-    const at = name.split("-").map(Number), weights = weightsOf(found, name);
-    const side = (words) => pair.indexOf(classOf(words, data.classes));
-    const vector = model.tower(after, ...at, "query", after.n - 1);
-    const push = pushed.includes(name) ? towers.direction(...pair, name).map((x) => state.push * x) : null;
-    const picture = plane(towers.plane(pair, name), {
-      query: { vector: push ? vector.map((x, i) => x + push[i]) : vector, word: query, c: side(query) },
-      keys: labelAt.map((p, i) => ({ vector: model.tower(after, ...at, "key", p), weight: weights[i], c: side(rows[i][0]) })),
-      colour: Math.max(0, writers.indexOf(name)),
-      told: `Query and keys on their plane. Lines from the query ${quoted(query)}, as wide as the attention: ` +
-        `${weights.map((w, i) => `${i + 1}. ${rows[i][0]} ${short(w)}`).join(", ")}.`,
-    });
-    const key = (cls, c) => [make("b", { class: `class-${c}` }, c ? "■" : "●"), ` ${cls} `];
-    towersAt.replaceChildren(part(title, picture, ""), make("p", { class: "tinker-small" }, ...pair.flatMap(key),
-      "Pale: recorded prompts. Numbers: the keys of your rows. Cross: your query."));
-  }
-
-  function drawDoses({ prompt, pair, steerable, doses: values }) {
-    slider.disabled = !steerable;
-    if (!steerable) return doses.replaceChildren();
-    const [label, other] = prompt.labels.map(({ word }) => quoted(word)), [own, away] = pair, rows = values();
-    const now = `${state.push} times the way from ${own} to ${away}`;
-    slider.setAttribute("aria-valuetext", now);
-    dosed.textContent = `Query moved ${now}, in ${pushed.length} heads. Curve: ${label} over ${other} at every place of the slider.`;
-    doses.replaceChildren(curve(rows, state.push, `${label} over ${other}, in nats, by dose: ` +
-      `${rows.map(([dose, nats]) => `${dose}: ${nats.toFixed(1)}`).join(", ")}.`));
-  }
-
   const done = (action) => ({ zero: "zeroed", scale: `scaled by ${state.factor}`, patch: "patched" })[action];
-  const part = (title, body, text = "") => make("section", {}, make("h2", {}, title), body, make("p", {}, text));
-
   function ask(found, asks) {
     const answer = (word) => {
       guess = word;
@@ -294,12 +255,11 @@
       const right = word ? truth === word : !found.prompt.labels.some((label) => label.word === truth);
       tally = [tally[0] + right, tally[1] + 1];
       refresh();
-      home.querySelector(".tinker-scenes button").focus({ preventScroll: true });
+      home.querySelectorAll(".tinker-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
     };
     if (!asks) {
       const yours = guess ? quoted(guess) : "another word";
-      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}. Right: ${tally[0]} of ` +
-        `${tally[1]}.`)];
+      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}.`)];
     }
     return [make("p", {}, "What will the model say next?"),
       ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
@@ -311,51 +271,6 @@
     const all = logSumExp(after.logits), rows = prompt.labels.map(({ word, id }) => [word, Math.exp(after.logits[id] - all)]);
     rows.sort(([a], [b]) => (a < b ? -1 : 1));  // a label keeps its place when the true one changes
     return [...rows, ["other words", Math.max(0, 1 - rows.reduce((sum, [, p]) => sum + p, 0))]];
-  }
-
-  const weightsOf = ({ prompt, after }, name) => {
-    const [layer, head] = name.split("-").map(Number);
-    return prompt.labelAt.map((at) => after.weights[layer][head * after.n + at]);
-  };
-
-  function mapOf(found, selected) {
-    const select = (name, focus) => {
-      state = { ...state, head: name };
-      show(found);
-      if (focus !== undefined || mapped.contains(document.activeElement))
-        mapped.querySelector(`[data-head="${name}"]`).focus();
-    };
-    const nats = state.measure === "increase" ? model.increases(found.after, found.prompt.trueId)
-      : differences(found.after, found.prompt);
-    const cells = Object.fromEntries(Array.from(nats, (value, i) =>
-      [nameOf(i), { nats: value, action: state.heads[nameOf(i)], arc: writers.indexOf(nameOf(i)) }]));
-    const [label, other] = found.prompt.labels.map(({ word }) => quoted(word));
-    const radio = (name, value, text, checked, change) => make("label", {}, make("input", {
-      type: "radio", name, "data-keep": `${name} ${value}`, checked, change }), text);
-    const choice = (action) => radio("action", action, action || "leave", (state.heads[selected] || "") === action,
-      () => setAction([selected], action));
-    const names = { difference: `${label} over ${other}`, increase: `${label} over all words` };
-    const kind = (measure) => radio("measure", measure, names[measure], state.measure === measure, () => change({ measure }, "measure"));
-    const all = (text, action) => button(text, () => setAction(writers, action), { "data-keep": text });
-    return make("section", {}, make("h2", {}, "What each head adds"),
-      make("fieldset", { class: "tinker-actions" }, make("legend", { class: "tinker-hidden" }, "measure"), ...MEASURES.map(kind)),
-      map({ layers: model.layers.length, heads: model.heads, cells, selected, select }),
-      make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`),
-        ...["", ...ACTIONS].map(choice), make("label", {}, "factor", factor)),
-      buttons(make("span", {}, "All in colour"), all("zero", "zero"), all("patch", "patch"),
-        button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })),
-      make("p", {}, "In nats: +1 makes a word 2.7 times as likely against the other. Colours are those of the arcs. Patch: the " +
-        "head writes what it writes with the labels exchanged."));
-  }
-
-  function wordsOf(found, selected) {
-    const [layer, head] = selected.split("-").map(Number), weights = weightsOf(found, selected);
-    const { labelAt, rows } = found.prompt, values = labelAt.map((at) => model.value(found.after, layer, head, at));
-    const words = model.topWords([...values, ...labelAt.map((at) => model.input(found.after, layer, at))], 4)
-      .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
-    return table(["label", "weight", "value", "key"], labelAt.map((_, i) => [
-      `${i + 1}. ${rows[i][1]}`, short(weights[i]), words[i], words[i + labelAt.length],
-    ]), { class: "tinker-readings" });
   }
 
   // ---- the address ----
@@ -370,17 +285,17 @@
   }
 
   const options = (id, words) => make("datalist", { id }, ...words.map((value) => make("option", { value })));
-  const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Push the query"), slider, doses, dosed));
+  const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Push the query"), slider, doses));
   home.replaceChildren(
     options("tinker-words", Object.keys(data.classes).sort()), options("tinker-labels", data.labels),
-    player.bar,
+    player.row,
     make("div", { class: "tinker-scenes", role: "group", "aria-label": "scenes" },
-      ...scenes.map((chosen) => button(chosen.name, () => play(chosen)))),
-    make("div", { class: "tinker-lines" }, line, question, make("label", {}, games, "guess first"), score),
+      ...scenes.map((chosen) => button(chosen.name, () => enact(chosen)))),
+    make("div", { class: "tinker-lines" }, line, question),
     make("div", { class: "tinker-pair" },
       make("div", {},
         make("div", { class: "tinker-prompt", role: "group", "aria-label": "prompt: text and label of each example, query" },
-          list, make("div", { class: "tinker-row query" }, query, make("span", {}, ":"), said_, make("span"),
+          list, make("div", { class: "tinker-row query" }, query, make("span", {}, ":"), says, make("span"),
             make("label", { class: "tinker-true" }, "true", trueLabel)), gutter),
         buttons(add, undo, redo, reset, share), message, error, note,
         make("div", { class: "tinker-result" }, sentence, answer)),
