@@ -47,7 +47,14 @@ def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
-    data = {"writers": writers, "pushed": pushed, "classes": classes, "labels": labels, "recorded": recorded(), "files": files}
+    data = {
+        "writers": writers,
+        "pushed": pushed,
+        "classes": classes,
+        "labels": labels,
+        "recorded": recorded(),
+        "files": files,
+    }
     return f"window.twotowersData = {json.dumps(data)};\n"
 
 

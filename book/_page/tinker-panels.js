@@ -46,17 +46,18 @@
     function towers(found, name) {
       const { prompt: { rows, query, labelAt }, after, pair, steerable } = found, title = `The towers of head ${name}`;
       if (!steerable) return part(title, small("Give examples of two classes from the word list, such as love and two."));
-      const at = parsed(name), looks = weights(found, name), side = (words) => pair.indexOf(classOf(words, data.classes));
+      const at = parsed(name), looks = weights(found, name), sides = [...pair].sort();  // the same whichever class is asked
+      const side = (words) => sides.indexOf(classOf(words, data.classes));
       const vector = model.tower(after, ...at, "query", after.n - 1);
       const push = pushed.includes(name) ? known.direction(...pair, name) : [];
-      const picture = plane(known.plane(pair, name), {
+      const picture = plane(known.plane(sides, name), {
         query: { vector: vector.map((x, i) => x + state().push * (push[i] || 0)), word: query },
         keys: labelAt.map((p, i) => ({ vector: model.tower(after, ...at, "key", p), weight: looks[i], c: side(rows[i][0]) })),
         colour: writers.indexOf(name),
         told: `Query and keys on a plane. Lines from the query ${quoted(query)}, as wide as the attention: ` +
           `${looks.map((weight, i) => `${i + 1}. ${rows[i][0]} ${short(weight)}`).join(", ")}.`,
       });
-      const dots = pair.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
+      const dots = sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
       return part(title, picture, small("Keys: ", ...dots, ". Crosses: queries. Yours are large, and your rows numbered."));
     }
 
@@ -76,8 +77,8 @@
         .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
       return part(`Head ${selected} in words`, table(["label", "attention", "value", "key"], labelAt.map((_, i) => [
         `${i + 1}. ${rows[i][1]}`, short(looks[i]), read[i], read[i + labelAt.length],
-      ]), { class: "tinker-readings" }), small("At each label, the top words of what the head would write if it looked there only " +
-        "(value), and of what its layer makes keys from (key)."));
+      ]), { class: "tinker-readings" }), small("At each label, the top words of what the head would write if it looked there " +
+        "only (value), and of what its layer makes keys from (key)."));
     }
 
     return { weights, heads, towers, doses, words };

@@ -50,6 +50,14 @@
     }
   }
 
+  // The model and its tokenizer, from the files as the build wrote them.
+  function opened({ files }) {
+    const bytes = (name) => Uint8Array.from(atob(files[name]), (c) => c.charCodeAt(0));
+    const json = (name) => JSON.parse(new TextDecoder().decode(bytes(name)));
+    const model = window.twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
+    return { model, tokenizer: new Tokenizer(json("tokenizer.json")) };
+  }
+
   // ---- the state ----
   const ACTIONS = ["zero", "scale", "patch"];
   const MOST = { demonstrations: 60, text: 200, fragment: 20000, push: 3 };
@@ -191,7 +199,7 @@
   }
 
   Object.assign(window.twotowers, {
-    ACTIONS, EXAMPLE, MEASURES, MOST, Refusal, Tokenizer, classOf, encode, exchanged, fromFragment, labelByClass, pairOf, quoted,
-    toFragment,
+    ACTIONS, EXAMPLE, MEASURES, MOST, Refusal, Tokenizer, classOf, encode, exchanged, fromFragment, labelByClass, opened, pairOf,
+    quoted, toFragment,
   });
 })();

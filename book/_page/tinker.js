@@ -1,19 +1,11 @@
 // The playground in the page: what the reader sets (the state), what follows from it, undo, and the address.
 (() => {
-  const { EXAMPLE, MOST, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, pairOf, quoted, toFragment,
-    told, top, draw: { make, bars, arcs, percent } } = window.twotowers;
+  const { EXAMPLE, MOST, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, opened, pairOf, quoted,
+    toFragment, told, top, draw: { make, bars, arcs, percent } } = window.twotowers;
   const home = document.getElementById("tinker"), data = window.twotowersData;
   if (!home || !data) return;
 
-  const bytes = (name) => {
-    const binary = atob(data.files[name]), out = new Uint8Array(binary.length);
-    for (let i = 0; i < out.length; i++) out[i] = binary.charCodeAt(i);
-    return out;
-  };
-  const json = (name) => JSON.parse(new TextDecoder().decode(bytes(name)));
-  const model = window.twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
-  const tokenizer = new window.twotowers.Tokenizer(json("tokenizer.json"));
-
+  const { model, tokenizer } = opened(data);
   // The heads whose arcs are drawn: those recorded, or those that write most in the example. Those pushed: as in chapter 6.
   const { trueId, labels, ids } = encode(EXAMPLE, model, tokenizer);
   const most = () => top(model.differences(model.run(ids), trueId, labels[1].id), 5)
@@ -222,7 +214,7 @@
       show(found);
       if (focus || mapped.contains(document.activeElement)) mapped.querySelector(`[data-head="${name}"]`).focus();
     }));
-    const ready = !found.steerable || towers.planes.has([selected, ...found.pair].join());
+    const ready = !found.steerable || towers.planes.has([selected, ...[...found.pair].sort()].join());
     if (ready) towersAt.replaceChildren(panels.towers(found, selected));
     slider.disabled = !found.steerable;
     if (found.steerable) slider.setAttribute("aria-valuetext", `${state.push} times the way from ${found.pair.join(" to ")}`);
