@@ -2,7 +2,7 @@
 
     python benchmarks/tinker.py [BOOK]      # BOOK: the built pages, by default _build/html
 
-Each keystroke sets a field and is answered at once: encode, run the model, compute all increases, draw, lay out. Shown
+Each keystroke sets a field and is answered at once: encode, run the model, compute what every head adds, draw, lay out. Shown
 are milliseconds over `KEYSTROKES` of them: what the page's thread computed for each (processor time, script and layout),
 then least and median of the time that passed, which grows with what else the machine does.
 """
@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 
 KEYSTROKES = 40
 ROOT = Path(__file__).parents[1]
-FIELDS = ("query", "text of demonstration 1")  # the last words change, or all after the first
+FIELDS = ("query", "text of example 1")  # the last words change, or all after the first
 TYPE = """async ([field, n]) => {
   const input = document.querySelector(`[aria-label="${field}"]`), taken = [];
   for (let i = 0; i < n; i++) {
@@ -60,8 +60,8 @@ def main(book: str = str(ROOT / "_build/html")) -> None:
         measure(page, session, "14 tokens, heads zeroed")
         page.get_by_role("button", name="reset").click()
         for _ in range(12):
-            page.get_by_role("button", name="add a demonstration").click()
-            page.locator(".tinker ol li:last-child input").first.fill("three")
+            page.get_by_role("button", name="add a row").click()
+            page.locator(".tinker-prompt li:last-child input").first.fill("three")
         measure(page, session, "50 tokens")
         browser.close()
 

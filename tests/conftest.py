@@ -20,7 +20,7 @@ from twotowers.paths import CACHE, user_cache
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
-BROWSER = ("test_engine.py", "test_pages.py", "test_tinker.py")
+BROWSER = ("test_engine.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
 EVERY_KIND = ("test_identities.py", "test_attention_hooks.py", "test_query_key.py")
@@ -193,3 +193,11 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory) -> str:
+    """The address of the playground in the page."""
+    import tinker_page
+
+    return tinker_page.written(tmp_path_factory.mktemp("page"))

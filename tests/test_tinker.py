@@ -1,135 +1,25 @@
-"""The playground in the page: its engine beside PyTorch, and the page in a headless browser, opened as a file."""
+"""The playground in the page, in a headless browser, opened as a file."""
 
 import base64
-import contextlib
-import importlib.util
 import json
+import math
 import os
-import random
 import re
-import shutil
-import sys
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from playwright.sync_api import sync_playwright
+from tinker_page import AXE, HEADS, PAGE, browser, fields, needs_browser, text
+from twotowers import choose
 from twotowers.heads import Head
+from twotowers.measure.heads import heads as measure_heads
 from twotowers.model.ablated_runs import Ablation
 from twotowers.model.capture import capture
 from twotowers.model.hooks import changing_z
 from twotowers.model.loading import load
-from twotowers.playground import EXAMPLE, head_logit_differences, true_label
-from twotowers.prompts.prompt import Demonstration, Prompt, encode_all
-from twotowers.prompts.variants import exchanged_labels
+from twotowers.playground import EXAMPLE, head_logit_differences
+from twotowers.prompts.prompt import encode_all
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "book/_page"
-sys.path.insert(0, str(ROOT / "book/_ext"))
-import tinker  # noqa: E402
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-AXE = Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian and Ubuntu: apt install chromium)")
-HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
-ODD = ["Zürich — 東京 🙂", "12.50!", "he's  won", "(a) b", "שלום עולם", "<b>bold</b>", "Don't & WON'T", "e\u0301x"]
-HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>
-<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; script-src file:; style-src file:">"""  # no inline script, handler or eval
-ENGINE = """(states) => {
-  const bytes = (name) => Uint8Array.from(atob(twotowersData.files[name]), (c) => c.charCodeAt(0));
-  const json = (name) => JSON.parse(new TextDecoder().decode(bytes(name)));
-  const model = twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
-  const tokenizer = new twotowers.Tokenizer(json("tokenizer.json"));
-  return JSON.stringify(states.map((state) => {
-    const prompt = twotowers.encode(state, model, tokenizer), [a, b] = prompt.labels, { dHead } = model;
-    const source = model.run(twotowers.exchanged(prompt)), plain = model.run(prompt.ids);
-    const patch = { "1-2": { scale: 0 }, "2-3": { scale: -0.5 }, "3-1": { instead: source.z[3].subarray(dHead, 2 * dHead) } };
-    const edited = model.run(prompt.ids, patch), again = model.run(prompt.ids, {}, source);
-    return { ids: prompt.ids, labelAt: prompt.labelAt, logits: [...plain.logits], again: [...again.logits],
-      weights: plain.weights.map((w) => [...w]), differences: [...model.differences(plain, a.id, b.id)],
-      edited: [...edited.logits], label: twotowers.labelByClass(state, twotowersData.classes) };
-  }));
-}"""  # as text: Playwright takes half a minute for so many numbers
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory) -> str:
-    """The playground's own files, and the site's script, in a page without the book around it, as a file."""
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "data.js").write_text(tinker.script(ROOT / "data/models/mini-gpt2", HEADS))
-    sources = [folder / "data.js", *(PAGE / name for name in (*tinker.SCRIPTS[1:], "page.js"))]
-    head = "".join(f'<script defer src="{source.as_uri()}"></script>' for source in sources)
-    head += "".join(f'<link rel="stylesheet" href="{(PAGE / n).as_uri()}">' for n in ("book.css", "tinker.css"))
-    body = (
-        f"<body class='bd-article'><main><h1>t</h1><h2>t</h2>{(PAGE / 'tinker.html').read_text('utf8')}</main></body>"
-    )
-    (folder / "page.html").write_text(HEAD + head + body)
-    return (folder / "page.html").as_uri()
-
-
-@contextlib.contextmanager
-def browser(address: str, width: int = 1280, height: int = 800, **how):
-    """The page in a browser that reaches no network; what its console says wrong fails the test."""
-    with sync_playwright() as playwright:  # closed before the test ends: pytest cannot report beside an open one
-        chromium, wrong = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), []
-        page = chromium.new_context(viewport={"width": width, "height": height}, offline=True, **how).new_page()
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(address)
-        yield page
-        chromium.close()
-    assert wrong == []
-
-
-def text(page, kind: str) -> str:
-    return re.sub("[\u2068\u2069]", "", page.text_content(f".tinker-{kind}"))
-
-
-def fields(page) -> list[str]:
-    return page.locator("#tinker input[type=text]").evaluate_all("all => all.map((field) => field.value)")
-
-
-def random_prompts(tokenizer, n: int) -> list[Prompt]:
-    draw = random.Random(0)
-    words = [tokenizer.decode([i]).strip() for i in range(257, 1900)]
-    words, out = [word for word in words if word.isalpha()] * 2 + ODD * 20, []
-    for _ in range(n):
-        labels = draw.sample(["foo", "bar", "baz"], 2)
-        rows = [Demonstration(draw.choice(words), draw.choice(labels)) for _ in range(draw.randint(1, 8))]
-        out.append(Prompt([*rows, Demonstration(draw.choice(words), labels[1])], draw.choice(words), labels[0], labels))
-    return out
-
-
-def close(ours, theirs) -> None:
-    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=1e-4)
-
-
-def test_the_engine_equals_pytorch_on_100_prompts(address):
-    model = load("mini-gpt2")
-    prompts = random_prompts(model.tokenizer, 100)
-    states = [{"demonstrations": [[d.text, d.label] for d in p.demonstrations], "query": p.query, "true_label": p.true_label}
-              for p in prompts]  # fmt: skip
-    with browser(address) as page:
-        results = json.loads(page.evaluate(ENGINE, states))
-    for result, p in zip(results, prompts, strict=True):  # capitals are lowered
-        p = replace(
-            p, demonstrations=[replace(d, text=d.text.lower()) for d in p.demonstrations], query=p.query.lower()
-        )
-        e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
-        assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
-        assert result["label"] == (true_label([(d.text, d.label) for d in p.demonstrations], p.query) or "")
-        seen, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
-        close(result["logits"], seen.logits[0])
-        close(result["again"], seen.logits[0])
-        close(result["weights"], seen.weights[:, 0].flatten(1))
-        close(result["differences"], head_logit_differences(seen, model).flatten())
-        with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3, :].mul_(-0.5),
-                                3: lambda z, new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
-            close(result["edited"], capture(model, [e]).logits[0])
+pytestmark = needs_browser
 
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address):
@@ -163,16 +53,83 @@ def test_the_true_label_follows_the_query_and_capitals_are_lowered(address):
 
 
 def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
-    expected = ["bar", "foo", "foo", "bar", "foo", ""]
+    expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
         buttons = page.locator(".tinker-scenes button")
         for i, answer in enumerate(expected):
             buttons.nth(i).click()
             before = text(page, "told")
+            assert text(page, "says") == "?"
             assert not page.locator(".tinker-answer").is_visible() and text(page, "sentence") == ""
             page.locator(".tinker-question button", has_text=answer or "another word").first.click()
             assert page.locator(".tinker-answer").is_visible() and text(page, "told").startswith(before + " ")
-            assert f"Right: {i + 1} of {i + 1}" in text(page, "question")
+            assert text(page, "score") == f"{i + 1} of {i + 1} right"
+            assert text(page, "says") == answer or not answer
+
+
+def test_play_tells_four_steps_with_the_numbers_of_the_prompt(address):
+    model = load("mini-gpt2")
+    (e,) = encode_all([EXAMPLE], model.tokenizer)
+    seen, heads = capture(model, [e], {"weights"}), list(map(Head.parse, HEADS))
+    looks = np.mean([seen.weights[:, 0][head][list(e.label_positions)].numpy() for head in heads], 0)
+    adds = choose.pick(measure_heads(model, [e])["contribution"], heads).sum().item()
+    total = (seen.logits[0, e.true_id] - seen.logits[0, e.label_ids["bar"]]).item()
+    theirs = sum(head_logit_differences(seen, model)[head].item() for head in heads)
+
+    def number(tag: str) -> float:
+        return float(tag.replace("−", "-").strip("%"))
+
+    with browser(address) as page:
+        page.clock.install()
+        tags = lambda: list(map(number, page.locator(".tinker-prompt li .tinker-tag").all_text_contents()))  # noqa: E731
+        page.get_by_role("button", name="play").click()
+        assert min(tags()) >= 90 and "gives 99% of its attention to “two”" in text(page, "told")
+        page.clock.run_for(7000)
+        assert tags() == pytest.approx(100 * looks, abs=0.51) and "“two”, gets the most attention" in text(page, "told")
+        page.get_by_role("button", name="pause").click()
+        page.clock.run_for(30000)
+        assert "makes a query of “one”" in text(page, "told")
+        page.get_by_role("button", name="step", exact=True).click()
+        assert sum(tags()) == pytest.approx(adds, abs=0.21)
+        page.get_by_role("button", name="4 add up").click()
+        given = [number(x) for x in re.findall(r"[+−]\d+\.\d", text(page, "told"))]
+        assert given == pytest.approx([theirs, total - theirs, total], abs=0.051)
+        page.get_by_role("button", name="4 add up").click()
+        assert text(page, "told").startswith("Press play")
+    with browser(address, reduced_motion="reduce") as page:
+        page.clock.install()
+        page.get_by_role("button", name="play").click()
+        page.clock.run_for(30000)
+        assert text(page, "told").startswith("Every label reads")
+
+
+def test_the_slider_moves_the_query_in_the_plane_and_turns_the_answer(address):
+    at = "(word) => { const { x, y } = word.getBoundingClientRect(); return [x, y]; }"
+    with browser(address) as page:
+        word, slider = page.locator(".tinker-plane .word"), page.get_by_label("push the query")
+        start = word.evaluate(at)
+        slider.focus()
+        for _ in range(12):
+            page.keyboard.press("ArrowRight")
+        assert slider.input_value() == "3" and text(page, "says") == "bar" and "pushed" in text(page, "sentence")
+        pushed = word.evaluate(at)
+        assert pushed != start
+        page.get_by_role("button", name="undo").click()
+        assert word.evaluate(at) == start and text(page, "says") == "foo"
+        page.get_by_label("query", exact=True).fill("happy")  # among the feelings, where the push had moved it
+        assert math.dist(word.evaluate(at), pushed) < math.dist(word.evaluate(at), start)
+        page.get_by_label("text of example 1", exact=True).fill("qwx")
+        page.get_by_label("text of example 2", exact=True).fill("qwy")
+        assert slider.is_disabled() and page.locator(".tinker-plane").count() == 0
+
+
+def test_the_map_shows_the_papers_increase_when_asked(address):
+    model = load("mini-gpt2")
+    increase = float(measure_heads(model, encode_all([EXAMPLE], model.tokenizer))["increase"][0, 3, 1])
+    with browser(address) as page:
+        page.get_by_label("over all words").check()
+        assert f"{increase:.3f} nats" in page.get_attribute('[data-head="3-1"]', "aria-label")
+        assert page.get_by_label("over all words").is_checked()
 
 
 BAD = {
@@ -192,7 +149,7 @@ def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
             assert text(page, "error") == "" and fields(page) == start
         query.fill("<img src=x onerror=alert(1)> שלום")
         assert text(page, "error") == "" and page.locator("#tinker img").count() == 0
-        page.get_by_label("move demonstration 1 down", exact=True).click()
+        page.get_by_label("move example 1 down", exact=True).click()
         for _ in range(2):
             page.get_by_role("button", name="undo").click()
         assert fields(page) == start and text(page, "sentence") == good
@@ -252,7 +209,7 @@ def test_without_javascript_a_picture_stands_there(address):
     fragment = PAGE / "tinker.html"
     with browser(address) as page:
         drawn = page.locator(".tinker-arcs").evaluate("(picture) => picture.outerHTML")
-    if os.environ.get("TWOTOWERS_DRAW"):
+    if os.environ.get("TWOTOWERS_DRAW"):  # the arcs alone; words stand beside them
         fragment.write_text(re.sub("<svg.*</svg>", lambda _: drawn, fragment.read_text("utf8")), "utf8")
     with browser(address, java_script_enabled=False) as page:
         assert page.locator("#tinker svg").is_visible()

@@ -43,4 +43,4 @@ def setup(app) -> dict:
     app.connect("builder-inited", write_files)
     app.connect("html-page-context", for_one_page)
     app.connect("html-page-context", tinker.add_scripts)
-    return {"env_version": 7, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    return {"env_version": 8, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew

@@ -1,4 +1,7 @@
-"""What the playground in the page reads: the shipped model's own files, classes of words, and heads that write.
+"""What the playground in the page reads: the shipped model's own files, classes of words, prompts, and heads.
+
+The prompts are those on which heads were located: the page runs them anew, for the cloud of queries and keys and for the
+direction between two classes (`measure.steering.class_directions`).
 
 A page opened from a file may not fetch other files. So the build copies the files, as base64, into a script; there is
 no exported form of the model that could go stale.
@@ -11,29 +14,47 @@ from pathlib import Path
 import xarray as xr
 from twotowers import choose
 from twotowers.paths import data_folder
-from twotowers.prompts.blocks import class_words
+from twotowers.prompts.blocks import Form, class_words, draw_blocks, label_pairs
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
-SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-scenes.js", "tinker-draw.js", "tinker.js")
+SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-scenes.js", "tinker-draw.js")
+SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
 LOCATING = "measurements/mini-gpt2/words/locating.nc"
 MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
 
 
-def heads(locating: Path) -> list[str]:
-    """Writers such as "3-1", best first, from the measurement on locating blocks; none where it was not made."""
+def heads(locating: Path) -> tuple[list[str], list[str]]:
+    """Writers such as "3-1", best first, and the heads that chapter 6 steers, from the measurement on locating blocks.
+
+    None where it was not made.
+    """
     if not locating.is_file():
-        return []
+        return [], []
     with xr.open_dataset(locating) as measured:
-        measured = measured.assign_coords(true=measured["true"].astype(bool))
-        return list(map(str, choose.head_sets(measured, MOST)["writers"]))
+        sets = choose.head_sets(measured.assign_coords(true=measured["true"].astype(bool)), MOST)
+    return list(map(str, sets["writers"])), list(map(str, sets["comparers"] or sets["by attention"]))
 
 
-def script(folder: Path, writers: list[str]) -> str:
-    """The files of a model, the class of every word and the heads whose arcs are drawn, as a script."""
+def recorded() -> list[str]:
+    """The prompts of the miniature's locating blocks."""
+    blocks = draw_blocks(40, Form(2, "space"), seed=[0, 1], labels=label_pairs(("nonsense",)))
+    return [prompt.text for prompt in blocks]
+
+
+def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
+    """The files of a model, classes of words, recorded prompts, heads with arcs and heads that are pushed, as a script."""
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
-    data = {"model": folder.name, "writers": writers, "classes": classes, "files": files}
+    labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
+    data = {
+        "writers": writers,
+        "pushed": pushed,
+        "classes": classes,
+        "labels": labels,
+        "recorded": recorded(),
+        "files": files,
+    }
     return f"window.twotowersData = {json.dumps(data)};\n"
 
 
@@ -41,7 +62,7 @@ def write_data(stage: Path, target: Path) -> None:
     """`tinker-data.js`, where the built book keeps its scripts."""
     folder = data_folder() / "models" / MODEL
     if folder.exists():
-        (target / SCRIPTS[0]).write_text(script(folder, heads(stage.parent / LOCATING)), "utf8")
+        (target / SCRIPTS[0]).write_text(script(folder, *heads(stage.parent / LOCATING)), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

@@ -26,6 +26,12 @@
   addEventListener("afterprint", () => {
     for (const part of opened) part.open = false;
   });
+  // The theme leaves its own name for the book outside every landmark.
+  addEventListener("load", () => {
+    const sidebar = document.querySelector(".bd-sidebar-primary");
+    sidebar?.setAttribute("role", "complementary");
+    sidebar?.setAttribute("aria-label", "Book");
+  });
   // The theme gives these buttons another name than the words that stand on them.
   addEventListener("load", () => {
     for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *)")) {

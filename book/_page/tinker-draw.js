@@ -40,7 +40,7 @@
       return element;
     };
     return table(["answer", "now, and before the last change", "probability"], rows.map(([word, now, before]) => [
-      word, make("div", {}, bar(now, "now"), bar(before ?? now, "before")),
+      word, make("div", {}, bar(now, "now"), ...(before === null ? [] : [bar(before, "before")])),
       before === null ? percent(now) : `${percent(before)} → ${percent(now)}`,
     ]), { class: "tinker-answers" });
   }
@@ -68,19 +68,19 @@
     return picture;
   }
 
-  // Layers x heads as buttons; `cells`: name -> {increase, located, action}. Arrow keys move; Tab reaches one cell.
+  // Layers x heads as buttons; `cells`: name -> {nats, arc, action}. Arrow keys move; Tab reaches one cell.
   function map({ layers, heads, cells, selected, select }) {
-    const most = Math.max(...Object.values(cells).map(({ difference }) => Math.abs(difference))) || 1;
+    const most = Math.max(...Object.values(cells).map(({ nats }) => Math.abs(nats))) || 1;
     const cell = (name) => {
-      const { difference, arc, action } = cells[name];
+      const { nats, arc, action } = cells[name];
       const button = make("button", {
         type: "button", "data-head": name, tabindex: name === selected ? 0 : -1,
-        class: `${difference < 0 ? "lowers" : "raises"}${arc >= 0 ? ` writer head-${arc}` : ""}`,
+        class: `${nats < 0 ? "lowers" : "raises"}${arc >= 0 ? ` writer head-${arc}` : ""}`,
         "aria-pressed": String(name === selected), "aria-label": [`head ${name}`, ...(arc >= 0 ? ["with arcs"] : []),
-          `${difference.toFixed(3)} nats`, ...(action ? [action] : [])].join(", "),
+          `${nats.toFixed(3)} nats`, ...(action ? [action] : [])].join(", "),
         click: () => select(name),
-      }, signed(difference), make("small", {}, action || ""));
-      button.style.setProperty("--part", (Math.abs(difference) / most).toFixed(3));
+      }, signed(nats), make("small", {}, action || ""));
+      button.style.setProperty("--part", (Math.abs(nats) / most).toFixed(3));
       return button;
     };
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };

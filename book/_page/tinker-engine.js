@@ -3,7 +3,8 @@
 //
 //   const model = twotowers.loadModel(config, safetensorsBytes);
 //   const seen = model.run(ids);                 seen.logits, seen.weights[layer][head * seen.n + position]
-//   model.differences(seen, true, other)         [layer * heads + head], nats, the final norm's scale frozen
+//   model.differences(seen, word, other)         [layer * heads + head], nats, the final norm's scale frozen
+//   model.increases(seen, word)                  the same, of the paper's increase of log-probability
 (() => {
   // ---- files ----
   function readSafetensors(bytes) {
@@ -110,9 +111,10 @@
       return out;
     }
 
-    // One forward pass. `edits`: "layer-head" -> {scale}, at all positions, or {instead}, a vector of d_head numbers
-    // that is fed to W_O at the last position. Positions that begin as in `before`, a run under equal edits, are taken
-    // from it. Kept of each layer: its input, keys and values at all positions, weights and z at the last.
+    // One forward pass. `edits`: "layer-head" -> any of {scale}, at all positions; {instead}, d_head numbers that are
+    // fed to W_O at the last position; {push}, d_head numbers added to the last position's query (scaled: times a key
+    // they are nats). Positions that begin as in `before`, a run under equal scales, are taken from it; the last never
+    // is. Kept of each layer: its input, queries, keys and values at all positions, weights and z at the last.
     run(ids, edits = {}, before = null) {
       const { d, heads, dHead, layers } = this, n = ids.length;
       let first = 0;
@@ -136,7 +138,7 @@
         seen.qkv.push(joined(before?.qkv, fresh, 3 * d));
         // Of the last layer only the last position is read.
         const from = l === layers.length - 1 ? n - 1 : first;
-        const { z, weights } = this.attend(seen.qkv[l], from, n);
+        const { z, weights } = this.attend(seen.qkv[l], from, n, (h) => edits[`${l}-${h}`]?.push);
         for (let h = 0; h < heads; h++) this.edit(z, h, edits[`${l}-${h}`]);
         seen.weights.push(weights);
         seen.z.push(z.slice(-heads * dHead));
@@ -149,23 +151,32 @@
       return seen;
     }
 
+    // Attention weights of one position in one head.
+    look(qkv, head, p, push = null) {
+      const { dHead, d } = this, q = 3 * p * d + head * dHead, root = Math.sqrt(dHead);
+      const query = qkv.slice(q, q + dHead), row = new Float64Array(p + 1);
+      for (let i = 0; i < dHead; i++) query[i] = query[i] / root + (push ? push[i] : 0);
+      for (let j = 0; j <= p; j++) {
+        const k = (3 * j + 1) * d + head * dHead;
+        for (let i = 0; i < dHead; i++) row[j] += query[i] * qkv[k + i];
+      }
+      const all = logSumExp(row);
+      for (let j = 0; j <= p; j++) row[j] = Math.exp(row[j] - all);
+      return row;
+    }
+
     // What each head feeds to W_O at positions `from` and later; attention weights of the last one.
-    attend(qkv, from, n) {
+    attend(qkv, from, n, push) {
       const { heads, dHead, d } = this;
       const z = new Float64Array((n - from) * heads * dHead), weights = new Float64Array(heads * n);
       for (let p = from; p < n; p++) {
         for (let h = 0; h < heads; h++) {
-          const q = 3 * p * d + h * dHead, row = new Float64Array(p + 1);
+          const row = this.look(qkv, h, p, p === n - 1 ? push(h) : null), to = ((p - from) * heads + h) * dHead;
           for (let j = 0; j <= p; j++) {
-            const k = (3 * j + 1) * d + h * dHead;
-            for (let i = 0; i < dHead; i++) row[j] += (qkv[q + i] * qkv[k + i]) / Math.sqrt(dHead);
+            const v = (3 * j + 2) * d + h * dHead;
+            for (let i = 0; i < dHead; i++) z[to + i] += row[j] * qkv[v + i];
           }
-          const all = logSumExp(row), to = ((p - from) * heads + h) * dHead;
-          for (let j = 0; j <= p; j++) {
-            const weight = Math.exp(row[j] - all), v = (3 * j + 2) * d + h * dHead;
-            for (let i = 0; i < dHead; i++) z[to + i] += weight * qkv[v + i];
-            if (p === n - 1) weights[h * n + j] = weight;
-          }
+          if (p === n - 1) weights.set(row, h * n);
         }
       }
       return { z, weights };
@@ -173,7 +184,7 @@
 
     edit(z, head, how) {
       const { heads, dHead } = this, last = z.length - (heads - head) * dHead;
-      for (let at = head * dHead; how && !how.instead && at < z.length; at += heads * dHead)
+      for (let at = head * dHead; how?.scale !== undefined && at < z.length; at += heads * dHead)
         for (let i = 0; i < dHead; i++) z[at + i] *= how.scale;
       if (how?.instead) z.set(how.instead, last);
     }
@@ -190,18 +201,44 @@
       return linear(rows, fed.length, { weight, width: d });
     }
 
-    // What every head adds to the logit of one word minus that of another; nats.
+    fed(seen, layer) {
+      const { heads, dHead } = this;
+      return Array.from({ length: heads }, (_, h) => [h, seen.z[layer].subarray(h * dHead, (h + 1) * dHead)]);
+    }
+
+    // What some vectors of the residual stream, one after the other, add to the logit of one word minus that of another.
+    difference(seen, vectors, word, other) {
+      const { d, unembedding: { weight: E } } = this;
+      return Array.from({ length: vectors.length / d }, (_, r) => {
+        let sum = 0;
+        for (let i = 0; i < d; i++) sum += vectors[r * d + i] * (E[word * d + i] - E[other * d + i]);
+        return sum / seen.scale;
+      });
+    }
+
+    // The same of every head; nats.
     differences(seen, word, other) {
-      const { d, heads, dHead, unembedding: { weight: E } } = this;
-      return Float64Array.from(this.layers.flatMap((_, l) => {
-        const fed = Array.from({ length: heads }, (_, h) => [h, seen.z[l].subarray(h * dHead, (h + 1) * dHead)]);
-        const written = this.written(l, fed);
-        return fed.map(([h]) => {
-          let sum = 0;
-          for (let i = 0; i < d; i++) sum += written[h * d + i] * (E[word * d + i] - E[other * d + i]);
-          return sum / seen.scale;
-        });
-      }));
+      return this.layers.flatMap((_, l) => this.difference(seen, this.written(l, this.fed(seen, l)), word, other));
+    }
+
+    // The paper's increase of a word by every head: its log-probability once the head is added to the layer's input.
+    increases(seen, word) {
+      const { d, heads, unembedding } = this, words = unembedding.width;
+      return this.layers.flatMap((_, l) => {
+        const rows = new Float64Array((heads + 1) * d);
+        rows.set(this.written(l, this.fed(seen, l)));
+        rows.set(this.input(seen, l, seen.n - 1), heads * d);
+        const bs = linear(rows, heads + 1, unembedding).map((x) => x / seen.scale), base = bs.subarray(heads * words);
+        const logP = (x) => x[word] - logSumExp(x);
+        return this.fed(seen, l).map(([h]) => logP(base.map((x, w) => x + bs[h * words + w])) - logP(base));
+      });
+    }
+
+    // A head's query (scaled) or key at a position: what its two towers make.
+    tower(seen, layer, head, part, position) {
+      const { d, dHead } = this, at = (3 * position + (part === "key" ? 1 : 0)) * d + head * dHead;
+      const scale = part === "key" ? 1 : Math.sqrt(dHead);
+      return seen.qkv[layer].slice(at, at + dHead).map((x) => x / scale);
     }
 
     // W_O W_V norm(x) at a position: what a head would write if it looked there only.
@@ -210,8 +247,8 @@
       return this.written(layer, [[head, seen.qkv[layer].subarray(v, v + dHead)]]);
     }
 
-    // What the keys of a layer are made from: its input at a position.
-    key(seen, layer, position) {
+    // What the queries, keys and values of a layer are made from.
+    input(seen, layer, position) {
       return seen.inputs[layer].subarray(position * this.d, (position + 1) * this.d);
     }
 

@@ -50,12 +50,21 @@
     }
   }
 
+  // The model and its tokenizer, from the files as the build wrote them.
+  function opened({ files }) {
+    const bytes = (name) => Uint8Array.from(atob(files[name]), (c) => c.charCodeAt(0));
+    const json = (name) => JSON.parse(new TextDecoder().decode(bytes(name)));
+    const model = window.twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
+    return { model, tokenizer: new Tokenizer(json("tokenizer.json")) };
+  }
+
   // ---- the state ----
   const ACTIONS = ["zero", "scale", "patch"];
-  const MOST = { demonstrations: 60, text: 200, fragment: 20000 };
+  const MOST = { demonstrations: 60, text: 200, fragment: 20000, push: 3 };
+  const MEASURES = ["difference", "increase"];
   const EXAMPLE = {
     demonstrations: [["love", "bar"], ["like", "bar"], ["eight", "foo"], ["two", "foo"]],
-    query: "one", true_label: "foo", heads: {}, factor: 0.5, head: "", guess_first: true,
+    query: "one", true_label: "foo", heads: {}, factor: 0.5, push: 0, head: "", measure: "difference", guess_first: true,
   };
 
   class Refusal extends Error {}  // its message is for the reader
@@ -70,6 +79,8 @@
     heads: (heads, model) => isPlain(heads) &&
       Object.entries(heads).every(([name, action]) => isHead(name, model) && ACTIONS.includes(action)),
     factor: (value) => Number.isFinite(value) && Math.abs(value) <= 100,
+    push: (value) => Number.isFinite(value) && Math.abs(value) <= MOST.push,
+    measure: (value) => MEASURES.includes(value),
     head: (name, model) => name === "" || isHead(name, model),
     guess_first: (value) => typeof value === "boolean",
   };
@@ -128,12 +139,20 @@
   // The miniature was made from small letters.
   const plain = (part) => part.trim().toLowerCase();
 
+  const classOf = (words, classes) => (Object.hasOwn(classes, plain(words)) ? classes[plain(words)] : "");
+
   // The label of the demonstrations whose class is the query's; "" when a word has no class or they do not agree.
   function labelByClass({ demonstrations, query }, classes) {
-    const classOf = (words) => (Object.hasOwn(classes, plain(words)) ? classes[plain(words)] : null);
-    const cls = classOf(query), labels = new Set();
-    for (const [words, label] of demonstrations) if (cls && classOf(words) === cls) labels.add(label);
+    const cls = classOf(query, classes), labels = new Set();
+    for (const [words, label] of demonstrations) if (cls && classOf(words, classes) === cls) labels.add(label);
     return labels.size === 1 ? [...labels][0] : "";
+  }
+
+  // Two classes of the demonstrations, the query's first where it is one of them; null where they show fewer.
+  function pairOf({ demonstrations, query }, classes) {
+    const shown = new Set(demonstrations.map(([words]) => classOf(words, classes)).filter(Boolean));
+    const cls = classOf(query, classes), pair = [...(shown.has(cls) ? new Set([cls, ...shown]) : shown)];
+    return pair.length > 1 ? pair.slice(0, 2) : null;
   }
 
   // Token ids of "text : label text : label query :", and where its parts are. Throws a Refusal.
@@ -180,6 +199,7 @@
   }
 
   Object.assign(window.twotowers, {
-    ACTIONS, EXAMPLE, MOST, Refusal, Tokenizer, encode, exchanged, fromFragment, labelByClass, quoted, toFragment,
+    ACTIONS, EXAMPLE, MEASURES, MOST, Refusal, Tokenizer, classOf, encode, exchanged, fromFragment, labelByClass, opened, pairOf,
+    quoted, toFragment,
   });
 })();

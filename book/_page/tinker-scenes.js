@@ -1,4 +1,4 @@
-// Six scenes of the playground, each one click from the paper's example: what to expect, and what was seen.
+// Seven scenes of the playground, each one click from the paper's example: what to expect, and what was seen.
 (() => {
   const { EXAMPLE } = window.twotowers;
   const [love, like, eight, two] = EXAMPLE.demonstrations;
@@ -6,24 +6,27 @@
   const rows = (...demonstrations) => ({ ...EXAMPLE, demonstrations });
 
   window.twotowers.scenes = (writers) => [
-    { name: "Swap the labels", state: { ...rows(...EXAMPLE.demonstrations.map(swap)), true_label: "bar" }, answer: "bar",
+    { name: "Swap the labels", state: { ...rows(...EXAMPLE.demonstrations.map(swap)), true_label: "bar" },
       before: "Numbers are now called bar, and feelings foo. The query is still a number.",
       after: "The answer follows: the heads still look mostly at the numbers, and copy the labels that stand there now." },
-    { name: "Move the matching examples away", state: rows(eight, two, love, like), answer: "foo",
+    { name: "Move the matching examples away", state: rows(eight, two, love, like),
       before: "The two numbers now stand at the top, far from the query.",
       after: "The arcs find them there, so the answer stays; but it is less certain: nearness counts for something." },
-    { name: "Remove one", state: rows(love, like, eight), answer: "foo",
+    { name: "Remove one", state: rows(love, like, eight),
       before: "One of the two numbers is gone: foo stands once, bar twice.",
       after: "One matching example is enough here. The model loses a little of its certainty to the more frequent label." },
-    { name: "Mix two classes", state: rows(swap(love), like, eight, swap(two)), answer: "bar",
+    { name: "Mix two classes", state: rows(swap(love), like, eight, swap(two)),
       before: "Each label now stands once beside a number and once beside a feeling.",
       after: "Both numbers still get the attention, so both labels are copied; the one nearer to the query wins." },
-    { name: "A query of neither class", state: { ...EXAMPLE, query: "river" }, answer: "foo",
+    { name: "A query of neither class", state: { ...EXAMPLE, query: "river" },
       before: "A river is neither a feeling nor a number.",
       after: "The heads must look somewhere, so the model gives one of the two labels all the same, and is sure of it." },
-    { name: "Switch off the heads that write", answer: null,
+    { name: "Switch off the heads that write",
       state: { ...EXAMPLE, heads: Object.fromEntries(writers.map((name) => [name, "zero"])) },
       before: "The heads with coloured arcs are set to zero. The rest of the model is left as it is.",
       after: "The label that stands beside the numbers no longer reaches the answer: what is left is a guess." },
+    { name: "Push the query towards the other class", state: { ...EXAMPLE, push: 2.5 },
+      before: "No word changes. Inside the heads, the query’s vector is moved 2.5 times the way from numbers to feelings.",
+      after: "The answer turned, because the heads now look at the feelings. Move the slider: the answer follows it." },
   ];
 })();

@@ -1,54 +1,55 @@
 // The playground in the page: what the reader sets (the state), what follows from it, undo, and the address.
 (() => {
-  const { ACTIONS, EXAMPLE, MOST, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, quoted, toFragment,
-    top, draw: { make, table, bars, arcs, map, percent, short } } = window.twotowers;
+  const { EXAMPLE, MOST, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, opened, pairOf, quoted,
+    toFragment, told, top, draw: { make, bars, arcs, percent } } = window.twotowers;
   const home = document.getElementById("tinker"), data = window.twotowersData;
   if (!home || !data) return;
 
-  const bytes = (name) => {
-    const binary = atob(data.files[name]), out = new Uint8Array(binary.length);
-    for (let i = 0; i < out.length; i++) out[i] = binary.charCodeAt(i);
-    return out;
-  };
-  const json = (name) => JSON.parse(new TextDecoder().decode(bytes(name)));
-  const model = window.twotowers.loadModel(json("config.json"), bytes("model.safetensors"));
-  const tokenizer = new window.twotowers.Tokenizer(json("tokenizer.json"));
-
-  const nameOf = (i) => `${Math.floor(i / model.heads)}-${i % model.heads}`;
-  const differences = (seen, { labels: [label, other] }) => model.differences(seen, label.id, other.id);
-  // The heads whose arcs are drawn: those recorded, or those that write most in the example.
-  const example = encode(EXAMPLE, model, tokenizer);
-  const writers = data.writers.length ? data.writers
-    : top(differences(model.run(example.ids), example), 5).map(nameOf);
+  const { model, tokenizer } = opened(data);
+  // The heads whose arcs are drawn: those recorded, or those that write most in the example. Those pushed: as in chapter 6.
+  const { trueId, labels, ids } = encode(EXAMPLE, model, tokenizer);
+  const most = () => top(model.differences(model.run(ids), trueId, labels[1].id), 5)
+    .map((i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);
+  const writers = data.writers.length ? data.writers : most(), pushed = data.pushed.length ? data.pushed : writers;
   const scenes = window.twotowers.scenes(writers);
+  const towers = new window.twotowers.Towers(model, tokenizer, data.recorded, data.classes);
 
+  const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (MOST.push / 6));
   let state = EXAMPLE, lastChange = "", scene = null, guess = null, tally = [0, 0];
   let later = 0, current = null, prior = null;  // the answer that is shown, and the one before the last change
   const past = [], future = [], runs = {};
 
   // ---- what follows from a state ----
-  // A run of some tokens; what an earlier one under the same edits has in common with it is not computed again.
-  function run(kind, ids, edits = {}, key = "") {
+  // A run of some tokens; what an earlier one under the same scales has in common with it is not computed again.
+  function run(kind, ids, edits = {}, key = "{}") {
     const before = runs[kind]?.key === key ? runs[kind].seen : null;
     runs[kind] = { key, seen: model.run(ids, edits, before) };
     return runs[kind].seen;
   }
 
   function results(prompt) {
-    const before = run("before", prompt.ids), named = Object.entries(state.heads), edits = {};
-    const source = named.some(([, action]) => action === "patch") ? run("source", exchanged(prompt)) : null;
-    for (const [name, action] of named) {
+    const before = run("before", prompt.ids), edits = {}, scales = {}, pair = pairOf(state, data.classes);
+    const source = Object.values(state.heads).includes("patch") ? run("source", exchanged(prompt)) : null;
+    for (const [name, action] of Object.entries(state.heads)) {
       const [layer, head] = name.split("-").map(Number), at = head * model.dHead;
       if (action === "patch") edits[name] = { instead: source.z[layer].subarray(at, at + model.dHead) };
-      else edits[name] = { scale: action === "zero" ? 0 : state.factor };
+      else scales[name] = edits[name] = { scale: action === "zero" ? 0 : state.factor };
     }
-    const after = named.length ? run("after", prompt.ids, edits, JSON.stringify(edits)) : before;
-    const cells = {};
-    differences(after, prompt).forEach((difference, i) => {
-      cells[nameOf(i)] = { difference, action: state.heads[nameOf(i)], arc: writers.indexOf(nameOf(i)) };
-    });
-    return { prompt, before, after, cells };
+    const steerable = pair?.every((cls) => towers.known.has(cls));
+    const atDose = (dose) => {  // the heads that compare classes, their query moved so many times the way to the other one
+      const all = { ...edits };
+      for (const name of dose && steerable ? pushed : [])
+        all[name] = { ...all[name], push: towers.direction(...pair, name).map((x) => dose * x) };
+      return all;
+    };
+    const kind = Object.keys(scales).length ? "after" : "before";  // else only the last position is another
+    const changed = Object.keys(edits).length || (state.push && steerable);
+    const after = changed ? run(kind, prompt.ids, atDose(state.push), JSON.stringify(scales)) : before;
+    const doses = () => DOSES.map((dose) => [dose, over(model.run(prompt.ids, atDose(dose), after), prompt)]);
+    return { prompt, before, after, pair, steerable, doses, moved: Boolean(state.push && steerable) };
   }
+
+  const over = ({ logits }, { labels: [label, other] }) => logits[label.id] - logits[other.id];
 
   const said = (seen) => {
     const [id] = top(seen.logits, 1);
@@ -56,21 +57,31 @@
   };
   const saying = (seen) => `${quoted(said(seen).word)} (${percent(said(seen).p)})`;
 
-  // ---- the page: fields on the left, what follows on the right ----
+  // ---- the page ----
   const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
+  const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
   const error = make("p", { class: "tinker-error", role: "alert" }), note = make("p", { class: "tinker-note" });
   const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" });
   const message = make("p", { role: "status" });
-  const list = make("ol"), question = make("div", { class: "tinker-question" });
+  const list = make("ol"), question = make("div", { class: "tinker-question" }), says = make("span", { class: "tinker-says" });
   const answer = make("div", { class: "tinker-answer" }), gutter = make("div", { class: "tinker-gutter" });
-  const mapped = make("div"), shown = make("div"), told = make("p", { class: "tinker-told", "aria-live": "polite" });
-  const input = (name, size, set) => make("input", {
-    type: "text", "aria-label": name, size, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
-    autocapitalize: "off", list: "tinker-words", input: (event) => set(event.target.value),
+  const mapped = make("div"), shown = make("div"), line = make("p", { class: "tinker-told", "aria-live": "polite" });
+  const towersAt = make("div"), doses = make("div");
+  const input = (name, list, set) => make("input", {
+    type: "text", "aria-label": name, size: 4, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
+    autocapitalize: "off", list, input: (event) => set(event.target.value),
   });
-  const query = input("query", 10, (value) => change({ query: value }, "query"));
-  const trueLabel = input("true label", 6, (value) => change({ true_label: value }, "true label"));
+  const query = input("query", "tinker-words", (value) => change({ query: value }, "query"));
+  const trueLabel = input("true label", "tinker-labels", (value) => change({ true_label: value }, "true label"));
   const games = make("input", { type: "checkbox", change: () => change({ guess_first: games.checked }) });
+  const score = make("span", { class: "tinker-score" });
+  const player = new Play(() => refresh(), make("label", {}, games, "guess first"), score);
+  const factor = make("input", {
+    type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
+    input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
+  });
+  const panels = window.twotowers.panels(
+    { model, tokenizer, data, towers, writers, pushed, button, buttons, factor, change, state: () => state });
   const step = (from, to) => () => {
     to.push(state);
     remember("");
@@ -78,9 +89,9 @@
     refresh();
   };
   const undo = button("undo", step(past, future)), redo = button("redo", step(future, past));
-  const factor = make("input", {
-    type: "number", step: "0.1", min: "-100", max: "100", "data-keep": "factor",
-    input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
+  const slider = make("input", {
+    type: "range", min: -MOST.push, max: MOST.push, step: 0.25, "aria-label": "push the query", "data-keep": "push",
+    input: () => change({ push: slider.valueAsNumber }, "push"),
   });
 
   // Before a change: what is shown becomes what was. Letters of one field follow each other, changed and undone together.
@@ -101,7 +112,12 @@
     refresh();
   }
 
-  const play = (chosen) => change({ ...chosen.state, guess_first: state.guess_first, factor: state.factor }, "", chosen);
+  function enact(chosen) {
+    player.step = "";
+    player.pause();
+    const { guess_first, factor, head, measure } = state;
+    change({ ...chosen.state, guess_first, factor, head, measure }, "", chosen);
+  }
 
   const changeRows = (to, kind) => change({ demonstrations: to(state.demonstrations.map((row) => [...row])) }, kind);
   const setPart = (i, part) => (value) =>
@@ -116,21 +132,21 @@
   function row(i) {
     const n = i + 1;
     return make("li", { class: "tinker-row" },
-      input(`text of demonstration ${n}`, 8, setPart(i, 0)), ":",
-      input(`label of demonstration ${n}`, 4, setPart(i, 1)), make("span"),
-      button("↑", () => move(i, -1), { "aria-label": `move demonstration ${n} up` }),
-      button("↓", () => move(i, 1), { "aria-label": `move demonstration ${n} down` }),
+      input(`text of example ${n}`, "tinker-words", setPart(i, 0)), make("span", { class: "tinker-colon" }, ":"),
+      input(`label of example ${n}`, "tinker-labels", setPart(i, 1)), make("span", { class: "tinker-tag" }),
+      button("↑", () => move(i, -1), { "aria-label": `move example ${n} up` }),
+      button("↓", () => move(i, 1), { "aria-label": `move example ${n} down` }),
       button("×", () => {
         changeRows((rows) => rows.filter((_, at) => at !== i));
         (list.children[Math.min(i, list.children.length - 1)]?.querySelector("input") || add).focus();
-      }, { "aria-label": `take away demonstration ${n}` }));
+      }, { "aria-label": `take away example ${n}` }));
   }
 
   const add = button("add a row", () => {
     changeRows((rows) => [...rows, ["", state.true_label]]);
     list.lastChild.querySelector("input").focus();
   });
-  const reset = button("reset", () => { change(EXAMPLE); tally = [0, 0]; });
+  const reset = button("reset", () => { tally = [0, 0]; enact({ state: EXAMPLE }); scene = null; refresh(); });
   const share = button("share", async () => {
     history.replaceState(null, "", toFragment(state));
     message.textContent = "The address of this page now holds your prompt and your heads: copy it.";
@@ -139,12 +155,6 @@
       message.textContent = "Copied: the address of this page, which now holds your prompt and your heads.";
     } catch { /* the browser does not let a page copy; the first sentence stands */ }
   });
-
-  function setAction(names, action) {
-    const heads = Object.fromEntries(Object.entries(state.heads).filter(([name]) => !names.includes(name)));
-    for (const name of action ? names : []) heads[name] = action;
-    change({ heads });
-  }
 
   // Fields show the state; one that shows it already is left alone, so that the cursor stays.
   function fill() {
@@ -158,7 +168,9 @@
     });
     set(query, state.query); set(trueLabel, state.true_label);
     if (factor.valueAsNumber !== state.factor) factor.value = state.factor;
+    slider.value = state.push;
     games.checked = state.guess_first;
+    score.textContent = tally[1] ? `${tally[0]} of ${tally[1]} right` : "";
     [undo.disabled, redo.disabled] = [!past.length, !future.length];
     add.disabled = state.demonstrations.length >= MOST.demonstrations;
   }
@@ -181,34 +193,53 @@
   }
 
   function show(found) {
-    const asks = scene !== null && state.guess_first && guess === null;
+    const { prompt, before, after, moved } = found, asks = scene !== null && state.guess_first && guess === null;
     home.classList.toggle("asks", asks);
-    for (const part of [answer, gutter, mapped, shown, sentence]) part.inert = asks;  // hidden in place: nothing jumps
-    told.textContent = scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ") : "";
+    for (const part of [answer, gutter, mapped, shown, sentence, aside, player.bar]) part.inert = asks;  // nothing jumps
     question.replaceChildren(...(scene && state.guess_first ? ask(found, asks) : []));
-    const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`).join(", ");
-    sentence.textContent = asks ? ""
-      : `The model says ${saying(found.before)}${did ? `; with ${did} it says ${saying(found.after)}` : ""}.`;
+    const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`);
+    if (moved) did.push("the query pushed");
+    says.textContent = asks ? "?" : said(after).word;
+    sentence.textContent = asks ? "" : `The model says ${saying(did.length ? before : after)}` +
+      `${did.length ? `; with ${did.join(", ")} it says ${saying(after)}` : ""}.`;
     current = answersOf(found);
     const was = new Map(prior || []);
     answer.replaceChildren(bars(current.map(([word, p]) => [word, p, prior ? was.get(word) ?? 0 : null])));
-    gutter.replaceChildren(arcs(found.prompt.rows.map(([, label]) => label),
-      writers.map((name) => ({ name, weights: weightsOf(found, name), edited: name in state.heads }))));
-    const selected = state.head || writers[0], focused = document.activeElement?.dataset.keep;
-    const [label, other] = found.prompt.labels.map(({ word }) => quoted(word));
-    mapped.replaceChildren(part(`Heads: what each adds to ${label} over ${other}`, mapOf(found, selected),
-      "Logit difference in nats. Framed heads have the arcs of their colour. A patched head writes, at the query, what it " +
-      "writes there with the labels exchanged."));
-    clearTimeout(later);  // the slowest part, below the rest: made when the reader pauses
-    later = setTimeout(() => shown.replaceChildren(part(`Head ${selected} in words`, wordsOf(found, selected),
-      "At each label, the top words of what the head would write if it looked there only (value), and of what its " +
-      "layer makes keys from (key).")), 150);
+    const drawn = writers.map((name) => ({ name, weights: panels.weights(found, name), edited: name in state.heads }));
+    gutter.replaceChildren(arcs(prompt.rows.map(([, label]) => label), drawn));
+    tellStep(found, drawn);
+    const selected = state.head || pushed[0], focused = document.activeElement?.dataset.keep;
+    mapped.replaceChildren(panels.heads(found, selected, (name, focus) => {
+      state = { ...state, head: name };
+      show(found);
+      if (focus || mapped.contains(document.activeElement)) mapped.querySelector(`[data-head="${name}"]`).focus();
+    }));
+    const ready = !found.steerable || towers.planes.has([selected, ...[...found.pair].sort()].join());
+    if (ready) towersAt.replaceChildren(panels.towers(found, selected));
+    slider.disabled = !found.steerable;
+    if (found.steerable) slider.setAttribute("aria-valuetext", `${state.push} times the way from ${found.pair.join(" to ")}`);
+    clearTimeout(later);  // the slowest parts: made when the reader pauses
+    later = setTimeout(() => {
+      if (!ready) towersAt.replaceChildren(panels.towers(found, selected));
+      doses.replaceChildren(...panels.doses(found));
+      shown.replaceChildren(panels.words(found, selected));
+    }, 120);
     if (focused) home.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
 
-  const done = (action) => ({ zero: "zeroed", scale: `scaled by ${state.factor}`, patch: "patched" })[action];
-  const part = (title, body, text = "") => make("section", {}, make("h3", {}, title), body, make("p", {}, text));
+  // The step of play that is on, else a scene's sentences, else what to try.
+  function tellStep(found, drawn) {
+    const scales = { zero: 0, scale: state.factor };
+    const heads = drawn.map((head) => ({ ...head, factor: scales[state.heads[head.name]] ?? 1 }));
+    const { tags = [], text = "" } = player.step ? told(player.step, model, found, heads) : {};
+    const asks = home.classList.contains("asks");
+    home.dataset.step = player.step;
+    [...list.children].forEach((row, i) => { row.querySelector(".tinker-tag").textContent = tags[i] || ""; });
+    line.textContent = text || (scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
+      : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
+  }
 
+  const done = (action) => ({ zero: "zeroed", scale: `scaled by ${state.factor}`, patch: "patched" })[action];
   function ask(found, asks) {
     const answer = (word) => {
       guess = word;
@@ -216,12 +247,11 @@
       const right = word ? truth === word : !found.prompt.labels.some((label) => label.word === truth);
       tally = [tally[0] + right, tally[1] + 1];
       refresh();
-      home.querySelector(".tinker-scenes button").focus({ preventScroll: true });
+      home.querySelectorAll(".tinker-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
     };
     if (!asks) {
       const yours = guess ? quoted(guess) : "another word";
-      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}. Right: ${tally[0]} of ` +
-        `${tally[1]}.`)];
+      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}.`)];
     }
     return [make("p", {}, "What will the model say next?"),
       ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
@@ -235,42 +265,6 @@
     return [...rows, ["other words", Math.max(0, 1 - rows.reduce((sum, [, p]) => sum + p, 0))]];
   }
 
-  const weightsOf = ({ prompt, after }, name) => {
-    const [layer, head] = name.split("-").map(Number);
-    return prompt.labelAt.map((at) => after.weights[layer][head * after.n + at]);
-  };
-
-  function mapOf(found, selected) {
-    const select = (name, focus) => {
-      state = { ...state, head: name };
-      show(found);
-      if (focus !== undefined || mapped.contains(document.activeElement))
-        mapped.querySelector(`[data-head="${name}"]`).focus();
-    };
-    const choice = (action) => make("label", {}, make("input", {
-      type: "radio", name: "tinker-action", "data-keep": `action ${action}`,
-      checked: (state.heads[selected] || "") === action,
-      change: () => setAction([selected], action),
-    }), action || "leave");
-    const all = (text, action) => button(text, () => setAction(writers, action), { "data-keep": text });
-    return make("div", {},
-      map({ layers: model.layers.length, heads: model.heads, cells: found.cells, selected, select }),
-      make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`),
-        ...["", ...ACTIONS].map(choice), make("label", {}, "factor", factor)),
-      buttons(make("span", {}, "All framed heads"), all("zero", "zero"), all("patch", "patch"),
-        button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })));
-  }
-
-  function wordsOf(found, selected) {
-    const [layer, head] = selected.split("-").map(Number), weights = weightsOf(found, selected);
-    const { labelAt, rows } = found.prompt, values = labelAt.map((at) => model.value(found.after, layer, head, at));
-    const words = model.topWords([...values, ...labelAt.map((at) => model.key(found.after, layer, at))], 4)
-      .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
-    return table(["label", "weight", "value", "key"], labelAt.map((_, i) => [
-      `${i + 1}. ${rows[i][1]}`, short(weights[i]), words[i], words[i + labelAt.length],
-    ]), { class: "tinker-readings" });
-  }
-
   // ---- the address ----
   function fromAddress() {
     try {
@@ -282,21 +276,22 @@
     }
   }
 
-  const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
+  const options = (id, words) => make("datalist", { id }, ...words.map((value) => make("option", { value })));
+  const aside = make("div", {}, towersAt, make("section", {}, make("h2", {}, "Push the query"), slider, doses));
   home.replaceChildren(
-    make("datalist", { id: "tinker-words" }, ...Object.keys(data.classes).sort().map((value) => make("option", { value }))),
+    options("tinker-words", Object.keys(data.classes).sort()), options("tinker-labels", data.labels),
+    player.row,
     make("div", { class: "tinker-scenes", role: "group", "aria-label": "scenes" },
-      ...scenes.map((chosen) => button(chosen.name, () => play(chosen))),
-      make("label", {}, games, "guess first")),
-    make("div", { class: "tinker-lines" }, told, question),
+      ...scenes.map((chosen) => button(chosen.name, () => enact(chosen)))),
+    make("div", { class: "tinker-lines" }, line, question),
     make("div", { class: "tinker-pair" },
       make("div", {},
-        make("div", { class: "tinker-prompt", role: "group", "aria-label": "prompt: text and label of each demonstration, query" },
-          list, make("div", { class: "tinker-row query" }, query, ":", trueLabel, make("span"),
-            make("span", { class: "tinker-hint" }, "query")), gutter),
+        make("div", { class: "tinker-prompt", role: "group", "aria-label": "prompt: text and label of each example, query" },
+          list, make("div", { class: "tinker-row query" }, query, make("span", {}, ":"), says, make("span"),
+            make("label", { class: "tinker-true" }, "true", trueLabel)), gutter),
         buttons(add, undo, redo, reset, share), message, error, note,
         make("div", { class: "tinker-result" }, sentence, answer)),
-      mapped),
+      mapped, aside),
     shown);
   home.classList.add("ready");
   refresh();

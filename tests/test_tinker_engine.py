@@ -1,0 +1,114 @@
+"""The playground's engine in a headless browser, beside PyTorch."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tinker_page import PUSHED, browser, needs_browser, tinker
+from twotowers.heads import Head
+from twotowers.measure.chain import Run
+from twotowers.measure.settings import Settings
+from twotowers.measure.steering import class_directions, steering
+from twotowers.model.capture import capture
+from twotowers.model.hooks import changing_z
+from twotowers.model.increase import increases_along
+from twotowers.model.loading import load
+from twotowers.model.unembed import norm_scale
+from twotowers.playground import EXAMPLE, head_logit_differences, true_label
+from twotowers.prompts.blocks import Form
+from twotowers.prompts.prompt import Demonstration, Prompt, encode_all
+from twotowers.prompts.variants import exchanged_labels
+
+pytestmark = needs_browser
+ODD = ["Zürich — 東京 🙂", "12.50!", "he's  won", "(a) b", "שלום עולם", "<b>bold</b>", "Don't & WON'T", "e\u0301x"]
+ENGINE = """(states) => {
+  const { model, tokenizer } = twotowers.opened(twotowersData);
+  return JSON.stringify(states.map((state) => {
+    const prompt = twotowers.encode(state, model, tokenizer), [a, b] = prompt.labels, { dHead } = model;
+    const source = model.run(twotowers.exchanged(prompt)), plain = model.run(prompt.ids);
+    const patch = { "1-2": { scale: 0 }, "2-3": { scale: -0.5 }, "3-1": { instead: source.z[3].subarray(dHead, 2 * dHead) } };
+    const up = model.increases(plain, a.id);
+    const edited = model.run(prompt.ids, patch), again = model.run(prompt.ids, {}, source);
+    return { ids: prompt.ids, labelAt: prompt.labelAt, logits: [...plain.logits], again: [...again.logits],
+      weights: plain.weights.map((w) => [...w]), differences: [...model.differences(plain, a.id, b.id)], up,
+      edited: [...edited.logits], label: twotowers.labelByClass(state, twotowersData.classes) };
+  }));
+}"""  # as text: Playwright takes half a minute for so many numbers
+STEER = """([state, pair, name, dose]) => {
+  const { model, tokenizer } = twotowers.opened(twotowersData);
+  const towers = new twotowers.Towers(model, tokenizer, twotowersData.recorded, twotowersData.classes);
+  const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
+    [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
+  const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
+  const found = [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
+    prompt.labels.map(({ id }) => logits[id] - twotowers.logSumExp(logits)));
+  return { direction: [...towers.direction(...pair, name)], found };
+}"""
+
+
+def random_prompts(tokenizer, n: int) -> list[Prompt]:
+    draw = random.Random(0)
+    words = [tokenizer.decode([i]).strip() for i in range(257, 1900)]
+    words, out = [word for word in words if word.isalpha()] * 2 + ODD * 20, []
+    for _ in range(n):
+        labels = draw.sample(["foo", "bar", "baz"], 2)
+        rows = [Demonstration(draw.choice(words), draw.choice(labels)) for _ in range(draw.randint(1, 8))]
+        out.append(Prompt([*rows, Demonstration(draw.choice(words), labels[1])], draw.choice(words), labels[0], labels))
+    return out
+
+
+def close(ours, theirs) -> None:
+    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=1e-4)
+
+
+def test_the_engine_equals_pytorch_on_100_prompts(address):
+    model = load("mini-gpt2")
+    prompts = random_prompts(model.tokenizer, 100)
+    states = [{"demonstrations": [[d.text, d.label] for d in p.demonstrations], "query": p.query, "true_label": p.true_label}
+              for p in prompts]  # fmt: skip
+    with browser(address) as page:
+        results = json.loads(page.evaluate(ENGINE, states))
+    for result, p in zip(results, prompts, strict=True):  # capitals are lowered
+        p = replace(
+            p, demonstrations=[replace(d, text=d.text.lower()) for d in p.demonstrations], query=p.query.lower()
+        )
+        e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
+        assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
+        assert result["label"] == (true_label([(d.text, d.label) for d in p.demonstrations], p.query) or "")
+        seen, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
+        close(result["logits"], seen.logits[0])
+        close(result["again"], seen.logits[0])
+        close(result["weights"], seen.weights[:, 0].flatten(1))
+        close(result["differences"], head_logit_differences(seen, model).flatten())
+        scale = norm_scale(seen.resid_final, model.unembedding)
+        parts = seen.resid_pre, seen.z[:, :, :, None], seen.ffn_output
+        close(result["up"], increases_along(model, *parts, scale, seen.true_ids)[2][0, :, :, 0].flatten())
+        with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3, :].mul_(-0.5),
+                                3: lambda z, new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
+            close(result["edited"], capture(model, [e]).logits[0])
+
+
+def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
+    """The same prompts, directions and answers as `measure.steering` has, at every dose."""
+    run = Run(Settings())
+    locating = run.locating(Form(2, "space"))
+    assert [e.prompt.text for e in locating] == tinker.recorded()
+    directions = class_directions(run.model, locating)
+    cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
+    shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
+    prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
+    heads = {"pushed": list(map(Head.parse, PUSHED))}
+    measured = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0).isel(
+        tower=0, heads=0, prompt=0
+    )
+    state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
+    with browser(address) as page:
+        for dose in measured.dose.values:
+            pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
+            result = page.evaluate(STEER, [state, pair[::-1], "3-1", float(dose)])
+            at = measured.sel(dose=dose)
+            for found in result["found"]:
+                assert found == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=1e-4)
+    close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))
