@@ -113,7 +113,7 @@ def bars(
     names, sort = _ordered(table[group]), _ordered(table[x])
     columns = table["model"].nunique() if row else columns
     room = WIDTH // min(columns, table["model"].nunique()) - 65
-    axis = alt.Axis(labelAngle=0 if sum(7 * len(str(name)) + 8 for name in sort) < room else -30)
+    axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)), color=colour(group, names),
