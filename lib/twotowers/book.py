@@ -106,7 +106,8 @@ class Chapter:
         display(HTML(sentence(about, table)))
         shown = table.dropna(subset="effect").assign(row=lambda t: t["model"])
         if len(shown):
-            display(figures.forest(shown, title=f"{about.measure} ({about.unit})", null=about.null))
+            unit = "" if about.measure.endswith(f"({about.unit})") else f" ({about.unit})"
+            display(figures.forest(shown, title=about.measure + unit, null=about.null).properties(description=about.statement))
 
     def _row(self, claim, model, data, heads, random, by, gate):
         learned = self.learned.get(model) if gate else None

@@ -59,12 +59,21 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
     return alt.Color(f"{field}:N", scale=scale, title=title, legend=shown if legend else None)
 
 
-def facets(chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int | alt.Step = 180
-) -> alt.FacetChart:
-    """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`."""
+def facets(
+    chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int | alt.Step = 180, row: str | None = None,
+) -> alt.FacetChart:  # fmt: skip
+    """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`.
+
+    `row`: a column of the table, whose values become rows of panels, each with all models.
+    """
     models = list(dict.fromkeys(table["model"]))
+    columns = len(models) if row else columns
     width = max(120, WIDTH // min(columns, len(models)) - 65)  # room for an axis and its title
     sized = chart.properties(width=width, height=height)
+    if row:
+        names = list(dict.fromkeys(table[row]))
+        grid = {"row": alt.Row(f"{row}:N", sort=names, title=None), "column": alt.Column("model:N", sort=models, title=None)}
+        return sized.facet(**grid, data=table)
     return sized.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
 
 
@@ -98,12 +107,13 @@ def _as(fmt: str) -> alt.Axis:
 
 def bars(
     table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, columns: int = 3,
-    fmt: str = ".2f",
+    fmt: str = ".2f", row: str | None = None,
 ) -> alt.FacetChart:  # fmt: skip
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model."""
     names, sort = _ordered(table[group]), _ordered(table[x])
+    columns = table["model"].nunique() if row else columns
     room = WIDTH // min(columns, table["model"].nunique()) - 65
-    axis = alt.Axis(labelAngle=0 if sum(7 * len(str(name)) + 8 for name in sort) < room else -30)
+    axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)), color=colour(group, names),
@@ -111,12 +121,12 @@ def bars(
     )  # fmt: skip
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error, table, columns=columns).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error, table, columns=columns, row=row).resolve_scale(x="independent", xOffset="independent")
 
 
 def curves(
     table: pd.DataFrame, x: str, y: str, *, group: str, x_title: str, y_title: str, columns: int = 3, fmt: str = "+.2f",
-    height: int = 180, x_values: Sequence[float] | None = None,
+    height: int = 180, x_values: Sequence[float] | None = None, row: str | None = None,
 ) -> alt.FacetChart:  # fmt: skip
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
     names = list(dict.fromkeys(table[group]))
@@ -126,7 +136,7 @@ def curves(
     tip = ["model", group, x, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))]
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
     line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
-    return facets(band + line, table, columns=columns, height=height)
+    return facets(band + line, table, columns=columns, height=height, row=row)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, height: int = 260) -> alt.FacetChart:
