@@ -22,7 +22,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model.ablated_runs import Ablation, at_all, at_last
-from twotowers.model.capture import answer, said
+from twotowers.model.capture import answer, label_log_probs
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.model.proof import finished
@@ -103,7 +103,7 @@ def ablated_answers(
         for which, final in ablated(model, batch, runs, max_tokens):
             rows = final.flatten(0, 1).split(LOGIT_ROWS)
             prompts = torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)
-            parts = [said(finished(model, x), [batch[i] for i in of]) for x, of in zip(rows, prompts, strict=True)]
+            parts = [label_log_probs(finished(model, x), [batch[i] for i in of]) for x, of in zip(rows, prompts, strict=True)]
             top, log_prob = (torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True))
             for i, row in enumerate([1 + i for i in which] or [0]):
                 out.put((row,), index, top[i], log_prob[i])

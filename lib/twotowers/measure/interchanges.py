@@ -28,7 +28,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model.attention_edits import EXCHANGES, exchanged, last_position, reading_parts
-from twotowers.model.capture import capture, said
+from twotowers.model.capture import capture, label_log_probs
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -134,13 +134,13 @@ def interchanges(
         sources = [pairs[i].source for i in index]
         at = torch.tensor([e.label_positions for e in batch])
         with reading_parts(model, layers, at) as parts:
-            of_source.put((), index, *said(capture(model, sources).logits, batch))
+            of_source.put((), index, *label_log_probs(capture(model, sources).logits, batch))
         again = last_position(model, batch)
-        of_base.put((), index, *said(again(), batch))
+        of_base.put((), index, *label_log_probs(again(), batch))
         for s, heads in enumerate(sets.values()):
             for w, part in enumerate(what):
                 with exchanged(model, heads, part, parts, at):
-                    answers.put((w, s), index, *said(again(min(heads)[0]), batch))
+                    answers.put((w, s), index, *label_log_probs(again(min(heads)[0]), batch))
 
     with progress("interchanges", len(pairs)) as bar:
         for index, _ in in_memory(run, batches(bases, max_tokens)):

@@ -26,7 +26,7 @@ from twotowers.heads import Heads, check_inside, named
 from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
 from twotowers.model.attention_edits import blocked
-from twotowers.model.capture import said
+from twotowers.model.capture import label_log_probs
 from twotowers.model.hooks import block_outputs, restarted
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
@@ -139,7 +139,7 @@ def _of_edges(
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         def put(side: int, c: int, passed: _Passed) -> None:
-            answers.put((e, side, c), index, *said(passed.logits, batch))
+            answers.put((e, side, c), index, *label_log_probs(passed.logits, batch))
             for h, (layer, head) in enumerate(heads):
                 keys[side, c, h, index] = passed.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
 

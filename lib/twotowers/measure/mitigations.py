@@ -33,7 +33,7 @@ from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
 from twotowers.model.attention_edits import last_position
 from twotowers.model.attention_hooks import last_scores, reading_attention
-from twotowers.model.capture import Capture, captures, said
+from twotowers.model.capture import Capture, captures, label_log_probs
 from twotowers.model.hooks import changing_z
 from twotowers.model.model import Model, norm_eps
 from twotowers.model.proof import finished
@@ -71,13 +71,13 @@ def mitigations(
 
     @torch.inference_mode()
     def read(seen: Capture) -> int:
-        plain, run = said(seen.logits, seen.prompts), last_position(model, seen.prompts)
+        plain, run = label_log_probs(seen.logits, seen.prompts), last_position(model, seen.prompts)
         for i, heads in enumerate(sets.values()):
             answers.put((0, i), seen.index, *plain)
             logits = finished(model, seen.resid_final + a_c * minority_shortcut(seen, model, heads))
-            answers.put((1, i), seen.index, *said(logits, seen.prompts))
+            answers.put((1, i), seen.index, *label_log_probs(logits, seen.prompts))
             with position_free(model, heads, seen, share) as mixed:
-                answers.put((2, i), seen.index, *said(run(), seen.prompts))
+                answers.put((2, i), seen.index, *label_log_probs(run(), seen.prompts))
             if len(places) == 1:
                 own = {(layer, head): seen.weights[layer][:, head] for layer, head in heads}
                 attention[:2, i, seen.index] = _mean_weights(seen, own)

@@ -38,7 +38,7 @@ from twotowers.model import query_key
 from twotowers.model.ablated_runs import Ablation
 from twotowers.model.attention_edits import last_position
 from twotowers.model.attention_hooks import last_scores, reading_attention
-from twotowers.model.capture import Capture, capture, said
+from twotowers.model.capture import Capture, capture, label_log_probs
 from twotowers.model.hooks import changing_z
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
@@ -88,7 +88,7 @@ def path_patching(
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         def put(name: str, logits: Float[Tensor, "batch vocabulary"]) -> None:
-            answers.put((variants.index(name),), index, *said(logits, batch))
+            answers.put((variants.index(name),), index, *label_log_probs(logits, batch))
 
         with reading(model, layers) as plain:
             seen = capture(model, batch)

@@ -33,7 +33,7 @@ from twotowers.heads import Heads, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
 from twotowers.model.attention_edits import last_position, steered
-from twotowers.model.capture import Capture, read_all, said
+from twotowers.model.capture import Capture, label_log_probs, read_all
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -127,7 +127,7 @@ def steering(
                 for t, tower in enumerate(towers):
                     given = (None if tower == "keys" else query, None if tower == "query" else keys)
                     with steered(model, heads, *given, at):
-                        answers.put((t, h, d), index, *said(again(min(heads)[0]), batch))
+                        answers.put((t, h, d), index, *label_log_probs(again(min(heads)[0]), batch))
 
     with progress("steering", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
