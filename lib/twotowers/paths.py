@@ -43,6 +43,11 @@ def user_cache() -> Path:
     return Path(pooch.os_cache("twotowers"))
 
 
+def book_folder() -> Path:
+    """The folder of the chapters. Raises TwoTowersError as `data_folder`."""
+    return data_folder().parent / "book"
+
+
 def shipped_models() -> dict[str, Path]:
     """Name -> folder of every shipped model (those of data/models with a config.json); empty without data."""
     root = _root()
