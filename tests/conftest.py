@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+from collections import Counter
 from pathlib import Path
 
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
@@ -21,6 +22,8 @@ from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
 BROWSER = ("test_engine.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
+LONG = ("test_golden.py", "test_engine.py", "test_chapters.py", "test_training.py", "test_tinker.py", "test_tinker_engine.py")
+"""These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
 EVERY_KIND = ("test_identities.py", "test_attention_hooks.py", "test_query_key.py")
@@ -40,7 +43,14 @@ def pytest_collection_modifyitems(config, items):
         if item.path.name in BROWSER or (kind and kind not in KINDS):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
-    items[:] = sorted(kept, key=lambda item: item.path.name not in BROWSER)
+    items[:] = sorted(kept, key=lambda item: (*LONG, item.path.name).index(item.path.name))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each thing that tests were skipped for: how many, and how to have it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for needed, n in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).items():
+        terminalreporter.write_line(f"{n} test{'s need' if n > 1 else ' needs'} {needed}")
 
 
 hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
@@ -179,7 +189,7 @@ def shared(path: str) -> Path:
     """A folder of the shared material, or skip."""
     folder = SHARED / path
     if not folder.exists():
-        pytest.skip(f"needs ../shared/{path}, which is not here")
+        pytest.skip(f"{path} in a folder named shared beside this repository")
     return folder
 
 

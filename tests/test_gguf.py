@@ -122,7 +122,7 @@ def test_the_named_files_give_the_pinned_tokens_and_logits(name):
     places = [USER_CACHE / "models" / name / model.file, Path.home() / "models" / model.file]
     path = next((path for path in places if path.is_file()), None)
     if path is None:
-        pytest.skip(f"{name} is not in the cache: `twotowers models {name}` fetches it")
+        pytest.skip(f"{name}: twotowers models {name}")
     assert named.digest(path) == model.sha256
     assert files.describe(str(path)) == files.describe(name)
     prompt, ids, pieces, logits = PINNED[name]

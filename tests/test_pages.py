@@ -22,8 +22,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 # Without these Chromium looks up hosts of its own; a container's root needs the first.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian and Ubuntu: apt install chromium)")
-needs_book = pytest.mark.skipif(not (HTML / "index.html").is_file(), reason="no book is built: make book")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium: apt install chromium")
+needs_book = pytest.mark.skipif(not (HTML / "index.html").is_file(), reason="a built book: make book")
 # Deque's rules for accessibility.
 AXE = Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
 BROKEN_RULES = """async () => (await axe.run({preload: false, resultTypes: ['violations']})).violations

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import shared
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
@@ -14,16 +14,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from twotowers.errors import TwoTowersError
 from twotowers.prompts.prompt import Demonstration, Encoded, Prompt, batches, encode, encode_all
 
-TOKENIZERS = Path(__file__).parents[1] / "../shared/tokenizers"
 KINDS = ["gpt2", "gpt2 trimmed", "llama2", "llama2 as on the hub"]
 
 
 def load(kind):
     """A real tokenizer; "trimmed" leaves the leading space out of offsets, "as on the hub" prepends in a normaliser."""
-    folder = TOKENIZERS / kind.split()[0]
-    if not folder.exists():
-        pytest.skip(f"needs ../shared/tokenizers/{folder.name}, which is not here")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(shared(f"tokenizers/{kind.split()[0]}"))
     if kind == "gpt2 trimmed":
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     if kind == "llama2 as on the hub":

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.weights
 def numbers(request):
     source, gigabytes = verify.HUB[request.param], MEMORY[request.param]
     if ASKED and tables.paper_model(ASKED) != request.param:
-        pytest.skip(f"asked for {ASKED}")
+        pytest.skip(f"another model than {ASKED}")
     source = ASKED if "/" in ASKED else source
     cached = any(isinstance(try_to_load_from_cache(source, f), str)
                  for f in ("model.safetensors", "model.safetensors.index.json"))  # fmt: skip
     if not ASKED and not cached:
-        pytest.skip(f"{source} is not in the local cache: make verify MODEL={request.param} fetches it")
+        pytest.skip(f"{source}: make verify MODEL={request.param}")
     if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < gigabytes << 30:
-        pytest.skip(f"{source} needs {gigabytes} GB of memory")
+        pytest.skip(f"{gigabytes} GB of memory for {source}")
     try:
         return verify.authors_numbers(loading.load(source)).set_index("quantity")
     except TwoTowersError as error:

@@ -18,7 +18,7 @@ import tinker  # noqa: E402
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 AXE = Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian and Ubuntu: apt install chromium)")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium: apt install chromium")
 HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
 PUSHED = ["3-5", *HEADS[:3], "3-7"]
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>
