@@ -4,18 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from conftest import tiny
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
-from twotowers import playground
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.measure.ablations import ablations
 from twotowers.measure.heads import heads as measure_heads
+from twotowers.measure.steering import class_directions, steering
+from twotowers.model.attention_edits import steered
 from twotowers.model.capture import capture
-from twotowers.playground import EXAMPLE, SCENES, Playground, State, explore, true_label
-from twotowers.prompts.prompt import encode
+from twotowers.playground import EXAMPLE, Playground, State, explore
+from twotowers.prompts.blocks import Form, draw_blocks
+from twotowers.prompts.prompt import encode, encode_all
+from twotowers.scenes import BLOCKS, SCENES, SWITCH_OFF, push, true_label
 
 ABLATED = (Head(0, 1), Head(1, 1))
 
@@ -87,6 +91,30 @@ def test_the_true_label_follows_the_querys_class():
     assert true_label([*rows, ("two", "bar")], "one") is None  # demonstrations of its class do not agree
 
 
+def test_a_push_is_the_steering_of_chapter_6(model):
+    heads, query = push(model, EXAMPLE)
+    blocks = draw_blocks(BLOCKS, Form(2, "space"), seed=[0, 1], pairs=["sentiment/number"], labels=["foo/bar"])
+    directions = class_directions(model, encode_all(blocks, model.tokenizer))
+    cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
+    shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
+    prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
+    encoded = encode(prompt, model.tokenizer)
+    measured = steering(model, [encoded], directions, {"these": heads}, doses=(1.5,), towers=("query",), random=0).squeeze()
+    effect = explore(model, State(EXAMPLE, dose=1.5))
+    table = effect.answer.set_index("token")["after"]
+    for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
+        assert np.log(table[label]) == pytest.approx(float(measured[name]), abs=1e-6)
+    added = {layer: 1.5 * x for layer, x in query.items()}
+    with steered(model, heads, added, None, torch.tensor([encoded.label_positions])):
+        seen = capture(model, [encoded], {"queries", "keys"})
+    scores = [seen.keys[layer, 0, model.value_head(h)] @ (seen.queries[layer, 0, h] * seen.scaling[layer] + added[layer][0, h])
+              for layer, h in heads]  # fmt: skip
+    weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]
+    assert effect.attention["after"].to_numpy() == pytest.approx(weights.numpy(), abs=1e-6)
+    with pytest.raises(TwoTowersError, match="two classes"):
+        explore(model, State(replace(EXAMPLE, demonstrations=EXAMPLE.demonstrations[2:] * 2, query="qwx"), dose=1.0))
+
+
 def test_widgets_change_the_numbers_and_undo_brings_them_back(model):
     play = Playground(model)
     start, table = play.state(), play.effect.answer
@@ -114,5 +142,5 @@ def test_every_scene_changes_the_numbers(model, scene):
     before = play.effect
     play.scenes[scene].click()
     assert play.error.value == "" and not play.effect.answer["after"].equals(before.answer["after"])
-    assert (len(play.state().heads) > 1) == (scene == playground.SWITCH_OFF)
+    assert (len(play.state().heads) > 1) == (scene == SWITCH_OFF)
     assert (play.state().prompt.true_label == "bar") == (scene == "Swap the labels")

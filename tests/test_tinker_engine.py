@@ -16,10 +16,11 @@ from twotowers.model.hooks import changing_z
 from twotowers.model.increase import increases_along
 from twotowers.model.loading import load
 from twotowers.model.unembed import norm_scale
-from twotowers.playground import EXAMPLE, head_logit_differences, true_label
+from twotowers.playground import EXAMPLE, head_logit_differences
 from twotowers.prompts.blocks import Form
 from twotowers.prompts.prompt import Demonstration, Prompt, encode_all
 from twotowers.prompts.variants import exchanged_labels
+from twotowers.scenes import true_label
 
 pytestmark = needs_browser
 ODD = ["Zürich — 東京 🙂", "12.50!", "he's  won", "(a) b", "שלום עולם", "<b>bold</b>", "Don't & WON'T", "e\u0301x"]
@@ -38,7 +39,7 @@ ENGINE = """(states) => {
 }"""  # as text: Playwright takes half a minute for so many numbers
 STEER = """([state, pair, name, dose]) => {
   const { model, tokenizer } = twotowers.opened(twotowersData);
-  const towers = new twotowers.Towers(model, tokenizer, twotowersData.recorded, twotowersData.classes);
+  const towers = new twotowers.Towers(model, tokenizer, twotowersData.prompts, twotowersData.classes);
   const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
     [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
   const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
@@ -94,7 +95,7 @@ def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
     """The same prompts, directions and answers as `measure.steering` has, at every dose."""
     run = Run(Settings())
     locating = run.locating(Form(2, "space"))
-    assert [e.prompt.text for e in locating] == tinker.recorded()
+    assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
     directions = class_directions(run.model, locating)
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
     shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]

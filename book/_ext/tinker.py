@@ -1,7 +1,7 @@
 """What the playground in the page reads: the shipped model's own files, classes of words, prompts, and heads.
 
-The prompts are those on which heads were located: the page runs them anew, for the cloud of queries and keys and for the
-direction between two classes (`measure.steering.class_directions`).
+The page runs the prompts anew: those on which heads were located for the direction between two classes
+(`measure.steering.class_directions`), others for the cloud of queries and keys.
 
 A page opened from a file may not fetch other files. So the build copies the files, as base64, into a script; there is
 no exported form of the model that could go stale.
@@ -36,25 +36,21 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
     return list(map(str, sets["writers"])), list(map(str, sets["comparers"] or sets["by attention"]))
 
 
-def recorded() -> list[str]:
-    """The prompts of the miniature's locating blocks."""
-    blocks = draw_blocks(40, Form(2, "space"), seed=[0, 1], labels=label_pairs(("nonsense",)))
-    return [prompt.text for prompt in blocks]
+def prompts() -> dict[str, list[str]]:
+    """`located`: the miniature's locating blocks; `cloud`: one prompt each of ten other blocks of every class pair."""
+    located, others = (
+        draw_blocks(n, Form(2, "space"), seed=[0, seed], labels=label_pairs(("nonsense",))) for n, seed in ((40, 1), (200, 3))
+    )
+    return {"located": [prompt.text for prompt in located], "cloud": [prompt.text for prompt in others[::4]]}
 
 
 def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
-    """The files of a model, classes of words, recorded prompts, heads with arcs and heads that are pushed, as a script."""
+    """The files of a model, classes of words, prompts, heads with arcs and heads that are pushed, as a script."""
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
-    data = {
-        "writers": writers,
-        "pushed": pushed,
-        "classes": classes,
-        "labels": labels,
-        "recorded": recorded(),
-        "files": files,
-    }
+    data = {"writers": writers, "pushed": pushed, "classes": classes, "labels": labels}
+    data |= {"prompts": prompts(), "files": files}
     return f"window.twotowersData = {json.dumps(data)};\n"
 
 

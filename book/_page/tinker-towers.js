@@ -1,4 +1,4 @@
-// The two towers of a head: queries and keys of the recorded prompts, by class; the direction between two classes, which
+// The two towers of a head: queries and keys of the book's own prompts, by class; the direction between two classes, which
 // chapter 6 steers along; and the plane in which chapter 4 shows them.
 (() => {
   const { encode, draw: { make } } = window.twotowers;
@@ -36,15 +36,15 @@
   const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 
   class Towers {
-    // `texts`: prompts on which heads were located, "love : foo one : bar two :"; `classes`: word -> class.
+    // `texts`: {located, cloud}, prompts such as "love : foo one : bar two :"; `classes`: word -> class.
     constructor(model, tokenizer, texts, classes) {
       Object.assign(this, { model, tokenizer, texts, classes, runs: new Map(), planes: new Map() });
-      this.known = new Set(texts.flatMap((text) => text.split(" ").map((word) => classes[word]).filter(Boolean)));
+      this.known = new Set(texts.located.flatMap((text) => text.split(" ").map((word) => classes[word]).filter(Boolean)));
     }
 
-    // Runs of the recorded prompts that show a class.
-    recorded(cls) {
-      return this.texts.flatMap((text) => {
+    // Runs of the prompts of a kind that show a class.
+    recorded(cls, kind) {
+      return this.texts[kind].flatMap((text) => {
         const words = text.split(" "), query = words.at(-2), demonstrations = [];
         for (let i = 0; i + 3 < words.length; i += 3) demonstrations.push([words[i], words[i + 2]]);
         const shown = demonstrations.map(([word]) => this.classes[word]);
@@ -57,9 +57,9 @@
       });
     }
 
-    vectors(cls, name) {
+    vectors(cls, name, kind) {
       const at = parsed(name), queries = [], keys = [];
-      for (const { labelAt, seen, asked, shown } of this.recorded(cls)) {
+      for (const { labelAt, seen, asked, shown } of this.recorded(cls, kind)) {
         if (asked === cls) queries.push(this.model.tower(seen, ...at, "query", seen.n - 1));
         shown.forEach((of, i) => { if (of === cls) keys.push(this.model.tower(seen, ...at, "key", labelAt[i])); });
       }
@@ -68,7 +68,7 @@
 
     // What a dose of 1 adds to a head's query: mean query of one class minus that of another.
     direction(from, to, name) {
-      const [a, b] = [from, to].map((cls) => mean(this.vectors(cls, name).queries));
+      const [a, b] = [from, to].map((cls) => mean(this.vectors(cls, name, "located").queries));
       return b.map((x, i) => x - a[i]);
     }
 
@@ -76,7 +76,7 @@
     plane(pair, name) {
       const key = [name, ...pair].join();
       if (!this.planes.has(key)) {
-        const both = pair.map((cls) => this.vectors(cls, name)), change = {};
+        const both = pair.map((cls) => this.vectors(cls, name, "cloud")), change = {};
         for (const part of ["queries", "keys"]) {
           const all = both.flatMap((of) => of[part]), centre = mean(all), flat = all.flatMap((row) => [...row]);
           const middle = mean(flat.map((x) => [x]))[0];

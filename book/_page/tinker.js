@@ -12,7 +12,7 @@
     .map((i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);
   const writers = data.writers.length ? data.writers : most(), pushed = data.pushed.length ? data.pushed : writers;
   const scenes = window.twotowers.scenes(writers);
-  const towers = new window.twotowers.Towers(model, tokenizer, data.recorded, data.classes);
+  const towers = new window.twotowers.Towers(model, tokenizer, data.prompts, data.classes);
 
   const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (MOST.push / 6));
   let state = EXAMPLE, lastChange = "", scene = null, guess = null, tally = [0, 0];

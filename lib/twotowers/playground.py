@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 import altair as alt
@@ -26,34 +27,35 @@ from torch import Tensor
 from twotowers import figures
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside, named
-from twotowers.measure.conditions import true_first
 from twotowers.measure.heads import logit_difference_rows
 from twotowers.model import loading
 from twotowers.model.ablated_runs import Ablation
+from twotowers.model.attention_edits import steered
 from twotowers.model.capture import Capture, capture
 from twotowers.model.hooks import changing_z
 from twotowers.model.model import Model
-from twotowers.prompts.blocks import class_words
 from twotowers.prompts.prompt import SEPARATORS, Demonstration, Encoded, Prompt, encode
-from twotowers.prompts.variants import exchanged_labels, one_fewer
+from twotowers.scenes import PUSH, SCENES, SWITCH_OFF, push, true_label
 
 ROWS = (("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
 EXAMPLE = Prompt([Demonstration(*row) for row in ROWS], "one", "foo", ("foo", "bar"))
 """The paper's example (v1 section 3)"""
 SHOWN = 5  # heads whose attention is shown when none is picked
+DOSE = 2.5  # of the scene that pushes the query
 
 
 @dataclass(frozen=True)
 class State:
-    """A prompt, and the heads that are ablated (zeroed at all positions)."""
+    """A prompt, the heads that are ablated (zeroed at all positions), and how far the query is pushed (`scenes.push`)."""
 
     prompt: Prompt
     heads: tuple[Head, ...] = ()
+    dose: float = 0.0
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The model as it is and with the heads ablated, as tidy tables with columns before and after.
+    """The model as it is and under the state's changes, as tidy tables with columns before and after.
 
     `answer`: token, probability of every label and of the top tokens. `attention`: demonstration, mean over the state's heads
     (or the `strongest`) of the attention of the last position on its label. `heads`: layer, head,
@@ -67,14 +69,22 @@ class Effect:
 
 
 @torch.inference_mode()
-def explore(model: Model, state: State, top: int = 5) -> Effect:
-    """Two forward passes. Raises TwoTowersError on heads outside the model."""
+def explore(model: Model, state: State, top: int = 5, kept: dict | None = None) -> Effect:
+    """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without two known classes."""
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
-    ablation = Ablation(frozenset(state.heads))
-    with changing_z(model, {layer: partial(ablation.apply, layer) for layer, _ in state.heads}):
-        after = capture(model, [encoded], {"weights"})
+    ablation, pushed = Ablation(frozenset(state.heads)), []
+    with ExitStack() as changes:
+        if state.dose:
+            pushed, query = push(model, state.prompt, kept)
+            at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
+            changes.enter_context(steered(model, pushed, query, None, at))
+        changes.enter_context(changing_z(model, {layer: partial(ablation.apply, layer) for layer, _ in state.heads}))
+        after = capture(model, [encoded], {"weights", "keys"})
+    for layer, head in pushed:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
+        added = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
+        after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + added).softmax(-1)
     p = [seen.logits[0].double().softmax(-1).cpu().numpy() for seen in (before, after)]
     tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:top].tolist()])
     differences = [head_logit_differences(seen, model).cpu().numpy() for seen in (before, after)]
@@ -82,7 +92,7 @@ def explore(model: Model, state: State, top: int = 5) -> Effect:
     heads = pd.DataFrame({"layer": layer, "head": head})
     heads["before"], heads["after"] = map(np.ravel, differences)
     answer = pd.DataFrame([{"token": _shown(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
-    shown = state.heads or strongest(heads)
+    shown = state.heads or pushed or strongest(heads)
     return Effect(answer, _attention(encoded, shown, before, after), heads, _sentence(model, state, p))
 
 
@@ -117,33 +127,8 @@ def _shown(model: Model, token: int) -> str:
 
 def _sentence(model: Model, state: State, p: Sequence[np.ndarray]) -> str:
     says = [f"“{_shown(model, int(of.argmax()))}” ({of.max():.0%})" for of in p]
-    if not state.heads:
-        return f"The model says {says[0]}. Pick heads on the map to act on them."
-    return f"The model says {says[0]}; with {', '.join(named(state.heads))} zeroed it says {says[1]}."
-
-
-def mix_classes(prompt: Prompt) -> Prompt:
-    """The first and the last demonstration exchange their labels."""
-    first, *rest, last = prompt.demonstrations
-    return replace(prompt, demonstrations=(replace(first, label=last.label), *rest, replace(last, label=first.label)))
-
-
-SWITCH_OFF = "Switch off the heads that write"
-SCENES: dict[str, Callable[[Prompt], Prompt]] = {
-    "Swap the labels": exchanged_labels,
-    "Move the matching examples away": true_first,
-    "Remove one": one_fewer,
-    "Mix two classes": mix_classes,
-    "A query of neither class": lambda prompt: replace(prompt, query="river"),
-    SWITCH_OFF: lambda prompt: prompt,  # and the heads with the largest logit differences are zeroed
-}
-
-
-def true_label(rows: Sequence[tuple[str, str]], query: str) -> str | None:
-    """The label of the demonstrations whose class is the query's; None when a word is unknown or they do not agree."""
-    classes = {word: cls for cls, words in class_words().items() for word in words}
-    labels = {label for text, label in rows if query in classes and classes.get(text) == classes[query]}
-    return labels.pop() if len(labels) == 1 else None
+    did = [f"{', '.join(named(state.heads))} zeroed"] * bool(state.heads) + ["the query pushed"] * bool(state.dose)
+    return f"The model says {says[0]}" + (f"; with {' and '.join(did)} it says {says[1]}." if did else ".")
 
 
 def charts(effect: Effect) -> alt.VConcatChart:
@@ -170,12 +155,14 @@ class Playground(widgets.VBox):
         self.model = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
         self.effect: Effect | None = None
         self._past: list[dict] = []
+        self._kept: dict = {}
         late = {"continuous_update": False}
         self.fields = {
             "demonstrations": widgets.Textarea(rows=8, placeholder="text : label", **late),
             "query": widgets.Text(**late), "true label": widgets.Text(**late),
             "separator": widgets.Dropdown(options=list(SEPARATORS)),
             "heads": widgets.Text(placeholder="3-1, 2-5", **late),
+            "push": widgets.FloatSlider(min=-3, max=3, step=0.25, **late),
         }  # fmt: skip
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
         self.error, self.sentence, self.shown = widgets.HTML(), widgets.HTML(), widgets.Output()
@@ -200,7 +187,8 @@ class Playground(widgets.VBox):
         true, separator = value["true label"].strip(), SEPARATORS[value["separator"]]
         labels = tuple(dict.fromkeys([*(d.label for d in rows), true]))
         prompt = Prompt(rows, value["query"].strip(), true, labels, separator=separator)
-        return State(prompt, tuple(Head.parse(word) for word in re.split(r"[,\s]+", value["heads"]) if word))
+        heads = tuple(Head.parse(word) for word in re.split(r"[,\s]+", value["heads"]) if word)
+        return State(prompt, heads, value["push"])
 
     def refresh(self, scene: str | None = None) -> None:
         """Compute and show, after a scene if one is named. What goes wrong is one line; the last effect stays in sight."""
@@ -209,8 +197,8 @@ class Playground(widgets.VBox):
                 state = self.state()
                 self._past.append(self._now)
                 heads = strongest(self.effect.heads) if scene == SWITCH_OFF else state.heads
-                self._put(State(SCENES[scene](state.prompt), heads))
-            self.effect = explore(self.model, self.state())
+                self._put(State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose))
+            self.effect = explore(self.model, self.state(), kept=self._kept)
         except Exception as error:  # in a callback of a widget it would vanish unseen
             line = str(error) if isinstance(error, TwoTowersError) else repr(error).splitlines()[0]
             self.error.value = f"<span style='color:#c0392b' role='alert'>{html.escape(line)}</span>"
@@ -228,7 +216,7 @@ class Playground(widgets.VBox):
         prompt, names = state.prompt, {sign: name for name, sign in SEPARATORS.items()}
         rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
         self._set({"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label,
-                   "separator": names[prompt.separator], "heads": ", ".join(named(state.heads))})  # fmt: skip
+                   "separator": names[prompt.separator], "heads": ", ".join(named(state.heads)), "push": state.dose})  # fmt: skip
 
     def _set(self, values: dict) -> None:
         self._setting = True
