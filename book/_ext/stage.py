@@ -112,7 +112,7 @@ def stage(home: Path, target: Path) -> None:
             contents[f"{name}.ipynb"] = page(home, notebook)
         else:
             contents[f"{name}.md"] = markdown.read_bytes()
-    for source in (*(home / "book/_ext").glob("*.py"), *(home / "book/_page").iterdir()):
+    for source in (*(home / "book").glob("*.svg"), *(home / "book/_ext").glob("*.py"), *(home / "book/_page").iterdir()):
         contents[source.relative_to(home).as_posix()] = source.read_bytes()
     for old in target.rglob("*"):
         if old.is_file() and old.relative_to(target).as_posix() not in contents:
