@@ -18,6 +18,7 @@ from twotowers.model.hooks import changing_z
 from twotowers.model.loading import load
 from twotowers.playground import EXAMPLE, head_logit_differences
 from twotowers.prompts.prompt import encode_all
+from twotowers.scenes import SCENES
 
 pytestmark = needs_browser
 
@@ -56,6 +57,7 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
     expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
         buttons = page.locator(".tinker-scenes button")
+        assert buttons.all_text_contents() == list(SCENES)  # those of the playground in notebooks
         for i, answer in enumerate(expected):
             buttons.nth(i).click()
             before = text(page, "told")
