@@ -21,7 +21,7 @@ weights = shipped_models().get(settings.model, Path(settings.model))
 WEIGHTS = [str(p) for p in ([weights] if weights.is_file() else weights.glob("*.*")) if p.suffix in (".json", ".safetensors", ".gguf")]
 CODE = [str(p) for room in ("prompts", "model", "measure") for p in LIB.glob(f"{room}/*.py")]
 REST = [str(p) for p in LIB.glob("*.py") if p.stem not in ("cli", "building")] + [str(p) for p in data_folder().glob("*.csv")]
-PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg")]
+PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
 
 NEEDS = Path("_build/needs.txt")  # torch takes seconds to import: asked for only where the list may have changed
 if not NEEDS.is_file() or NEEDS.stat().st_mtime < max(Path(p).stat().st_mtime for p in CODE):

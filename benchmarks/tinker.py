@@ -3,31 +3,28 @@
     python benchmarks/tinker.py [BOOK]      # BOOK: the built pages, by default _build/html
 
 Each keystroke sets a field and is answered at once: encode, run the model, compute what every head adds, draw, lay out. Shown
-are milliseconds over `KEYSTROKES` of them: what the page's thread computed for each (processor time, script and layout),
-then least and median of the time that passed, which grows with what else the machine does.
+are milliseconds, half and 95% of KEYSTROKES below them: what the page's thread computed (processor time, script and layout), and
+the time that passed, which grows with what else the machine does.
 """
 
 import shutil
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 from playwright.sync_api import sync_playwright
 
 KEYSTROKES = 40
 ROOT = Path(__file__).parents[1]
 FIELDS = ("query", "text of example 1")  # the last words change, or all after the first
-TYPE = """async ([field, n]) => {
-  const input = document.querySelector(`[aria-label="${field}"]`), taken = [];
-  for (let i = 0; i < n; i++) {
-    await new Promise(requestAnimationFrame);
-    input.value = ["one", "seven", "tiger", "xylophones", "a b"][i % 5];
-    const start = performance.now();
-    input.dispatchEvent(new Event("input"));
-    document.body.getBoundingClientRect();  // layout
-    taken.push(performance.now() - start);
-  }
-  return taken;
+TYPE = """async ([field, i]) => {
+  const input = document.querySelector(`[aria-label="${field}"]`);
+  await new Promise(requestAnimationFrame);
+  input.value = ["one", "seven", "tiger", "xylophones", "a b"][i % 5];
+  const start = performance.now();
+  input.dispatchEvent(new Event("input"));
+  document.body.getBoundingClientRect();  // layout
+  return performance.now() - start;
 }"""
 
 
@@ -39,11 +36,14 @@ def computed(session) -> float:
 
 def measure(page, session, what: str) -> None:
     for field in FIELDS:
-        page.evaluate(TYPE, [field, 10])  # until the browser has compiled it
-        before = computed(session)
-        taken = page.evaluate(TYPE, [field, KEYSTROKES])
-        spent = (computed(session) - before) / KEYSTROKES
-        print(f"{what}, {field}: {spent:.0f} ms computed; {min(taken):.0f}, {median(taken):.0f} ms passed", flush=True)
+        spent, passed = [], []
+        for i in range(10 + KEYSTROKES):  # ten until the browser has compiled it
+            before = computed(session)
+            passed.append(page.evaluate(TYPE, [field, i]))
+            spent.append(computed(session) - before)
+        shares = [quantiles(values[10:], n=20) for values in (spent, passed)]
+        (half, most), (half_passed, most_passed) = ((cut[9], cut[18]) for cut in shares)
+        print(f"{what}, {field}: {half:.0f}, {most:.0f} ms computed; {half_passed:.0f}, {most_passed:.0f} ms passed", flush=True)
 
 
 def main(book: str = str(ROOT / "_build/html")) -> None:
@@ -55,14 +55,14 @@ def main(book: str = str(ROOT / "_build/html")) -> None:
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto((Path(book).resolve() / "book/tinker.html").as_uri())
         page.wait_for_selector("#tinker.ready")
-        measure(page, session, "14 tokens")
+        measure(page, session, "4 rows")
         page.locator(".tinker-buttons").get_by_role("button", name="zero").click()
-        measure(page, session, "14 tokens, heads zeroed")
+        measure(page, session, "4 rows, heads zeroed")
         page.get_by_role("button", name="reset").click()
-        for _ in range(12):
+        for _ in range(16):
             page.get_by_role("button", name="add a row").click()
             page.locator(".tinker-prompt li:last-child input").first.fill("three")
-        measure(page, session, "50 tokens")
+        measure(page, session, "20 rows")
         browser.close()
 
 

@@ -18,6 +18,7 @@ from twotowers.model.hooks import changing_z
 from twotowers.model.loading import load
 from twotowers.playground import EXAMPLE, head_logit_differences
 from twotowers.prompts.prompt import encode_all
+from twotowers.scenes import SCENES
 
 pytestmark = needs_browser
 
@@ -32,7 +33,7 @@ def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address
         cells = page.locator(".tinker-map button").evaluate_all("all => all.map((cell) => cell.ariaLabel)")
         described = dict(re.findall(r"head (\S+): ([^;]+)", page.get_attribute(".tinker-arcs", "aria-label")))
         page.get_by_role("button", name="zero").click()  # all heads with arcs
-        assert " → ".join(shares) in text(page, "answer") and "3-1 zeroed, 3-2 zeroed" in text(page, "sentence")
+        assert " → ".join(shares) in text(page, "answer") and "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
     shown = dict(re.search(r"head (\S+?),.* (\S+) nats", label).groups() for label in cells)
     for (layer, head), value in np.ndenumerate(head_logit_differences(seen, model).numpy()):
         assert shown[f"{layer}-{head}"] == f"{value:.3f}"
@@ -56,6 +57,7 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
     expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
         buttons = page.locator(".tinker-scenes button")
+        assert buttons.all_text_contents() == list(SCENES)  # those of the playground in notebooks
         for i, answer in enumerate(expected):
             buttons.nth(i).click()
             before = text(page, "told")
@@ -170,6 +172,8 @@ def test_the_address_holds_the_state_and_refuses_another(address):
         {**state, "extra": 1},
         {**state, "heads": {"9-1": "zero"}},
         {**state, "factor": "1"},
+        {**state, "push": 9},
+        {**state, "measure": "rank"},
         {**state, "query": ""},
         [],
     ]
@@ -188,7 +192,7 @@ def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, 
         page.evaluate("document.querySelector('#tinker').scrollIntoView()")
         box = lambda part: page.locator(part).first.bounding_box()  # noqa: E731
         if width > 1000:
-            for part in (".tinker-map", ".tinker-answer", ".tinker-arcs"):
+            for part in (".tinker-map", ".tinker-answer", ".tinker-arcs", ".tinker-plane", "input[type=range]"):
                 assert box(part)["y"] + box(part)["height"] <= height
         else:
             page.get_by_role("button", name="leave all").scroll_into_view_if_needed()

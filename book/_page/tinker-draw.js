@@ -54,7 +54,7 @@
       `head ${name}: ${labels.map((label, i) => `${i + 1}. ${label} ${short(weights[i])}`).join(", ")}`);
     const picture = make("svg:svg", {
       viewBox: `0 0 ${width} ${height}`, height, preserveAspectRatio: "none", role: "img", class: "tinker-arcs",
-      "aria-label": `Attention of the query on the label of each demonstration. ${told.join("; ")}.`,
+      "aria-label": `Attention of the query on the label of each example. ${told.join("; ")}.`,
     });
     heads.forEach(({ name, weights, edited }, k) => weights.forEach((weight, i) => {
       const shift = 3 * (k - (heads.length - 1) / 2), to = (i + 0.5) * ROW + shift;  // heads run side by side

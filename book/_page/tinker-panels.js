@@ -58,7 +58,7 @@
           `${looks.map((weight, i) => `${i + 1}. ${rows[i][0]} ${short(weight)}`).join(", ")}.`,
       });
       const dots = sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
-      return part(title, picture, small("Keys: ", ...dots, ". Crosses: queries. Yours are large, and your rows numbered."));
+      return part(title, picture, small("Keys: ", ...dots, ". Crosses: queries. Yours are large."));
     }
 
     function doses({ prompt, pair, steerable, doses: values }) {

@@ -129,7 +129,7 @@
 
   // ---- the prompt ----
   function check(part, name, tokenizer) {
-    if (!part) refuse(`${name} is empty: write a word${name.startsWith("The text") ? ", or take the line away" : ""}.`);
+    if (!part) refuse(`${name} is empty: write a word${name.startsWith("The text") ? ", or take the row away" : ""}.`);
     if (/[\p{Cc}\p{Cs}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/u.test(part))
       refuse(`${name} holds a character that cannot be seen: write it again by hand.`);
     const special = tokenizer.special.find((token) => part.includes(token));
@@ -160,10 +160,10 @@
   function encode(state, model, tokenizer) {
     const rows = state.demonstrations.map((row) => row.map(plain));
     const query = plain(state.query), trueLabel = plain(state.true_label);
-    if (!rows.length) refuse("There is no demonstration: add one.");
+    if (!rows.length) refuse("There is no example: add a row.");
     rows.forEach(([words, label], i) => {
-      check(words, `The text of demonstration ${i + 1}`, tokenizer);
-      check(label, `The label of demonstration ${i + 1}`, tokenizer);
+      check(words, `The text of example ${i + 1}`, tokenizer);
+      check(label, `The label of example ${i + 1}`, tokenizer);
     });
     check(query, "The query", tokenizer);
     check(trueLabel, "The true label", tokenizer);

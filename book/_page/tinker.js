@@ -14,6 +14,7 @@
   const scenes = window.twotowers.scenes(writers);
   const towers = new window.twotowers.Towers(model, tokenizer, data.prompts, data.classes);
 
+  const DONE = { zero: () => "switched off", scale: (factor) => `scaled by ${factor}`, patch: () => "patched" };
   const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (MOST.push / 6));
   let state = EXAMPLE, lastChange = "", scene = null, guess = null, tally = [0, 0];
   let later = 0, current = null, prior = null;  // the answer that is shown, and the one before the last change
@@ -187,7 +188,7 @@
       return;
     }
     error.textContent = "";
-    const unknown = prompt.unknown.map(quoted).join(", ");
+    const unknown = prompt.unknown.map((word) => quoted(word.slice(0, 24))).join(", ");
     note.textContent = unknown && `The miniature has no token for ${unknown} and reads it letter by letter.`;
     show(results(prompt));
   }
@@ -197,7 +198,8 @@
     home.classList.toggle("asks", asks);
     for (const part of [answer, gutter, mapped, shown, sentence, aside, player.bar]) part.inert = asks;  // nothing jumps
     question.replaceChildren(...(scene && state.guess_first ? ask(found, asks) : []));
-    const did = Object.entries(state.heads).map(([name, action]) => `${name} ${done(action)}`);
+    const named = (action) => Object.keys(state.heads).filter((name) => state.heads[name] === action).join(", ");
+    const did = Object.keys(DONE).filter(named).map((action) => `${named(action)} ${DONE[action](state.factor)}`);
     if (moved) did.push("the query pushed");
     says.textContent = asks ? "?" : said(after).word;
     sentence.textContent = asks ? "" : `The model says ${saying(did.length ? before : after)}` +
@@ -239,7 +241,6 @@
       : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
   }
 
-  const done = (action) => ({ zero: "zeroed", scale: `scaled by ${state.factor}`, patch: "patched" })[action];
   function ask(found, asks) {
     const answer = (word) => {
       guess = word;

@@ -9,6 +9,7 @@ The page "Tinker with it" of the book does the same for one model, in the reader
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 import torch
+import vl_convert
 from jaxtyping import Float
 from torch import Tensor
 
@@ -138,7 +140,7 @@ def charts(effect: Effect) -> alt.VConcatChart:
     for table, title in ((effect.answer, "probability"), (effect.attention, "attention")):
         name = table.columns[0]
         chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().encode(
-            x=f"{title}:Q", y=alt.Y(f"{name}:N", sort=list(table[name])), yOffset=alt.YOffset("when:N", sort=list(pair)),
+            x=f"{title}:Q", y=alt.Y(f"{name}:N", sort=list(table[name]), title=None), yOffset=alt.YOffset("when:N", sort=list(pair)),
             color=alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values()))),
             tooltip=[name, "when", alt.Tooltip(title, format=".3f")],
         )  # fmt: skip
@@ -146,6 +148,13 @@ def charts(effect: Effect) -> alt.VConcatChart:
     heads = effect.heads.melt(["layer", "head"], list(pair), "model", "logit difference")
     maps = figures.head_maps(heads, "logit difference", title="logit difference (nats)")
     return alt.vconcat(alt.hconcat(*bars), maps)
+
+
+def picture(effect: Effect) -> str:
+    """The charts as an image of its own: Altair's output in a notebook would fetch scripts from another host."""
+    svg = vl_convert.vegalite_to_svg(charts(effect).properties(background="white").to_json())
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{html.escape(effect.sentence)}" src="data:image/svg+xml;base64,{data}">'
 
 
 class Playground(widgets.VBox):
@@ -158,19 +167,19 @@ class Playground(widgets.VBox):
         self._kept: dict = {}
         late = {"continuous_update": False}
         self.fields = {
-            "demonstrations": widgets.Textarea(rows=8, placeholder="text : label", **late),
+            "demonstrations": widgets.Textarea(rows=6, placeholder="text : label", **late),
             "query": widgets.Text(**late), "true label": widgets.Text(**late),
             "separator": widgets.Dropdown(options=list(SEPARATORS)),
             "heads": widgets.Text(placeholder="3-1, 2-5", **late),
             "push": widgets.FloatSlider(min=-3, max=3, step=0.25, **late),
         }  # fmt: skip
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
-        self.error, self.sentence, self.shown = widgets.HTML(), widgets.HTML(), widgets.Output()
+        self.error, self.sentence, self.shown = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.undo = widgets.Button(description="undo")
         self.undo.on_click(self._back)
         self._put(State(prompt))
         for label, field in self.fields.items():
-            field.description = label
+            field.description = "examples" if label == "demonstrations" else label
             field.observe(self._changed, "value")
         for scene, button in self.scenes.items():
             button.on_click(lambda _, scene=scene: self.refresh(scene))
@@ -204,8 +213,7 @@ class Playground(widgets.VBox):
             self.error.value = f"<span style='color:#c0392b' role='alert'>{html.escape(line)}</span>"
             return
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
-        self.shown.outputs = ()
-        self.shown.append_display_data(charts(self.effect))
+        self.shown.value = picture(self.effect)
 
     def _rows(self) -> list[tuple[str, str]]:
         cut = [line.rpartition(":") for line in self.fields["demonstrations"].value.splitlines() if line.strip()]
