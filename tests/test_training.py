@@ -59,6 +59,7 @@ def test_a_few_updates_lower_the_loss(trainer, few_sentences):
     assert losses[-1] < losses[0] - 2
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path):
     ShortWords(3, tmp_path / "whole", quiet=True).run(tmp_path / "whole out")
     record = json.loads((tmp_path / "whole out/training.json").read_text())
@@ -129,6 +130,7 @@ def test_a_shipped_model_is_whole_and_its_card_is_of_it(name):
         assert getattr(card, block)(*((model, record) if block == "facts" else (record,))) in text
 
 
+@pytest.mark.slow
 def test_numbers_of_the_cards_are_measured():
     model, tokenizer, _ = shipped("mini-gpt2")
     text = (MODELS / "mini-gpt2/README.md").read_text()

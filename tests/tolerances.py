@@ -1,15 +1,15 @@
-"""How far numbers may lie apart where the same thing is computed on another processor, with another number of threads, or in
-another way. Every tolerance of the tests stands here, with what it is derived from.
+"""How far numbers in float32 may lie apart between processors, numbers of threads and vector instructions.
 
 Evidence is compared in units of a row's own interval: what is far smaller than the spread between class pairs changes no
-conclusion. P-values of null effects and orders of near ties are not compared at all.
+conclusion. P-values of null effects and orders of near ties are not compared at all. Seen between AVX-512 with one thread
+and no vector instructions with two: at most 2e-5 in any effect. Identities in float64 have their own 1e-9 where they stand.
 """
 
 import numpy as np
 import pandas as pd
 
 LOGITS = 1e-4
-"""float32, added up in another order: logits and log-probabilities in nats"""
+"""nats, of logits and log-probabilities that are added up in another order; the least that any effect may differ"""
 INTERVAL = 0.001
 """effects and bounds of a row of evidence, as a share of the width of its 95% interval"""
 SETS = 0.005

@@ -4,6 +4,8 @@
     heads = chapter.measured("heads")                 # {model: xarray.Dataset}, the parameter's model and every recorded one
     chapter.compare("comparers-prefer", {m: looks(d) for m, d in heads.items()}, heads="comparers")
     chapter.figure("4.1", chart, "What to see. How it was made.")
+
+`chapter.close()` writes the rows of evidence.
 """
 
 from __future__ import annotations
