@@ -76,7 +76,8 @@ def explore(model: Model, state: State, top: int = 5, kept: dict | None = None) 
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
-    ablation, pushed = Ablation(frozenset(state.heads)), []
+    ablation = Ablation(frozenset(state.heads))
+    pushed: Sequence[Head] = ()
     with ExitStack() as changes:
         if state.dose:
             pushed, query = push(model, state.prompt, kept)
@@ -90,8 +91,7 @@ def explore(model: Model, state: State, top: int = 5, kept: dict | None = None) 
     p = [seen.logits[0].double().softmax(-1).cpu().numpy() for seen in (before, after)]
     tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:top].tolist()])
     differences = [head_logit_differences(seen, model).cpu().numpy() for seen in (before, after)]
-    layer, head = np.indices(differences[0].shape).reshape(2, -1)
-    heads = pd.DataFrame({"layer": layer, "head": head})
+    heads = pd.DataFrame(np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"])
     heads["before"], heads["after"] = map(np.ravel, differences)
     answer = pd.DataFrame([{"token": _shown(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
     shown = state.heads or pushed or strongest(heads)

@@ -97,6 +97,7 @@ def _direction(model: Model, pair: tuple[str, str], separator: str, labels: Sequ
     def read(seen: Capture) -> Float[Tensor, "layer head"]:
         at = seen.label_positions[:, None].expand(-1, model.n_heads, -1)
         true = torch.tensor([e.prompt.is_true for e in seen.prompts], device=at.device)[:, None]
+        assert seen.weights is not None
         looks = torch.stack([weights.gather(2, at) for weights in seen.weights])
         return torch.where(true, looks, -looks).sum((1, 3)).double().cpu()
 
