@@ -22,7 +22,7 @@ COLOURS = {
     "query alone": SKY, "keys alone": PINK, "both": GREEN, "below the cut": SKY, "from the cut": PINK,
     "true label": BLUE, "own label": BLUE, "other label": ORANGE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
-    "own class": VIOLET, "other class": LILAC, "same class": VIOLET, "kept": SAND, "taken out": BROWN,
+    "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "preference": SAND, "the rest": GREY,
