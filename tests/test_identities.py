@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import random_prompts, shared, tiny
 from reference import Reference
+from tolerances import LOGITS
 from twotowers.errors import TwoTowersError
 from twotowers.measure.heads import heads as measured_heads
 from twotowers.model import increase, loading, proof, unembed
@@ -115,14 +116,14 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(name,
             x = slow.resid_pre[layer]
             for norm, (attention, ffn, heads) in found.items():
                 expected = [slow.increase(x, slow.head(layer, h), word, norm) for h in range(model.n_heads)]
-                assert heads[i, layer].tolist() == pytest.approx(expected, abs=1e-4)
+                assert heads[i, layer].tolist() == pytest.approx(expected, abs=LOGITS)
                 expected = slow.increase(x, slow.attention[layer], word, norm)
-                assert attention[i, layer].item() == pytest.approx(expected, abs=1e-4)
+                assert attention[i, layer].item() == pytest.approx(expected, abs=LOGITS)
                 expected = slow.increase(x + slow.attention[layer], slow.ffn[layer], word, norm)
-                assert ffn[i, layer].item() == pytest.approx(expected, abs=1e-4)
+                assert ffn[i, layer].item() == pytest.approx(expected, abs=LOGITS)
             places = range(0, len(encoded[0].ids), 4)
             expected = [slow.increase(x, slow.position(layer, 1, p), word, "frozen") for p in places]
-            assert positions[i, layer, 1, ::4].tolist() == pytest.approx(expected, abs=1e-4)
+            assert positions[i, layer, 1, ::4].tolist() == pytest.approx(expected, abs=LOGITS)
 
 
 def test_prompts_split_for_memory_give_the_same(any_model, monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 import tiny_blocks
 import torch
 from conftest import tiny
+from tolerances import LOGITS
 from transformers import DynamicCache
 from twotowers.errors import TwoTowersError
 from twotowers.measure.steering import class_directions, random_directions, steering, towards_first_class
@@ -112,7 +113,7 @@ def test_the_answer_is_read_towards_the_label_of_the_first_class():
         label = next(d.label for d in e.prompt.demonstrations if d.cls == "a")
         said = dict(zip(e.label_ids, log_prob, strict=True))
         expected = 2 * said[label] - sum(said.values())
-        np.testing.assert_allclose(towards_first_class(measured)[0, 0, 0, i], expected, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(towards_first_class(measured)[0, 0, 0, i], expected, rtol=0, atol=LOGITS)
     for settings, remedy in (
         (dict(towers=("value",)), "choose among query"),
         (dict(sets={"x": [(7, 0)]}), "head 7-0"),

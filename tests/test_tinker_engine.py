@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tinker_page import PUSHED, browser, needs_browser, tinker
+from tolerances import LOGITS
 from twotowers.heads import Head
 from twotowers.measure.chain import Run
 from twotowers.measure.settings import Settings
@@ -61,7 +62,7 @@ def random_prompts(tokenizer, n: int) -> list[Prompt]:
 
 
 def close(ours, theirs) -> None:
-    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=LOGITS)
 
 
 def test_the_engine_equals_pytorch_on_100_prompts(address):
@@ -111,5 +112,5 @@ def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
             result = page.evaluate(STEER, [state, pair[::-1], "3-1", float(dose)])
             at = measured.sel(dose=dose)
             for found in result["found"]:
-                assert found == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=1e-4)
+                assert found == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
     close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))
