@@ -19,7 +19,7 @@ from twotowers.model.capture import capture
 from twotowers.playground import EXAMPLE, Playground, State, explore
 from twotowers.prompts.blocks import Form, draw_blocks
 from twotowers.prompts.prompt import encode, encode_all
-from twotowers.scenes import BLOCKS, SCENES, SWITCH_OFF, push, true_label
+from twotowers.scenes import SCENES, SWITCH_OFF, push, true_label
 
 ABLATED = (Head(0, 1), Head(1, 1))
 

@@ -9,9 +9,9 @@ import torch
 from tinker_page import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
 from twotowers.heads import Head
-from twotowers.measure.chain import Run
+from twotowers.measure.chain import LOCATING, Run
 from twotowers.measure.settings import Settings
-from twotowers.measure.steering import class_directions, steering
+from twotowers.measure.steering import BLOCKS, class_directions, steering
 from twotowers.model.capture import capture
 from twotowers.model.hooks import changing_z
 from twotowers.model.increase import increases_along
@@ -95,7 +95,7 @@ def test_the_engine_equals_pytorch_on_100_prompts(address):
 def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
     """The same prompts, directions and answers as `measure.steering` has, at every dose."""
     run = Run(Settings())
-    locating = run.locating(Form(2, "space"))
+    locating = run.encode(run.blocks(BLOCKS * len(run.pairs), LOCATING, Form(2, "space")))
     assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
     directions = class_directions(run.model, locating)
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import xarray as xr
 from twotowers import choose
+from twotowers.measure.chain import LOCATING
+from twotowers.measure.steering import BLOCKS
 from twotowers.paths import data_folder
-from twotowers.prompts.blocks import Form, class_words, draw_blocks, label_pairs
+from twotowers.prompts.blocks import Form, class_pairs, class_words, draw_blocks, label_pairs
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
 SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-scenes.js", "tinker-draw.js")
 SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
-LOCATING = "measurements/mini-gpt2/words/locating.nc"
+MEASURED = "measurements/mini-gpt2/words/locating.nc"
 MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
 
 
@@ -37,9 +39,10 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
 
 
 def prompts() -> dict[str, list[str]]:
-    """`located`: the miniature's locating blocks; `cloud`: one prompt each of ten other blocks of every class pair."""
+    """`located`: those of chapter 6's directions; `cloud`: one prompt each of ten other blocks of every class pair."""
     located, others = (
-        draw_blocks(n, Form(2, "space"), seed=[0, seed], labels=label_pairs(("nonsense",))) for n, seed in ((40, 1), (200, 3))
+        draw_blocks(n * len(class_pairs()), Form(2, "space"), seed=[0, seed], labels=label_pairs(("nonsense",)))
+        for n, seed in ((BLOCKS, LOCATING), (10, 3))
     )
     return {"located": [prompt.text for prompt in located], "cloud": [prompt.text for prompt in others[::4]]}
 
@@ -58,7 +61,7 @@ def write_data(stage: Path, target: Path) -> None:
     """`tinker-data.js`, where the built book keeps its scripts."""
     folder = data_folder() / "models" / MODEL
     if folder.exists():
-        (target / SCRIPTS[0]).write_text(script(folder, *heads(stage.parent / LOCATING)), "utf8")
+        (target / SCRIPTS[0]).write_text(script(folder, *heads(stage.parent / MEASURED)), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

@@ -18,7 +18,7 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.measure.conditions import true_first
-from twotowers.measure.steering import class_directions
+from twotowers.measure.steering import BLOCKS, class_directions
 from twotowers.model import query_key
 from twotowers.model.capture import Capture, read_all
 from twotowers.model.model import Model
@@ -26,8 +26,6 @@ from twotowers.prompts.blocks import Form, class_words, draw_blocks
 from twotowers.prompts.prompt import SEPARATORS, Prompt, encode, encode_all
 from twotowers.prompts.variants import exchanged_labels, one_fewer
 
-BLOCKS = 10
-"""of the two classes, from which heads and direction come; chapter 6 has two of every pair of classes"""
 SWITCH_OFF = "Switch off the heads that write"
 PUSH = "Push the query towards the other class"
 

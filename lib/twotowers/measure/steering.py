@@ -39,6 +39,8 @@ from twotowers.model.model import Model
 from twotowers.progress import progress
 from twotowers.prompts.prompt import Encoded, batches
 
+BLOCKS = 8
+"""of each class pair, from which its direction comes: from fewer it would be that of single words"""
 TOWERS = ("query", "keys", "both")
 DOSES = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 

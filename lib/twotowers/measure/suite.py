@@ -210,8 +210,7 @@ def _knockouts(run: Run) -> xr.Dataset:
 
 
 def _directions(run: Run) -> xr.Dataset:
-    """Class directions from eight blocks of every class pair: from fewer they would be those of single words."""
-    return steer.class_directions(run.model, run.encode(run.blocks(8 * len(class_pairs()), LOCATING)))
+    return steer.class_directions(run.model, run.encode(run.blocks(steer.BLOCKS * len(class_pairs()), LOCATING)))
 
 
 def _steering(run: Run) -> xr.Dataset:
