@@ -37,8 +37,8 @@ claimed = {row["chapter"] for row in csv.DictReader((data_folder() / "claims.csv
 
 def reads(name):
     """The files of a chapter's measurements: of the default model, unless it is recorded, and of all that are."""
-    for measurement in about[name].get("measurements", []):
-        file = f"{settings.suite}/{measurement}.nc"
+    suites = about[name].get("suites", [settings.suite])
+    for file in (f"{suite}/{measurement}.nc" for suite in suites for measurement in about[name].get("measurements", [])):
         recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{file}")}
         yield from recorded.values()
         yield from [] if MODEL in recorded else [f"{OUT}/{MODEL}/{file}"]

@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -218,3 +220,16 @@ def test_progress_in_a_file_is_a_line_a_minute_and_no_empty_line(capfd, monkeypa
             while not any(said.startswith(line) for said in lines):  # however slow the machine is
                 lines += capfd.readouterr().err.splitlines()
     assert all(lines)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_names_what_it_reads(path):
+    """Its metadata tell Snakemake: what is missing there would be measured by several chapters at once."""
+    notebook = json.loads(path.read_text("utf8"))
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    reads = set(re.findall(r'measured\("(\w+)"', code))
+    reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
+    reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, heads="', code) else set()
+    about = notebook["metadata"].get("twotowers", {})
+    assert set(about.get("measurements", [])) == reads
+    assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))

@@ -13,7 +13,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 from twotowers.measure.ablations import ablations
 from twotowers.measure.heads import heads as measure_heads
-from twotowers.measure.steering import class_directions, steering
+from twotowers.measure.steering import BLOCKS, class_directions, steering
 from twotowers.model.attention_edits import steered
 from twotowers.model.capture import capture
 from twotowers.playground import EXAMPLE, Playground, State, explore
