@@ -20,7 +20,7 @@
       const best = largest(shares.map(sum)), row = rows.length - 1;
       return { tags: shares[best].map(percent), text: `Every label reads the word before it. In head ${lower[best].join("-")}, ` +
         `${quoted(rows[row][1])} gives ${percent(shares[best][row])} of its attention to ${quoted(rows[row][0])}: so the ` +
-        "label now carries what kind of word stands there. That makes the first tower: a key for every example." };
+        "label now carries what kind of word it follows. That makes the first tower: a key for every example." };
     }
     if (step === "compare") {
       const looks = labelAt.map((_, i) => sum(heads.map(({ weights }) => weights[i])) / heads.length), row = largest(looks);

@@ -43,7 +43,7 @@ ROWS = (("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
 EXAMPLE = Prompt([Demonstration(*row) for row in ROWS], "one", "foo", ("foo", "bar"))
 """The paper's example (v1 section 3)"""
 SHOWN = 5  # heads whose attention is shown when none is picked
-DOSE = 2.5  # of the scene that pushes the query
+DOSE = 1.5  # of the scene that pushes the query
 
 
 @dataclass(frozen=True)
