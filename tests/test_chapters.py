@@ -9,8 +9,6 @@ from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from twotowers import evidence
-from twotowers.measure import suite
-from twotowers.prompts.blocks import class_pairs
 
 
 def random_weights(folder):
@@ -47,13 +45,11 @@ def repeats(folder):
 
 @pytest.fixture(scope="module", params=[random_weights, repeats], ids=["at random", "repeats the last label"])
 def handmade(request, tmp_path_factory):
-    """(model, folder of its measurements): measured once for all chapters, on few blocks."""
+    """(model, folder of its measurements): measured once for all chapters."""
     home = tmp_path_factory.mktemp("handmade")
     folder, weights = request.param(home / "model")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite, "FEWEST", len(class_pairs()))
-        yield str(folder), str(home / "measurements")
+    return str(folder), str(home / "measurements")
 
 
 @pytest.mark.slow
