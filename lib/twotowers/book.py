@@ -193,7 +193,7 @@ def ladder(rows: pd.DataFrame) -> HTML:
     """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter."""
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models = list(dict.fromkeys(rows["model"]))
-    lines = ["<tr><th>claim</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
+    lines = ["<tr><th>claim</th><th>of</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
     for (claim, statement, chapter), part in rows.groupby(["claim", "statement", "chapter"], sort=False):
         cells = []
         for model in models:
@@ -204,7 +204,8 @@ def ladder(rows: pd.DataFrame) -> HTML:
             verdict = "" if row is None else row["verdict"]
             cells.append(f'<td class="{verdict.replace(" ", "-")}" title="{html.escape(str(told))}">{html.escape(verdict)}</td>')
         link = f'<a href="{pages.get(str(chapter))}.html#claim-{html.escape(claim)}">{html.escape(statement)}</a>'
-        lines.append(f'<tr><th scope="row">{link}</th>{"".join(cells)}</tr>')
+        source = evidence.claims()[claim].source if claim in evidence.claims() else ""
+        lines.append(f'<tr><th scope="row">{link}</th><td>{html.escape(source)}</td>{"".join(cells)}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
 
@@ -224,14 +225,15 @@ def findings() -> pd.DataFrame:
 
 
 def answer(rows: pd.DataFrame) -> str:
-    """The sentences of the opening page as a list, each with its chapter.
+    """The sentences of the opening page, each with its chapter: the first by itself, the others as a list.
 
     A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
     """
     verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), findings(), []
-    for (text, chapter), part in table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False):
+    for i, ((text, chapter), part) in enumerate(table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False)):
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
-            lines.append(f"1. {text} ([chapter {_number(chapter)}]({chapter}))")
+            where = f"([chapter {_number(chapter)}]({chapter}))"
+            lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
     return "\n".join(lines)
 
 
