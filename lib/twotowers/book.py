@@ -193,7 +193,7 @@ def ladder(rows: pd.DataFrame) -> HTML:
     """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter."""
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models = list(dict.fromkeys(rows["model"]))
-    lines = ["<tr><th>claim</th><th>of</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
+    lines = ["<tr><th>claim</th><th>source</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
     for (claim, statement, chapter), part in rows.groupby(["claim", "statement", "chapter"], sort=False):
         cells = []
         for model in models:
