@@ -111,7 +111,14 @@ def _answers(run: Run) -> xr.Dataset:
     return answers(run.model, run.judging(2.5))
 
 
+def _check_one_can_go(run: Run) -> None:
+    """Raises NotTestable where the form has one demonstration of each class, so that none can be removed."""
+    if run.form.k < 2:
+        raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
+
+
 def _conditions(run: Run) -> xr.Dataset:
+    _check_one_can_go(run)
     return conditions(run.model, _few(run), CONDITIONS, run.encode)
 
 
@@ -229,6 +236,7 @@ def _steering_random(run: Run) -> xr.Dataset:
 
 def _mitigations(run: Run) -> xr.Dataset:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
+    _check_one_can_go(run)
     sets = _present({"located": run.sets["located"]}) | _controls(run, "located", run.sets["located"])
     names = [name for name in CONDITIONS if name != "plain"]
     parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in _few(run)]), sets) for name in names]
