@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
@@ -25,7 +26,7 @@ COLOURS = {
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
-    "match": VIOLET, "order": BROWN, "preference": SAND, "the rest": GREY,
+    "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 
@@ -150,3 +151,28 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, 
         tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
     )  # fmt: skip
     return facets(marks, table, columns=columns, height=height).resolve_scale(x="independent", y="independent")
+
+
+def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
+    """One point a head, a panel a model; columns name and set as `choose.head_table` gives them. Comparers and writers are named."""
+    placed = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
+    colours = colour("set", ["comparers", "writers", "other heads"])
+    tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
+    base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
+    chart = base.mark_circle(opacity=0.75, size=45).encode(y=alt.Y(f"{y}:Q", title=y_title))
+    for side, dx in (("left", 6), ("right", -6)):  # of the text, which stands on the other side of its point
+        text = base.transform_filter(alt.datum.align == side).mark_text(align=side, dx=dx, fontSize=10)
+        chart += text.encode(y="text y:Q", text="name")
+    return facets(chart, placed, height=height).resolve_scale(x="independent", y="independent")
+
+
+def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
+    """Where the names of one model's comparers and writers stand: beside their points, below a name that is in the way."""
+    gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
+    out, places = table.assign(align=None, **{"text y": table[y]}), []
+    for i, row in table[table["set"] != "other heads"].sort_values(y, ascending=False).iterrows():
+        left = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
+        at = min([row[y], *(above - gap for start, above in places if abs(start - left) < wide)])
+        places.append((left, at))
+        out.loc[i, ["align", "text y"]] = "left" if left == row[x] else "right", at
+    return out
