@@ -169,7 +169,8 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
 def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
     """Where the names of one model's comparers and writers stand: beside their points, below a name that is in the way."""
     gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
-    out, places = table.assign(align=None, **{"text y": table[y]}), []
+    out = table.assign(align=None, **{"text y": table[y]})
+    places: list[tuple[float, float]] = []
     for i, row in table[table["set"] != "other heads"].sort_values(y, ascending=False).iterrows():
         left = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
         at = min([row[y], *(above - gap for start, above in places if abs(start - left) < wide)])
