@@ -30,7 +30,7 @@ from twotowers.measure.single_ablations import single_ablations
 from twotowers.measure.top_tokens import top_tokens
 from twotowers.measure.towers import towers
 from twotowers.prompts.blocks import Form, class_pairs, draw_blocks, texts_of_one_length
-from twotowers.prompts.prompt import Prompt
+from twotowers.prompts.prompt import Encoded, Prompt
 from twotowers.prompts.variants import factorial, patterns, shuffled_labels
 
 GRID = tuple(Form(k, separator) for k in (1, 2, 4, 8) for separator in ("space", "line break"))
@@ -234,6 +234,29 @@ def _steering_random(run: Run) -> xr.Dataset:
     return steer.steering(run.model, run.encode(_few(run)), _directions(run), chosen, (-1.0, 1.0), ("query", "keys"), DRAWS)
 
 
+def _steering_labels(run: Run) -> xr.Dataset:
+    """Comparers along directions from blocks of one half of the label pairs: the same half, and the other.
+
+    Each direction comes from as many blocks as that of `_directions`. Raises NotTestable where a half has no direction.
+    """
+    first = {frozenset(pair.split("/")) for pair in run.labels[::2]}
+    located: tuple[list[Encoded], list[Encoded]] = ([], [])
+    few: tuple[list[Encoded], list[Encoded]] = ([], [])
+    for e in run.encode(run.blocks(2 * steer.BLOCKS * len(class_pairs()), LOCATING)):
+        located[frozenset(e.prompt.labels) in first].append(e)
+    for e in run.encode(_few(run)):
+        few[frozenset(e.prompt.labels) in first].append(e)
+    if not all(located) or not all(few):
+        raise NotTestable("its labels are one pair: give at least two")
+    directions = [steer.class_directions(run.model, half) for half in located]
+    parts = []
+    for which, swap in (("same", 0), ("other", 1)):
+        sets = {f"comparers, {which} labels": _both(run)["comparers"]}
+        halves = [(few[i], directions[i ^ swap]) for i in range(2)]
+        parts.append(joined([steer.steering(run.model, e, d, sets, (-1.0, 1.0), ("query", "keys"), random=0) for e, d in halves]))
+    return xr.concat(parts, "heads")
+
+
 def _mitigations(run: Run) -> xr.Dataset:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     _check_one_can_go(run)
@@ -263,6 +286,7 @@ MEASUREMENTS |= {
     "top_tokens": Measurement(_top_tokens, ("locating",), version=2),
     "steering": Measurement(_steering, ("locating",)),
     "steering_random": Measurement(_steering_random, ("locating",)),
+    "steering_labels": Measurement(_steering_labels, ("locating",)),
     "interchanges": Measurement(_interchanges, ("locating",)),
     "path_patching": Measurement(_path_patching, ("locating",), version=2),
     "singles": Measurement(_singles, ("forms",)),
