@@ -177,7 +177,7 @@ def sentence(claim: evidence.Claim, table: pd.DataFrame) -> str:
             text += f", {row['effect']:{fmt}} [{row['effect_low']:{fmt}}, {row['effect_high']:{fmt}}]"
             if row["draws"]:
                 reach = round(row["share"] * row["draws"])
-                text += f"; other heads {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random sets reach as much"
+                text += f"; control {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random draws reach as much"
             text += f" (n = {row['n']} {html.escape(row['clusters'])})" if len(sizes) > 1 else ""
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     size = f" <small>({sizes[0]})</small>" if len(sizes) == 1 else ""
@@ -200,7 +200,7 @@ def ladder(rows: pd.DataFrame) -> HTML:
             row = next(iter(part[part["model"] == model].to_dict("records")), None)
             told = "" if row is None else row["note"] if row["verdict"] == evidence.NOT_TESTABLE else (
                 f"{row['effect']:+.3f} [{row['effect_low']:+.3f}, {row['effect_high']:+.3f}] {row['unit']}"
-                + (f"; other heads {row['control']:+.3f}" if row["draws"] else ""))  # fmt: skip
+                + (f"; control {row['control']:+.3f}" if row["draws"] else ""))  # fmt: skip
             verdict = "" if row is None else row["verdict"]
             cells.append(f'<td class="{verdict.replace(" ", "-")}" title="{html.escape(str(told))}">{html.escape(verdict)}</td>')
         link = f'<a href="{pages.get(str(chapter))}.html#claim-{html.escape(claim)}">{html.escape(statement)}</a>'
