@@ -1,15 +1,15 @@
-"""Designs of the suite: the factorial one, where no influence is correlated with another, and steering across labels."""
+"""The suite: the factorial design, steering across labels, and what more judging blocks leave as it is."""
 
 import numpy as np
 import pytest
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
 from twotowers.measure import steering
-from twotowers.measure.chain import Run
+from twotowers.measure.chain import JUDGING, MEASUREMENTS, Run
 from twotowers.measure.observations import observations
 from twotowers.measure.settings import Settings
 from twotowers.measure.suite import FEWEST, ORDERS, _steering_labels, spread_orders
-from twotowers.prompts.blocks import Form, draw_blocks
+from twotowers.prompts.blocks import Form, class_pairs, draw_blocks
 from twotowers.prompts.variants import factorial
 
 
@@ -26,13 +26,18 @@ def test_the_design_is_balanced(k):
 
 
 LABELS = ("foo/bar", "baz/qux", "plugh/thud")
+SEEDS = [(0, 20), (4, 19)]  # and class pairs left: with the second seed, one half asks but one class of a pair
 
 
-def test_directions_of_one_half_of_the_labels_steer_the_other(monkeypatch):
+@pytest.mark.parametrize("seed, pairs", SEEDS)
+def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monkeypatch):
     """Every prompt is steered twice: along directions from label pairs with its own among them, and from all the others."""
 
     def labels(encoded):
         return {"/".join(e.prompt.labels) for e in encoded}
+
+    def datasets(encoded):
+        return {e.prompt.dataset for e in encoded}
 
     def steered(model, encoded, directions, sets, *args, **kwargs):
         same = {"comparers, same labels": True, "comparers, other labels": False}[next(iter(sets))]
@@ -41,12 +46,37 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(monkeypatch):
         zeros = np.zeros((1, len(encoded)), np.float32)
         return observations(encoded, {"says": (("heads", "prompt"), zeros, "")}, heads=list(sets))
 
-    monkeypatch.setattr(steering, "class_directions", lambda model, encoded: labels(encoded))
+    def directions(model, encoded):
+        assert all(len({e.prompt.cls for e in encoded if e.prompt.dataset == pair}) == 2 for pair in datasets(encoded))
+        return labels(encoded)
+
+    monkeypatch.setattr(steering, "class_directions", directions)
     monkeypatch.setattr(steering, "steering", steered)
-    run = Run(Settings(k=1, separator="space", labels=LABELS))
+    run = Run(Settings(k=1, separator="space", labels=LABELS, seed=seed))
     run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
     measured = _steering_labels(run)
-    assert measured.sizes == {"heads": 2, "prompt": 4 * FEWEST}
+    assert len(set(measured.pair.values)) == pairs
+    assert measured.sizes == {"heads": 2, "prompt": 4 * FEWEST // len(class_pairs()) * pairs}
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
         _steering_labels(alone)
+
+
+@pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels
+def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatch, tmp_path):
+    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them."""
+
+    def blocks(run, n, seed, form=None, drawn=Run.blocks):
+        assert seed != JUDGING
+        return drawn(run, n, seed, form)
+
+    monkeypatch.setattr(Run, "blocks", blocks)
+    few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", out=str(tmp_path))) for n in (20, 200))
+    same = [name for name in MEASUREMENTS if few.identity(name) == many.identity(name)]
+    assert same == ["forms", "locating", "norms", "singles", "rankings"]
+    for name in same:
+        few.measured(name)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
+    for name in same:
+        many.measured(name)
+    assert made == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}

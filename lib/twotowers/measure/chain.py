@@ -53,6 +53,8 @@ class Measurement(NamedTuple):
     make: Callable[[Run], xr.Dataset]
     needs: tuple[str, ...] = ()
     version: int = 1
+    judges: bool = True
+    """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
 
 
 MEASUREMENTS: dict[str, Measurement] = {}
@@ -114,7 +116,10 @@ class Run:
     def identity(self, name: str) -> str:
         """What decides a measurement's numbers: model, settings, and the versions of its code and of all it needs."""
         versions = {part: MEASUREMENTS[part].version for part in _all_needs(name)}
-        return json.dumps({"model": self.fingerprint, **self.settings.deciding(), "versions": versions}, sort_keys=True)
+        deciding = self.settings.deciding()
+        if not MEASUREMENTS[name].judges:
+            del deciding["blocks"]
+        return json.dumps({"model": self.fingerprint, **deciding, "versions": versions}, sort_keys=True)
 
     def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
         model = self.model

@@ -30,11 +30,11 @@ from twotowers.measure.single_ablations import single_ablations
 from twotowers.measure.top_tokens import top_tokens
 from twotowers.measure.towers import towers
 from twotowers.prompts.blocks import Form, class_pairs, draw_blocks, texts_of_one_length
-from twotowers.prompts.prompt import Encoded, Prompt
+from twotowers.prompts.prompt import SEPARATORS, Encoded, Prompt
 from twotowers.prompts.variants import factorial, patterns, shuffled_labels
 
-GRID = tuple(Form(k, separator) for k in (1, 2, 4, 8) for separator in ("space", "line break"))
-"""Forms tried; the paper's is two demonstrations of each class, separated by a space"""
+KS = (1, 2, 4, 8)
+"""Demonstrations of each class that are tried, with every separator; the paper's form is two demonstrations of each class, separated by a space"""
 FEWEST = 2 * len(class_pairs())
 """Blocks: two of every class pair"""
 DRAWS = 20
@@ -71,15 +71,15 @@ def _present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
 
 
 def _forms(run: Run) -> xr.Dataset:
-    """Answers on the locating blocks in every form of the grid that the model can read."""
+    """Answers on the locating blocks in every form of the grid that the model can read; what is given is not varied."""
+    k, separator = run.settings.k, run.settings.separator
+    grid = [Form(n, between) for n in ((k,) if k else KS) for between in ((separator,) if separator else SEPARATORS)]
     parts, forms = [], []
-    for form in GRID:
-        if (run.settings.k or form.k) != form.k or (run.settings.separator or form.separator) != form.separator:
-            continue
+    for form in grid:
         try:
             encoded = run.locating(form)
         except TwoTowersError:
-            if form.k == min(f.k for f in GRID):
+            if form.k == grid[0].k:
                 raise  # not even the shortest prompt can be read: the message says why
             continue
         parts.append(answers(run.model, encoded))
@@ -235,25 +235,29 @@ def _steering_random(run: Run) -> xr.Dataset:
 
 
 def _steering_labels(run: Run) -> xr.Dataset:
-    """Comparers along directions from blocks of one half of the label pairs: the same half, and the other.
+    """Comparers along directions from blocks of one half of the label pairs: prompts of the same half, and of the other.
 
-    Each direction comes from as many blocks as that of `_directions`. Raises NotTestable where a half has no direction.
+    Each direction comes from as many blocks as one of `_directions`, on average. Class pairs of which a half asks only one
+    class are left out. Raises NotTestable where none is left.
     """
     first = {frozenset(pair.split("/")) for pair in run.labels[::2]}
-    located: tuple[list[Encoded], list[Encoded]] = ([], [])
-    few: tuple[list[Encoded], list[Encoded]] = ([], [])
-    for e in run.encode(run.blocks(2 * steer.BLOCKS * len(class_pairs()), LOCATING)):
-        located[frozenset(e.prompt.labels) in first].append(e)
-    for e in run.encode(_few(run)):
-        few[frozenset(e.prompt.labels) in first].append(e)
-    if not all(located) or not all(few):
-        raise NotTestable("its labels are one pair: give at least two")
+
+    def halves(prompts: Sequence[Prompt]) -> list[list[Encoded]]:
+        encoded = run.encode(prompts)
+        return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
+
+    located, few = halves(run.blocks(2 * steer.BLOCKS * len(class_pairs()), LOCATING)), halves(_few(run))
+    asked = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in located]
+    kept = {pair for pair in run.pairs if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
+    located, few = ([[e for e in half if e.prompt.dataset in kept] for half in of] for of in (located, few))
+    if not all(few):
+        raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
     directions = [steer.class_directions(run.model, half) for half in located]
     parts = []
     for which, swap in (("same", 0), ("other", 1)):
         sets = {f"comparers, {which} labels": _both(run)["comparers"]}
-        halves = [(few[i], directions[i ^ swap]) for i in range(2)]
-        parts.append(joined([steer.steering(run.model, e, d, sets, (-1.0, 1.0), ("query", "keys"), random=0) for e, d in halves]))
+        pairs = [(few[i], directions[i ^ swap]) for i in range(2)]
+        parts.append(joined([steer.steering(run.model, e, d, sets, (-1.0, 1.0), ("query", "keys"), random=0) for e, d in pairs]))
     return xr.concat(parts, "heads")
 
 
@@ -274,12 +278,12 @@ def _rankings(run: Run) -> xr.Dataset:
 
 
 MEASUREMENTS |= {
-    "forms": Measurement(_forms),
-    "locating": Measurement(_locating, ("forms",)),
+    "forms": Measurement(_forms, judges=False),
+    "locating": Measurement(_locating, ("forms",), judges=False),
     "heads": Measurement(_heads, ("forms",)),
     "answers": Measurement(_answers, ("forms",)),
     "factorial": Measurement(_factorial, ("forms",)),
-    "norms": Measurement(_norms, ("forms",)),
+    "norms": Measurement(_norms, ("forms",), judges=False),
     "conditions": Measurement(_conditions, ("forms",)),
     "towers": Measurement(_towers, ("locating",)),
     "label_reads": Measurement(_label_reads, ("locating",)),
@@ -289,11 +293,11 @@ MEASUREMENTS |= {
     "steering_labels": Measurement(_steering_labels, ("locating",)),
     "interchanges": Measurement(_interchanges, ("locating",)),
     "path_patching": Measurement(_path_patching, ("locating",), version=2),
-    "singles": Measurement(_singles, ("forms",)),
+    "singles": Measurement(_singles, ("forms",), judges=False),
     "ablations": Measurement(_ablations, ("locating", "singles")),
     "ablations_last": Measurement(_ablations_last, ("locating", "singles")),
     "knockouts": Measurement(_knockouts, ("locating",)),
     "mitigations": Measurement(_mitigations, ("locating",)),
-    "rankings": Measurement(_rankings, ("locating",)),
+    "rankings": Measurement(_rankings, ("locating",), judges=False),
 }
 

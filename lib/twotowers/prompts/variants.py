@@ -19,7 +19,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from twotowers.errors import TwoTowersError
+from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.prompts.prompt import Prompt
 
 CONTENT_FREE = ("N/A", "[MASK]", "...")
@@ -103,7 +103,7 @@ def shuffled_labels(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
     """Every prompt with labels that say nothing about classes: each class has each label equally often, at random.
 
     Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
-    sixth prompt and reverses it in another. Raises TwoTowersError for a class with an odd number of demonstrations.
+    sixth prompt and reverses it in another. Raises NotTestable for a class with an odd number of demonstrations.
     """
     rng, out = np.random.default_rng([seed, 24]), []
     for prompt in prompts:
@@ -111,7 +111,7 @@ def shuffled_labels(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
         for cls in dict.fromkeys(d.cls for d in shown):
             places = [i for i, d in enumerate(shown) if d.cls == cls]
             if len(places) % 2:
-                raise TwoTowersError(f"{len(places)} demonstrations of a class cannot share two labels: use an even k")
+                raise NotTestable(f"{len(places)} demonstrations of a class cannot share two labels: use an even k")
             for turn, place in enumerate(rng.permutation(places)):
                 shown[place] = replace(shown[place], label=prompt.labels[turn % 2])
         out.append(replace(prompt, demonstrations=tuple(shown)))
