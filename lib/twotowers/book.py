@@ -177,7 +177,7 @@ def sentence(claim: evidence.Claim, table: pd.DataFrame) -> str:
             text += f", {row['effect']:{fmt}} [{row['effect_low']:{fmt}}, {row['effect_high']:{fmt}}]"
             if row["draws"]:
                 reach = round(row["share"] * row["draws"])
-                text += f"; control {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random draws reach as much"
+                text += f"; control {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random draws reach it"
             text += f" (n = {row['n']} {html.escape(row['clusters'])})" if len(sizes) > 1 else ""
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     size = f" <small>({sizes[0]})</small>" if len(sizes) == 1 else ""
@@ -210,7 +210,7 @@ def ladder(rows: pd.DataFrame) -> HTML:
 
 
 def _number(stem: str) -> str:
-    """The chapter of a file name, as claims name it: "06-interventions" is chapter 6, "b-what-decides" chapter B."""
+    """The chapter of a file name, as claims name it: "07-two-towers" is chapter 7, "b-what-decides" chapter B."""
     return stem.partition("-")[0].lstrip("0").upper()
 
 

@@ -34,7 +34,7 @@ from twotowers.prompts.prompt import SEPARATORS, Encoded, Prompt
 from twotowers.prompts.variants import factorial, patterns, shuffled_labels
 
 KS = (1, 2, 4, 8)
-"""Demonstrations of each class that are tried, with every separator; the paper's form is two demonstrations of each class, separated by a space"""
+"""Demonstrations of each class that are tried, with every separator; the paper's form is two, separated by a space"""
 FEWEST = 2 * len(class_pairs())
 """Blocks: two of every class pair"""
 DRAWS = 20
