@@ -1,11 +1,11 @@
 """What the book's measurements cost: time over a plain batched forward pass of the same prompts, in one process.
 
-    python benchmarks/run.py                          # every work, 16 and 128 tokens, 8 and 1,000 prompts: hours
-    python benchmarks/run.py --works heads --tokens 16 --prompts 8              # only prints
+    python benchmarks/run.py                                          # CASES: a quarter of an hour
+    python benchmarks/run.py --works heads --tokens 16 --prompts 8    # only prints
 
 GPT-2 small's shape with random weights, prompts of random tokens, one thread. The plain pass and the work are timed in turn,
 and the ratio is taken pair by pair. TransformerLens and nnsight take part when they are installed (make peers). Each way's
-numbers are first compared with the plain way's. A whole run writes benchmarks/results/table.csv and the table in README.md.
+numbers are first compared with the plain way's. A whole run writes the table in README.md.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -36,6 +36,8 @@ from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- written by benchmarks/run.py: begin -->", "<!-- end -->"
+CASES = [("heads", 8, 16), ("heads", 8, 128), ("heads", 1000, 16), ("ablate all", 8, 16), ("ablate last", 8, 16)]
+"""What a whole run measures: work, prompts, tokens"""
 PLAIN_TOKENS = 1024  # of a batch of the plain forward pass: larger ones are slower on a CPU, and would flatter the rest
 Work = Callable[[], np.ndarray]  # anew each time: increases or falls of log p(true label), (prompt, layer, head), nats
 
@@ -237,10 +239,10 @@ def timed(plain: Callable, work: Work, repeats: int) -> list[float]:
     return ratios
 
 
-def measure(config: GPT2Config, works: list[str], prompts: list[int], lengths: list[int], repeats: int) -> pd.DataFrame:
-    """A row for each work, way, number of prompts and length. Raises SystemExit where the numbers of two ways differ."""
+def measure(config: GPT2Config, cases: Iterable[tuple[str, int, int]], repeats: int) -> pd.DataFrame:
+    """A row for each case and way. Raises SystemExit where the numbers of two ways differ."""
     model, rows = build(config), []
-    for name, n, tokens in product(works, prompts, lengths):
+    for name, n, tokens in cases:
         shown, ways = WORKS[name]
         few, encoded = draw(config, 2, min(16, tokens)), draw(config, n, tokens)
         expected = ways[0][0](model, few)()
@@ -265,7 +267,7 @@ def markdown(table: pd.DataFrame, where: str) -> str:
     lines = [titles, ["---"] * len(titles)]
     for (work, prompts, by), rows in table.groupby(keys, sort=False):
         of = rows.set_index("tokens")
-        cells = (f"{of[column][t]:.3g}×" for t in lengths for column in ("ratio", "counted"))
+        cells = (f"{of[column][t]:.3g}×" if t in of.index else "" for t in lengths for column in ("ratio", "counted"))
         lines.append([work, f"{prompts:,}", by, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{where}.\n"
 
@@ -279,17 +281,17 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
-    parser.add_argument("--prompts", nargs="+", type=int, default=[8, 1000])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[16, 128])
+    parser.add_argument("--works", nargs="+", choices=WORKS)
+    parser.add_argument("--prompts", nargs="+", type=int, default=[8])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[16])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = measure(GPT2Config(), args.works, args.prompts, args.tokens, args.repeats)
+    cases = product(args.works, args.prompts, args.tokens) if args.works else CASES
+    table = measure(GPT2Config(), cases, args.repeats)
     block = markdown(table, machine())
     print(block)
     if len(sys.argv) == 1:  # with options, a part would replace the whole
-        (ROOT / "benchmarks/results/table.csv").write_text(table.round(3).to_csv(index=False))
         before, rest = (ROOT / "README.md").read_text().split(BEGIN)
         (ROOT / "README.md").write_text(f"{before}{BEGIN}\n\n{block}\n{END}{rest.split(END, 1)[1]}")
 

@@ -165,7 +165,7 @@ class Chapter:
 def sentence(claim: evidence.Claim, table: pd.DataFrame) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model."""
     whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    fmt = ".0%" if whole else {"share": "+.1%", "AUC": ".2f", "MRR": ".2f"}.get(claim.unit, "+.2f")
+    fmt = "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f", "MRR": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
     judged = table[table["verdict"] != evidence.NOT_TESTABLE]
     sizes = ("n = " + judged["n"].astype(str) + " " + judged["clusters"].map(html.escape)).unique()
     items = ""

@@ -86,7 +86,7 @@ class Interval:
     n: int
 
     def __format__(self, spec: str) -> str:
-        spec = spec or "+.2f"
+        spec = (spec or "+.2f").replace(".", "z.")  # no -0.00
         if np.isnan(self.low):
             return f"{self.estimate:{spec}} [no interval, n = {self.n}]"
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"

@@ -20,7 +20,8 @@ CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the pag
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
     "random direction": OLIVE, "siblings of comparers": SKY, "none": "#555555",
-    "query alone": SKY, "keys alone": PINK, "both": GREEN, "below the cut": SKY, "from the cut": PINK,
+    "query alone": SKY, "keys alone": PINK, "both": GREEN,
+    "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
     "true label": BLUE, "own label": BLUE, "other label": ORANGE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
