@@ -57,8 +57,10 @@ def test_without_positions_the_query_meets_the_unturned_keys(any_model, seen):
         normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
         turned = seen.queries[layer] * seen.scaling[layer]
         query = query_key.rotated(any_model, layer, turned, torch.tensor([10]), back=True)
-        both = query_key.unrotated(any_model, layer, query_key.queries(any_model, layer, normed[:, -1]))
-        torch.testing.assert_close(query, query_key.unrotated(any_model, layer, both))  # LongRoPE lengthens both ways
+        start, both = torch.tensor(0), query_key.queries(any_model, layer, normed[:, -1])
+        for _ in range(2):  # LongRoPE lengthens both ways
+            both = query_key.rotated(any_model, layer, both, start)
+        torch.testing.assert_close(query, both)
         keys = query_key.keys(any_model, layer, normed)
         for head in range(any_model.n_heads):
             u, c = query_key.query_in_input_space(any_model, layer, head, query[:, head], None, normed)

@@ -108,13 +108,13 @@ def _as(fmt: str) -> alt.Axis:
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, columns: int = 3,
-    fmt: str = ".2f", row: str | None = None,
+    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
+    row: str | None = None,
 ) -> alt.FacetChart:  # fmt: skip
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model."""
     names, sort = _ordered(table[group]), _ordered(table[x])
-    columns = table["model"].nunique() if row else columns
-    room = WIDTH // min(columns, table["model"].nunique()) - 65
+    models = table["model"].nunique()
+    room = WIDTH // (models if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
@@ -123,11 +123,11 @@ def bars(
     )  # fmt: skip
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error, table, columns=columns, row=row).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error, table, row=row).resolve_scale(x="independent", xOffset="independent")
 
 
 def curves(
-    table: pd.DataFrame, x: str, y: str, *, group: str, x_title: str, y_title: str, columns: int = 3, fmt: str = "+.2f",
+    table: pd.DataFrame, x: str, y: str, *, group: str, x_title: str, y_title: str, fmt: str = "+.2f",
     height: int = 180, x_values: Sequence[float] | None = None, row: str | None = None,
 ) -> alt.FacetChart:  # fmt: skip
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
@@ -138,10 +138,10 @@ def curves(
     tip = ["model", group, x, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))]
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
     line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
-    return facets(band + line, table, columns=columns, height=height, row=row)
+    return facets(band + line, table, height=height, row=row)
 
 
-def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, height: int = 260) -> alt.FacetChart:
+def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260) -> alt.FacetChart:
     """Layer x head, deepest layer on top, a panel a model; blue above zero and orange below, each model on its own scale."""
     table = table.assign(scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1))
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
@@ -151,7 +151,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, columns: int = 3, 
                         scale=alt.Scale(domain=[-1, 0, 1], range=[ORANGE, CLEAR, BLUE])),
         tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
     )  # fmt: skip
-    return facets(marks, table, columns=columns, height=height).resolve_scale(x="independent", y="independent")
+    return facets(marks, table, height=height).resolve_scale(x="independent", y="independent")
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:

@@ -88,11 +88,6 @@ def rotated(
     return torch.cat((turned, rest.expand(*turned.shape[:-1], -1)), -1)
 
 
-def unrotated(model: Model, layer: int, v: Float[Tensor, "*rows d_head"]) -> Float[Tensor, "*rows d_head"]:
-    """Queries or keys as if they all stood at position 0: not turned, but lengthened where the rotation lengthens."""
-    return rotated(model, layer, v, torch.zeros((), dtype=torch.long, device=v.device))
-
-
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """The model's own, in its dtype, for the numbers of a head that it turns."""
     if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours

@@ -1,4 +1,4 @@
-"""Variants of a prompt: one demonstration fewer, other orders, fewer demonstrations, shuffled labels, other queries.
+"""Variants of a prompt: one demonstration fewer, other orders, shuffled labels, other queries.
 
     blocks = draw_blocks(50, Form(2, "space"), seed=1)
     fewer = [one_fewer(p) for p in blocks]                # v1 section 5.1
@@ -61,20 +61,6 @@ def patterns(prompt: Prompt) -> list[str]:
 def every_order(prompt: Prompt) -> list[Prompt]:
     """The prompt in each of its `patterns`."""
     return [in_order(prompt, pattern) for pattern in patterns(prompt)]
-
-
-def with_k(prompt: Prompt, k: int) -> Prompt:
-    """The prompt with only the first k demonstrations of each label, in their order.
-
-    Raises TwoTowersError when a label has fewer.
-    """
-    keep = []
-    for label in prompt.labels:
-        places = [i for i, d in enumerate(prompt.demonstrations) if d.label == label]
-        if not 1 <= k <= len(places):
-            raise TwoTowersError(f"k={k}: the prompt shows '{label}' {len(places)} times, draw with a larger k")
-        keep += places[:k]
-    return _arranged(prompt, sorted(keep))
 
 
 def with_query(prompt: Prompt, query: str, cls: str = "") -> Prompt:
