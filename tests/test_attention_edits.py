@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import random_prompts, tiny
 from twotowers.errors import TwoTowersError
-from twotowers.model import attention_edits
-from twotowers.model.attention_edits import EXCHANGES, blocked, exchanged, head_output, last_position, steered
-from twotowers.model.attention_hooks import reading_attention
-from twotowers.model.capture import capture
+from twotowers.model.attention_edits import EXCHANGES, blocked, exchange, steer
+from twotowers.model.attention_hooks import last_scores, reading_attention
+from twotowers.model.capture import answer, capture
 from twotowers.model.hooks import block_outputs, changing_z, restarted
+from twotowers.model.last_position import LastPosition, edited, head_output
 
 HEADS = ((0, 1), (1, 0), (1, 1))
 
@@ -19,14 +19,8 @@ def positions(encoded):
     return torch.tensor([e.label_positions for e in encoded])
 
 
-def parts_of(model, encoded):
-    with attention_edits.reading_parts(model, range(model.n_layers), positions(encoded)) as found:
-        capture(model, encoded)
-    return found
-
-
 def under_exchange(model, base, source, what, heads=HEADS, record=()):
-    with exchanged(model, heads, what, parts_of(model, source), positions(base)):
+    with edited(model, exchange(heads, what, LastPosition(model, source).plain, positions(base))):
         return capture(model, base, record)
 
 
@@ -82,13 +76,19 @@ def by_hand(model, base, source, what):
         return capture(model, [base]).logits[0]
 
 
-def test_the_last_position_alone_says_what_a_whole_run_says_exchanged_or_not(any_model):
+@pytest.mark.parametrize("max_rows", [4, 1024])  # few: edits of several layers in several goes
+def test_rows_of_the_last_position_say_what_whole_runs_say(any_model, max_rows):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
-    run, parts = last_position(any_model, base), parts_of(any_model, source)
-    for heads, what in ((HEADS, "all"), (HEADS[1:], "keys")):
-        with exchanged(any_model, heads, what, parts, positions(base)):
-            torch.testing.assert_close(run(min(heads)[0]), capture(any_model, base).logits, rtol=0, atol=1e-11)
-    torch.testing.assert_close(run(), capture(any_model, base).logits, rtol=0, atol=1e-11)
+    last, theirs = LastPosition(any_model, base), LastPosition(any_model, source).plain
+    edits = [exchange(heads, what, theirs, positions(base)) for heads in (HEADS[1:], HEADS, [(1, 1)], []) for what in EXCHANGES]
+    expected = []
+    for edit in edits:
+        with edited(any_model, edit):
+            expected.append(answer(any_model, base))
+    for found, whole in ((last.answers(edits, max_rows), expected), ([x[None] for x in last.answer()], [answer(any_model, base)])):
+        assert torch.equal(found[0], torch.stack([top for top, _ in whole]))
+        torch.testing.assert_close(found[1], torch.stack([log_prob for _, log_prob in whole]), rtol=0, atol=1e-11)
+    torch.testing.assert_close(last.seen.logits, capture(any_model, base).logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("what", EXCHANGES)
@@ -124,9 +124,9 @@ def test_the_output_of_a_head_by_hand():
     query = torch.tensor([[[[1.0, 0.0]]]])
     key = torch.tensor([[[[0.0, 9.0], [math.log(2), 9.0], [math.log(5), 9.0]]]])
     value = torch.tensor([[[[8.0, 0.0], [0.0, 8.0], [16.0, 0.0]]]])
-    torch.testing.assert_close(head_output(query, key, value, None, 1.0), torch.tensor([[[11.0, 2.0]]]))
+    torch.testing.assert_close(head_output(last_scores(query, key, None, 1.0), value), torch.tensor([[[11.0, 2.0]]]))
     mask = torch.tensor([[[[True, True, False]]]])  # weights 1/3, 2/3
-    torch.testing.assert_close(head_output(query, key, value, mask, 1.0), torch.tensor([[[8 / 3, 16 / 3]]]))
+    torch.testing.assert_close(head_output(last_scores(query, key, mask, 1.0), value), torch.tensor([[[8 / 3, 16 / 3]]]))
 
 
 def test_in_one_layer_labels_that_differ_say_all_by_keys_and_values_and_nothing_by_the_query(float64):
@@ -146,14 +146,14 @@ def test_in_one_layer_labels_that_differ_say_all_by_keys_and_values_and_nothing_
 
 def test_steering_by_the_difference_of_two_prompts_is_exchanging_them(any_model):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
-    ours, theirs = parts_of(any_model, base), parts_of(any_model, source)
-    scaling = capture(any_model, base, {"queries"}).scaling
-    layer, heads = 1, [(1, 1)]  # in one layer: steering adds to what the layers below have changed
-    query = {layer: (theirs[layer].query - ours[layer].query) * scaling[layer]}
-    keys = {layer: theirs[layer].keys - ours[layer].keys}
-    for what, added in (("query", (query, None)), ("keys", (None, keys))):
-        expected = under_exchange(any_model, base, source, what, heads).logits
-        with steered(any_model, heads, *added, positions(base)):
+    at, layer, head = positions(base), 1, 1  # in one layer: steering adds to what the layers below have changed
+    ours, theirs = (LastPosition(any_model, side).plain[layer] for side in (base, source))
+    query = {layer: (theirs.query - ours.query)[:, :, 0] * ours.scaling}
+    index = at[:, None, :, None].expand(-1, any_model.n_key_value_heads, -1, any_model.d_head)
+    keys = {layer: (theirs.key - ours.key).gather(2, index) / 2}
+    for what, edit in (("query", steer([(layer, head)], query, None, at)), ("keys", steer([(layer, head)], None, keys, at, 2.0))):
+        expected = under_exchange(any_model, base, source, what, [(layer, head)]).logits
+        with edited(any_model, edit):
             torch.testing.assert_close(capture(any_model, base).logits, expected, rtol=0, atol=1e-10)
 
 
@@ -173,7 +173,7 @@ def weights_of(model, layer, encoded, closed=None):
 
     def reader(query, key, value, mask, scaling, softcap):
         rows = [
-            attention_edits.last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap)
+            last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap)
             for i in range(query.shape[2])
         ]
         seen.extend(torch.nn.functional.pad(row.softmax(-1), (0, query.shape[2] - row.shape[-1])) for row in rows)
@@ -217,20 +217,14 @@ def test_blocking_changes_the_positions_that_may_not_look_and_no_earlier_ones(an
 
 def test_what_would_be_silently_wrong_is_refused():
     model, encoded = tiny("llama"), random_prompts(2, lengths=(11,))
-    source, at = parts_of(model, encoded), positions(encoded)
-    with (
-        pytest.raises(TwoTowersError, match="choose one of query, keys, values, all"),
-        exchanged(model, HEADS, "towers", source, at),
-    ):
-        pass
-    with (
-        pytest.raises(TwoTowersError, match="not read in layer 1"),
-        exchanged(model, [(1, 0)], "all", {0: source[0]}, at),
-    ):
-        pass
+    edit = exchange(HEADS, "all", LastPosition(model, encoded).plain, positions(encoded))
+    with pytest.raises(TwoTowersError, match="choose one of query, keys, values, all"):
+        exchange(HEADS, "towers", {}, positions(encoded))
     model.hf.set_attn_implementation("sdpa")
-    with pytest.raises(TwoTowersError, match="load it with"), exchanged(model, HEADS, "all", source, at):
+    with pytest.raises(TwoTowersError, match="load it with"), edited(model, edit):
         capture(model, encoded)
+    with pytest.raises(TwoTowersError, match="load it with"):
+        LastPosition(model, encoded)
     for closed, layers, told in ((torch.eye(11), [0], "attending to itself"), (torch.zeros(11, 11), [3], "layer 3")):
         with pytest.raises(TwoTowersError, match=told), blocked(model, layers, closed[None].bool()):
             pass

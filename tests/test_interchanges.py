@@ -9,8 +9,9 @@ import torch
 from conftest import tiny
 from twotowers.errors import TwoTowersError
 from twotowers.measure.interchanges import Pair, interchanges, pairs_of
-from twotowers.model.attention_edits import exchanged, reading_parts
-from twotowers.model.capture import answer, capture
+from twotowers.model.attention_edits import exchange
+from twotowers.model.capture import answer
+from twotowers.model.last_position import LastPosition, edited
 from twotowers.prompts.blocks import texts_of_one_length
 
 KINDS = ("gpt2", "gptj", "llama")
@@ -67,11 +68,10 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(float64, kind):
     for i, (kind_of_pair, base, source) in enumerate(pairs):
         assert measured["pair_kind"].values[i] == kind_of_pair and measured["query"].values[i] == base.prompt.query
         at = torch.tensor([base.label_positions])
-        with reading_parts(model, range(model.n_layers), at) as source_parts:
-            capture(model, [source])
+        given = LastPosition(model, [source]).plain
         for name, heads in sets.items():
             for what in measured["what"].values:
-                with exchanged(model, heads, what, source_parts, at):
+                with edited(model, exchange(heads, what, given, at)):
                     expected = difference(answer(model, [base])[1], base)
                 np.testing.assert_allclose(held[""].sel(what=what, heads=name)[i], expected, rtol=0, atol=1e-9)
         np.testing.assert_allclose(held["base_"][i], difference(answer(model, [base])[1], base), rtol=0, atol=1e-9)

@@ -14,8 +14,9 @@ from twotowers.heads import Head
 from twotowers.measure.ablations import ablations
 from twotowers.measure.heads import heads as measure_heads
 from twotowers.measure.steering import BLOCKS, class_directions, steering
-from twotowers.model.attention_edits import steered
+from twotowers.model.attention_edits import steer
 from twotowers.model.capture import capture
+from twotowers.model.last_position import edited
 from twotowers.playground import EXAMPLE, Playground, State, explore
 from twotowers.prompts.blocks import Form, draw_blocks
 from twotowers.prompts.prompt import encode, encode_all
@@ -105,7 +106,7 @@ def test_a_push_is_the_steering_of_chapter_6(model):
     for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
         assert np.log(table[label]) == pytest.approx(float(measured[name]), abs=1e-6)
     added = {layer: 1.5 * x for layer, x in query.items()}
-    with steered(model, heads, added, None, torch.tensor([encoded.label_positions])):
+    with edited(model, steer(heads, added, None, torch.tensor([encoded.label_positions]))):
         seen = capture(model, [encoded], {"queries", "keys"})
     scores = [seen.keys[layer, 0, model.value_head(h)] @ (seen.queries[layer, 0, h] * seen.scaling[layer] + added[layer][0, h])
               for layer, h in heads]  # fmt: skip

@@ -8,8 +8,8 @@ from twotowers.measure import steering
 from twotowers.measure.chain import JUDGING, MEASUREMENTS, Run
 from twotowers.measure.observations import observations
 from twotowers.measure.settings import Settings
-from twotowers.measure.suite import FEWEST, ORDERS, _steering_labels, spread_orders
-from twotowers.prompts.blocks import Form, class_pairs, draw_blocks
+from twotowers.measure.suite import ORDERS, _steering_labels, spread_orders
+from twotowers.prompts.blocks import Form, draw_blocks
 from twotowers.prompts.variants import factorial
 
 
@@ -56,7 +56,7 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
     run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
     measured = _steering_labels(run)
     assert len(set(measured.pair.values)) == pairs
-    assert measured.sizes == {"heads": 2, "prompt": 4 * FEWEST // len(class_pairs()) * pairs}
+    assert measured.sizes == {"heads": 2, "prompt": 4 * 2 * pairs}
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
         _steering_labels(alone)

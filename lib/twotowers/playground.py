@@ -32,9 +32,10 @@ from twotowers.heads import Head, check_inside, named
 from twotowers.measure.heads import logit_difference_rows
 from twotowers.model import loading
 from twotowers.model.ablated_runs import Ablation
-from twotowers.model.attention_edits import steered
+from twotowers.model.attention_edits import steer
 from twotowers.model.capture import Capture, capture
 from twotowers.model.hooks import changing_z
+from twotowers.model.last_position import edited
 from twotowers.model.model import Model
 from twotowers.prompts.prompt import SEPARATORS, Demonstration, Encoded, Prompt, encode
 from twotowers.scenes import PUSH, SCENES, SWITCH_OFF, push, true_label
@@ -82,7 +83,7 @@ def explore(model: Model, state: State, top: int = 5, kept: dict | None = None) 
         if state.dose:
             pushed, query = push(model, state.prompt, kept)
             at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
-            changes.enter_context(steered(model, pushed, query, None, at))
+            changes.enter_context(edited(model, steer(pushed, query, None, at)))
         changes.enter_context(changing_z(model, {layer: partial(ablation.apply, layer) for layer, _ in state.heads}))
         after = capture(model, [encoded], {"weights", "keys"})
     for layer, head in pushed:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it

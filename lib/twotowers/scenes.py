@@ -2,7 +2,7 @@
 
     SCENES["Swap the labels"](prompt)                 # another prompt
     heads, query = push(model, prompt)                # layer -> what a dose of 1 adds to the last position's queries
-    with steered(model, heads, query, None, at): ...
+    with edited(model, steer(heads, query, None, at)): ...
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model.ablated_runs import Ablation, at_all, at_last
-from twotowers.model.capture import answer, label_log_probs
+from twotowers.model.capture import answer
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
-from twotowers.model.proof import finished
 from twotowers.progress import progress
 from twotowers.prompts.prompt import Encoded, batches
 
@@ -33,7 +32,6 @@ POSITIONS = ("all", "last")
 """Where heads are ablated: at all positions, or at the last one only"""
 NONE = "none"
 """The set of no heads: the plain run"""
-LOGIT_ROWS = 128  # rows of logits at a time
 
 Means = Mapping[str, Float[Tensor, "layer head d_head"]]
 """Of POSITIONS -> what replaces a head's input to W_O when it is ablated there"""
@@ -94,21 +92,14 @@ def ablated_answers(
 ) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
-    if positions == "all":
-        ablated, batch_tokens = at_all, max_tokens // 4  # few prompts at a time, so that many runs of them fit
-    else:
-        ablated, batch_tokens = at_last, min(max_tokens, len(encoded[0].ids) * max_tokens // max(1, len(runs)))
+    # Of whole prompts few at a time, so that many runs of them fit.
+    ablated, batch_tokens = (at_all, max(1, max_tokens // 4)) if positions == "all" else (at_last, max_tokens)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        for which, final in ablated(model, batch, runs, max_tokens):
-            rows = final.flatten(0, 1).split(LOGIT_ROWS)
-            prompts = torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)
-            parts = [label_log_probs(finished(model, x), [batch[i] for i in of]) for x, of in zip(rows, prompts, strict=True)]
-            top, log_prob = (torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True))
-            for i, row in enumerate([1 + i for i in which] or [0]):
-                out.put((row,), index, top[i], log_prob[i])
+        for row, (top, log_prob) in enumerate(zip(*ablated(model, batch, runs, max_tokens), strict=True)):
+            out.put((row,), index, top, log_prob)
 
-    for index, _ in in_memory(run, batches(encoded, max(1, batch_tokens))):
+    for index, _ in in_memory(run, batches(encoded, batch_tokens)):
         bar.update(len(index))
     return out
 

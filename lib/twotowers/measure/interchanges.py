@@ -27,8 +27,9 @@ import xarray as xr
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside
 from twotowers.measure.observations import Answers, observations
-from twotowers.model.attention_edits import EXCHANGES, exchanged, last_position, reading_parts
-from twotowers.model.capture import capture, label_log_probs
+from twotowers.model.attention_edits import EXCHANGES, exchange
+from twotowers.model.capture import label_log_probs
+from twotowers.model.last_position import LastPosition
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -127,20 +128,17 @@ def interchanges(
     for _, base, source in pairs:
         if (base.label_positions, base.last, base.label_ids) != (source.label_positions, source.last, source.label_ids):
             raise TwoTowersError("a pair's prompts need the same labels at the same positions: make them with pairs_of")
-    layers = sorted({layer for heads in sets.values() for layer, _ in heads})
     of_base, of_source, answers = Answers(bases), Answers(bases), Answers(bases, len(what), len(sets))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        sources = [pairs[i].source for i in index]
+        base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
+        of_base.put((), index, *base.answer())
+        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # the true label is the base's
         at = torch.tensor([e.label_positions for e in batch])
-        with reading_parts(model, layers, at) as parts:
-            of_source.put((), index, *label_log_probs(capture(model, sources).logits, batch))
-        again = last_position(model, batch)
-        of_base.put((), index, *label_log_probs(again(), batch))
-        for s, heads in enumerate(sets.values()):
-            for w, part in enumerate(what):
-                with exchanged(model, heads, part, parts, at):
-                    answers.put((w, s), index, *label_log_probs(again(min(heads)[0]), batch))
+        edits = {(w, s): exchange(heads, part, source.plain, at)
+                 for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
+        for entry, top, log_prob in zip(edits, *base.answers(list(edits.values())), strict=True):
+            answers.put(entry, index, top, log_prob)
 
     with progress("interchanges", len(pairs)) as bar:
         for index, _ in in_memory(run, batches(bases, max_tokens)):

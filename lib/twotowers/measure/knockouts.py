@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from twotowers.model import query_key
 from twotowers.model.attention_edits import blocked
 from twotowers.model.capture import label_log_probs
 from twotowers.model.hooks import block_outputs, restarted
+from twotowers.model.last_position import Edit, Given, LastPosition, head_output
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -106,7 +108,8 @@ def knockouts(
     is the full block, the positive control, and "below" there blocks nothing. `cuts`: `default_cuts`. With `heads`, also
     `d_prime` (edges, side, cut, head, prompt): how far their keys at label positions tell the class of the text (see
     `class_in_keys`), which needs whole blocks and several of each class pair. Cost for each of the edges: two whole
-    runs, and for each cut two of the layers from it on. Raises TwoTowersError for cuts and heads outside the model.
+    runs, and for each cut two of the layers from it on, or of the last position alone where no other is cut off. Raises
+    TwoTowersError for cuts and heads outside the model.
     """
     cuts = sorted({0, *(default_cuts(model.n_layers) if cuts is None else cuts)})
     check_inside(heads, model.n_layers, model.n_heads, model.name)
@@ -136,14 +139,25 @@ def _of_edges(
     """Label keys of the heads under every knockout of one kind of edges; the answers go into `answers` at `e`."""
     places = len(encoded[0].label_positions) if heads else 0
     keys = np.empty((len(SIDES), len(cuts), len(heads), len(encoded), places, model.d_head), dtype=np.float32)
+    layers = {layer for layer, _ in heads}
+
+    def keep(at: tuple | EllipsisType, index: list[int], passed: _Passed) -> None:
+        for h, (layer, head) in enumerate(heads):
+            keys[at][..., h, index, :, :] = passed.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         def put(side: int, c: int, passed: _Passed) -> None:
             answers.put((e, side, c), index, *label_log_probs(passed.logits, batch))
-            for h, (layer, head) in enumerate(heads):
-                keys[side, c, h, index] = passed.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
+            keep((side, c), index, passed)
 
-        layers, closed = {layer for layer, _ in heads}, closed_edges(batch, maker)
+        closed = closed_edges(batch, maker)
+        if not closed[:, :-1].any():  # only the last position is cut off: the others, and their keys, are the plain run's
+            keep(..., index, _passed(model, batch, (), layers))
+            sides = [(range(cut), range(cut, model.n_layers)) for cut in cuts]
+            edits = {(e, side, c): _last_blocked(model, sides[c][side], closed[:, -1]) for side, c in np.ndindex(2, len(cuts))}
+            for at, *answer in zip(edits, *LastPosition(model, batch).answers(list(edits.values())), strict=True):
+                answers.put(at, index, *answer)
+            return
         plain = _passed(model, batch, cuts, layers)
         shut = _passed(model, batch, cuts, layers, closed, range(model.n_layers))
         for c, cut in enumerate(cuts):
@@ -154,6 +168,17 @@ def _of_edges(
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))
     return keys
+
+
+def _last_blocked(model: Model, layers: Iterable[int], closed: Bool[Tensor, "batch position"]) -> Edit:
+    """No attention from the last position to what is closed, in all heads of some layers: as `blocked`."""
+
+    def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+        query, key, value = given.of(heads)
+        scores = given.scores(query, key)
+        return head_output(scores.masked_fill(closed[:, None].to(scores.device), float("-inf")), value)
+
+    return Edit([(layer, head) for layer in layers for head in range(model.n_heads)], output)
 
 
 def _passed(

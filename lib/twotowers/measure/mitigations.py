@@ -9,7 +9,7 @@ Remedies, each in every named set of heads:
   times `a = a_c a_v`, is added to the last residual vector before the final norm. `a_v` is the count of the more
   frequent label divided by that of the other. A prompt with equal counts is left as it is;
 - "recency shortcut": each head's output at the last position becomes `share[0]` times itself plus `share[1]` times the
-  same values under attention whose scores lack the position's influence (`position_free_scores`). Later layers run on
+  same values under attention whose scores lack the position's influence (`without_position`). Later layers run on
   from there. The source says "a shortcut beside the original"; half and half is our reading, (1, 1) and (0, 1) others.
 
 The biases are differences of answers between prompts: balanced and one demonstration fewer (majority), orders of the
@@ -18,8 +18,7 @@ demonstrations (recency). So contextual calibration and averages over orders nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -31,20 +30,21 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
-from twotowers.model.attention_edits import last_position
-from twotowers.model.attention_hooks import last_scores, reading_attention
-from twotowers.model.capture import Capture, captures, label_log_probs
-from twotowers.model.hooks import changing_z
+from twotowers.model.attention_hooks import scores
+from twotowers.model.capture import Capture, label_log_probs
+from twotowers.model.last_position import Edit, Given, LastPosition
+from twotowers.model.memory import in_memory
 from twotowers.model.model import Model, norm_eps
 from twotowers.model.proof import finished
 from twotowers.progress import progress
-from twotowers.prompts.prompt import Encoded, Prompt
+from twotowers.prompts.prompt import Encoded, Prompt, batches
 
 REMEDIES = ("none", "majority shortcut", "recency shortcut")
 A_C = 0.03
 SHARE = (0.5, 0.5)
 
 
+@torch.inference_mode()
 def mitigations(
     model: Model,
     encoded: Sequence[Encoded],
@@ -57,7 +57,7 @@ def mitigations(
 
     `attention` (remedy, heads, prompt, place): mean over the heads of a set of their weights on label positions; under
     the recency shortcut the mixture of both kinds of weights, which adds up to 1 over positions. Left out where prompts
-    have different numbers of demonstrations. Cost: two forward passes, and one of the last position for each set. Memory:
+    have different numbers of demonstrations. Cost: a forward pass, and one of the last position for each set. Memory:
     the streams of all layers and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head
     outside the model.
     """
@@ -69,24 +69,23 @@ def mitigations(
     places = {len(e.label_positions) for e in encoded}
     attention = np.full((len(REMEDIES), len(sets), len(encoded), max(places)), np.nan)
 
-    @torch.inference_mode()
-    def read(seen: Capture) -> int:
-        plain, run = label_log_probs(seen.logits, seen.prompts), last_position(model, seen.prompts)
-        for i, heads in enumerate(sets.values()):
-            answers.put((0, i), seen.index, *plain)
-            logits = finished(model, seen.resid_final + a_c * minority_shortcut(seen, model, heads))
-            answers.put((1, i), seen.index, *label_log_probs(logits, seen.prompts))
-            with position_free(model, heads, seen, share) as mixed:
-                answers.put((2, i), seen.index, *label_log_probs(run(), seen.prompts))
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        last = LastPosition(model, batch, {"weights", "values", "streams"})
+        mixed: list[dict] = [{} for _ in sets]
+        shortcuts = [recency_shortcut(model, *each, last.seen, share) for each in zip(sets.values(), mixed, strict=True)]
+        for i, (heads, *recency) in enumerate(zip(sets.values(), *last.answers(shortcuts), strict=True)):
+            answers.put((0, i), index, *last.answer())
+            logits = finished(model, last.seen.resid_final + a_c * minority_shortcut(last.seen, model, heads))
+            answers.put((1, i), index, *label_log_probs(logits, batch))
+            answers.put((2, i), index, *recency)
             if len(places) == 1:
-                own = {(layer, head): seen.weights[layer][:, head] for layer, head in heads}
-                attention[:2, i, seen.index] = _mean_weights(seen, own)
-                attention[2, i, seen.index] = _mean_weights(seen, mixed)
-        return len(seen.index)
+                own = {(layer, head): last.seen.weights[layer][:, head] for layer, head in heads}
+                attention[:2, i, index] = _mean_weights(last.seen, own)
+                attention[2, i, index] = _mean_weights(last.seen, mixed[i])
 
     with progress("mitigations", len(encoded)) as bar:
-        for n in captures(model, encoded, {"weights", "values", "streams"}, max_tokens, read=read):
-            bar.update(n)
+        for index, _ in in_memory(run, batches(encoded, max_tokens)):
+            bar.update(len(index))
     variables = answers.variables("remedy", "heads")
     if len(places) == 1:
         variables["attention"] = (("remedy", "heads", "prompt", "place"), attention, "share")
@@ -125,18 +124,18 @@ def minority_shortcut(seen: Capture, model: Model, heads: Sequence[Head]) -> Flo
     return total
 
 
-def position_free_scores(
+def without_position(
     model: Model,
     layer: int,
     x: Float[Tensor, "batch position d_model"],
     position_part: Float[Tensor, "batch position d_model"] | None = None,
-) -> Float[Tensor, "batch head position"]:
-    """Scores of the last position (nats) without the position's influence, masked as the model masks.
+) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]]:
+    """Queries and keys without the position's influence, from the layer's input x; their products are in nats.
 
-    x is the layer's input. Rotary models: the query-key product as if all tokens stood at one place. Learned positions:
-    `position_part`, the position embedding, is taken out of the inputs of W_Q and W_K; the norm between is linear once
-    its scale is frozen at x, so they get `norm(x) - gamma * centre(position_part) / s(x)`. What earlier layers made of
-    the position stays in x, in every architecture.
+    Rotary models: as if all tokens stood at one place. Learned positions: `position_part`, the position embedding, is
+    taken out of the inputs of W_Q and W_K; the norm between is linear once its scale is frozen at x, so they get
+    `norm(x) - gamma * centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in every
+    architecture.
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:
@@ -145,60 +144,37 @@ def position_free_scores(
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = (wide.var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
         inputs = inputs - (model.norm_gain(norm) * centred / scale).to(inputs.dtype)
-    scores = query_key.last_scores(model, layer, inputs, torch.zeros(x.shape[1], dtype=torch.long, device=x.device))
-    window = model.window(layer)
-    if window is not None:
-        scores[..., : max(0, x.shape[1] - window)] = float("-inf")
-    return scores
+    place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+    query, key = query_key.queries(model, layer, inputs).transpose(1, 2), query_key.keys(model, layer, inputs).transpose(1, 2)
+    return query_key.rotated(model, layer, query, place), query_key.rotated(model, layer, key, place)
 
 
-@contextmanager
-def position_free(
-    model: Model, heads: Sequence[Head], seen: Capture, share: tuple[float, float] = SHARE
-) -> Iterator[dict[tuple[int, int], Float[Tensor, "batch position"]]]:
-    """The model with the recency shortcut in some heads, at the last position; restored afterwards, also on errors.
+def recency_shortcut(
+    model: Model,
+    heads: Sequence[Head],
+    mixed: dict[tuple[int, int], Float[Tensor, "batch position"]],
+    seen: Capture,
+    share: tuple[float, float] = SHARE,
+) -> Edit:
+    """The recency shortcut in some heads. `seen` holds the "streams" of the prompts whose last position is edited.
 
-    The run inside is of the prompts of `seen`, whole or their last position (`last_position`); `seen` holds "streams",
-    whose other positions are those of the run too, since only the last one changes. Yields (layer, head) -> the weights
-    that act in the run that came last, a mixture of the head's own and the position-free ones.
+    (layer, head) -> the weights that act, a mixture of the head's own and the position-free ones, is put into `mixed`.
     """
-    by_layer = {layer: sorted({h for at, h in heads if at == layer}) for layer, _ in heads}
-    inputs: dict[int, Tensor] = {}
-    own: dict[int, Tensor] = {}
-    mixed: dict[tuple[int, int], Tensor] = {}
     part = None
     if model.architecture.positions == "learned":
         words = model.hf.get_input_embeddings()(model.token_ids(seen.prompts))
         part = seen.stream_inputs[0] - words.to(seen.stream_inputs)
 
-    def keep_input(layer: int) -> Callable:
-        def hook(_, args, kwargs):
-            inputs[layer] = (args[0] if args else kwargs["hidden_states"])[:, -1:]
+    def output(layer: int, chosen: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+        x = torch.cat([seen.stream_inputs[layer][:, :-1].to(given.x), given.x[:, None]], 1)
+        free_query, free_key = without_position(model, layer, x, part)
+        free = scores(free_query[:, :, -1:], free_key, 1.0, given.softcap)[:, chosen, 0]
+        window = model.window(layer)
+        if window is not None:
+            free[..., : max(0, x.shape[1] - window)] = float("-inf")
+        query, key, value = given.of(chosen)
+        weights = share[1] * free.softmax(-1) + share[0] * given.scores(query, key).softmax(-1)
+        mixed.update({(layer, head): weights[:, i] / sum(share) for i, head in enumerate(chosen)})
+        return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
 
-        return hook
-
-    def keep_weights(layer: int) -> Callable:
-        def read(query, key, value, mask, scaling, softcap):
-            own[layer] = last_scores(query, key, mask, scaling, softcap).softmax(-1)
-
-        return read
-
-    def change(layer: int) -> Callable:
-        def mix(z: Float[Tensor, "batch position head d_head"]) -> None:
-            x = torch.cat([seen.stream_inputs[layer][:, :-1].to(z), inputs[layer]], 1)
-            free = position_free_scores(model, layer, x, part).softmax(-1)
-            values = query_key.values(model, layer, query_key.normed(model, layer, x))
-            for head in by_layer[layer]:
-                shortcut = torch.einsum("bp,bpk->bk", free[:, head].to(values), values[:, :, model.value_head(head)])
-                z[:, -1, head] = share[0] * z[:, -1, head] + share[1] * shortcut.to(z)
-                mixed[layer, head] = (share[0] * own[layer][:, head] + share[1] * free[:, head]) / sum(share)
-
-        return mix
-
-    with ExitStack() as stack:
-        for layer in by_layer:
-            handle = model.blocks[layer].register_forward_pre_hook(keep_input(layer), with_kwargs=True)
-            stack.callback(handle.remove)
-            stack.enter_context(reading_attention(model, layer, keep_weights(layer)))
-        stack.enter_context(changing_z(model, {layer: change(layer) for layer in by_layer}))
-        yield mixed
+    return Edit(heads, output)

@@ -19,10 +19,7 @@ place of their own, and all that comes after the receivers responds. Receivers i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,16 +27,13 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from twotowers.heads import Head, check_inside
+from twotowers.heads import Head, Heads, check_inside
 from twotowers.measure.ablations import NONE
 from twotowers.measure.heads import check_labels_left
 from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
 from twotowers.model.ablated_runs import Ablation
-from twotowers.model.attention_edits import last_position
-from twotowers.model.attention_hooks import last_scores, reading_attention
-from twotowers.model.capture import Capture, capture, label_log_probs
-from twotowers.model.hooks import changing_z
+from twotowers.model.last_position import Edit, Given, LastPosition, head_output
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -48,7 +42,7 @@ from twotowers.prompts.prompt import Encoded, batches
 PATHS = ("total", "direct")
 SENDERS_ABLATED = "senders ablated"
 
-Queries = dict[int, Float[Tensor, "batch head d_head"]]
+Queries = dict[int, Float[Tensor, "batch head 1 d_head"]]
 """Layer -> queries of the last position, as the layer's attention is given them"""
 
 
@@ -71,7 +65,7 @@ def path_patching(
 
     And `attention` (path, prompt, receiver, place): the weight of each receiver on each label, with its queries of the
     plain run ("none") and of each path; not for receivers named in `answers_only`. `replacement`: what senders feed to
-    W_O when ablated, by default zero; their means are `mean_z(...)["last"]`. Cost: two plain runs, and one of the last
+    W_O when ablated, by default zero; their means are `mean_z(...)["last"]`. Cost: a plain run, and one of the last
     position for every variant. Memory: keys and values of `max_tokens` tokens. Raises TwoTowersError on a head outside
     the model, and as `heads` on prompts.
     """
@@ -87,31 +81,29 @@ def path_patching(
     attention = np.empty((1 + len(PATHS), len(encoded), len(each), len(encoded[0].label_positions)), dtype=np.float32)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        def put(name: str, logits: Float[Tensor, "batch vocabulary"]) -> None:
-            answers.put((variants.index(name),), index, *label_log_probs(logits, batch))
+        def put(name: str, top: Tensor, log_prob: Tensor) -> None:
+            answers.put((variants.index(name),), index, top, log_prob)
 
-        with reading(model, layers) as plain:
-            seen = capture(model, batch)
-        put(NONE, seen.logits)
-        run_last = last_position(model, batch)
-        with changing_z(model, ablated_at_last(ablation)), reading(model, layers) as ablated:
-            put(SENDERS_ABLATED, run_last())
+        last, places = LastPosition(model, batch), torch.tensor([e.label_positions for e in batch])
+        put(NONE, *last.answer())
+        responding: Queries = {}
+        (answer,) = zip(*last.answers([reading_queries(ablation.edit(), layers, model.n_heads, responding)]), strict=True)
+        put(SENDERS_ABLATED, *answer)
         queries = {
-            NONE: {layer: plain[layer].query for layer in layers},
-            "total": {layer: ablated[layer].query for layer in layers},
-            "direct": direct_queries(model, seen, ablation, plain),
+            NONE: {layer: last.plain[layer].query for layer in layers},
+            "total": responding,
+            "direct": direct_queries(model, last, ablation, layers),
         }
         z = {}
         for row, (path, of_layer) in enumerate(queries.items()):
-            attended = {layer: attend(plain[layer], query) for layer, query in of_layer.items()}
+            attended = {layer: attend(last.plain[layer], query) for layer, query in of_layer.items()}
             z[path] = {layer: output for layer, (_, output) in attended.items()}
             for i, (layer, head) in enumerate(each):
-                weights = attended[layer][0][:, head].to(seen.label_positions.device)
-                attention[row, index, i] = weights.gather(1, seen.label_positions).float().cpu().numpy()
-        for name, heads in receivers.items():
-            for path in PATHS:
-                with changing_z(model, replaced_at_last(heads, z[path])):
-                    put(variant(name, path), run_last())
+                weights = attended[layer][0][:, head].cpu()
+                attention[row, index, i] = weights.gather(1, places).float().numpy()
+        patched = {variant(name, path): replaced(heads, z[path]) for name, heads in receivers.items() for path in PATHS}
+        for name, *answer in zip(patched, *last.answers(list(patched.values())), strict=True):
+            put(name, *answer)
 
     with progress("path patching", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
@@ -123,56 +115,43 @@ def path_patching(
     )  # fmt: skip
 
 
-class Attention(NamedTuple):
-    """What one layer's attention was given: queries of the last position, keys and values of all, after any rotation."""
+def reading_queries(edit: Edit, layers: Sequence[int], n_heads: int, queries: Queries) -> Edit:
+    """The edit, which also puts the queries that it leads to in some layers into `queries`."""
 
-    query: Float[Tensor, "batch head d_head"]
-    key: Float[Tensor, "batch kv_head position d_head"]
-    value: Float[Tensor, "batch kv_head position d_head"]
-    mask: Tensor | None
-    scaling: float
-    softcap: float | None
+    def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+        if layer in layers:
+            queries[layer] = given.query
+        z = given.z.clone()
+        if edited := edit.heads_of(layer):
+            z[:, edited] = edit.output(layer, edited, given).to(z)
+        return z[:, heads]
 
-
-@contextmanager
-def reading(model: Model, layers: Sequence[int]) -> Iterator[dict[int, Attention]]:
-    """Layer -> what its attention is given in the run inside."""
-    seen: dict[int, Attention] = {}
-
-    def reader(layer: int) -> Callable:
-        def read(query, key, value, mask, scaling, softcap):
-            seen[layer] = Attention(query[:, :, -1].clone(), key.clone(), value.clone(), mask, scaling, softcap)
-
-        return read
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(reading_attention(model, layer, reader(layer)))
-        yield seen
+    return Edit([*edit.heads, *(Head(layer, head) for layer in layers for head in range(n_heads))], output)
 
 
 def attend(
-    plain: Attention, query: Float[Tensor, "batch head d_head"]
+    plain: Given, query: Float[Tensor, "batch head 1 d_head"]
 ) -> tuple[Float[Tensor, "batch head position"], Float[Tensor, "batch head d_head"]]:
     """Weights and outputs of all heads of a layer with other queries at the last position."""
-    weights = last_scores(query[:, :, None], plain.key, plain.mask, plain.scaling, plain.softcap).softmax(-1)
-    value = plain.value.repeat_interleave(query.shape[1] // plain.value.shape[1], dim=1)
-    return weights, torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
+    _, key, value = plain.of(list(range(query.shape[1])))
+    scores = plain.scores(query, key)
+    return scores.softmax(-1), head_output(scores, value)
 
 
-def direct_queries(model: Model, seen: Capture, ablation: Ablation, plain: Mapping[int, Attention]) -> Queries:
+def direct_queries(model: Model, last: LastPosition, ablation: Ablation, layers: Sequence[int]) -> Queries:
     """Queries of the last position when the layer's input lacks only what the ablated heads themselves wrote."""
     change = {}
-    for at in {at for at, _ in ablation.heads}:
-        before = seen.attention_out_input[at]
+    for layer in {layer for layer, _ in ablation.heads}:
+        before = last.plain[layer].z
         after = before.clone()
-        ablation.apply(at, after)
-        change[at] = attention_block_output(model, at, after) - attention_block_output(model, at, before)
-    out, last = {}, torch.tensor(len(seen.prompts[0].ids) - 1)
-    for layer, attention in plain.items():
-        x = seen.resid_pre[layer] + sum(written for at, written in change.items() if at < layer)
+        ablation.apply(layer, after)
+        change[layer] = attention_block_output(model, layer, after) - attention_block_output(model, layer, before)
+    out, position = {}, torch.tensor(last.batch[0].last)
+    for layer in layers:
+        plain = last.plain[layer]
+        x = plain.x + sum(written.to(plain.x) for at, written in change.items() if at < layer)
         query = query_key.queries(model, layer, query_key.normed(model, layer, x))
-        out[layer] = query_key.rotated(model, layer, query, last).to(attention.query) / attention.scaling
+        out[layer] = query_key.rotated(model, layer, query, position)[:, :, None].to(plain.query) / plain.scaling
     return out
 
 
@@ -181,23 +160,9 @@ def attention_block_output(
 ) -> Float[Tensor, "batch d_model"]:
     """What an attention block adds to the residual stream when its heads feed z to W_O."""
     written, norm = model.part(layer, "attention_out")(z.flatten(1)), model.norm_after(layer, "attention")
-    return (written if norm is None else norm(written)).to(z.device)
+    return written if norm is None else norm(written)
 
 
-def ablated_at_last(ablation: Ablation) -> dict[int, Callable]:
-    """Changes of z (`model.hooks.changing_z`) that ablate heads at the last position."""
-
-    def change(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
-        ablation.apply(layer, z[:, -1])
-
-    return {layer: partial(change, layer) for layer, _ in ablation.heads}
-
-
-def replaced_at_last(heads: Sequence[tuple[int, int]], z: Mapping[int, Tensor]) -> dict[int, Callable]:
-    """Changes of z that give heads the outputs z[layer] (batch, head, d_head) at the last position."""
-
-    def change(layer: int, own: Float[Tensor, "batch position head d_head"]) -> None:
-        for head in (head for at, head in heads if at == layer):
-            own[:, -1, head] = z[layer][:, head].to(own)
-
-    return {layer: partial(change, layer) for layer, _ in heads}
+def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
+    """Heads that feed z[layer] to W_O."""
+    return Edit(heads, lambda layer, chosen, given: z[layer][:, chosen])

@@ -29,7 +29,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from transformers import DynamicCache
 
 from twotowers import choose
 from twotowers.errors import TwoTowersError
@@ -37,7 +36,7 @@ from twotowers.measure.attribution import attribution_patching
 from twotowers.measure.observations import observations
 from twotowers.model.attention_hooks import _masked, reading_attention, scores
 from twotowers.model.capture import Capture, read_all
-from twotowers.model.hooks import changing_z
+from twotowers.model.last_position import Edit, LastPosition
 from twotowers.model.memory import halved, in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -178,29 +177,15 @@ def function_vector_scores(
     read_all(model, encoded, (), read, max_tokens)
     means = torch.stack([_task_mean(fed, encoded, i) for i in range(len(encoded))])
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
+    heads = list(np.ndindex(out.shape[1:]))
 
     @torch.inference_mode()
     def run(index: list[int], batch: list[Encoded]) -> None:
-        ids, cache, copies = model.token_ids(batch), DynamicCache(), model.n_heads
-        model.hf(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache.batch_repeat_interleave(copies)  # a row for every head, so that a layer's heads are changed in one run
-        last = ids[:, -1:].repeat_interleave(copies, 0)
-        true = torch.tensor([[e.true_id] * copies for e in batch], device=model.device)[..., None]
-
-        def probability() -> Float[Tensor, "batch head"]:
-            logits = model.hf(input_ids=last, past_key_values=cache, use_cache=True).logits[:, -1].to(model.device)
-            cache.crop(-1)
-            return logits.double().softmax(-1).unflatten(0, (-1, copies)).gather(2, true)[..., 0]
-
-        before = probability()
-        for layer in range(model.n_layers):
-
-            def put(z: Float[Tensor, "row position head d_head"], layer=layer) -> None:
-                of_head = z.unflatten(0, (-1, copies))[:, :, -1].diagonal(dim1=1, dim2=2)  # (batch, d_head, head)
-                of_head.copy_(means[index, layer].mT)
-
-            with changing_z(model, {layer: put}):
-                out[index, layer] = (probability() - before).cpu().numpy()
+        last = LastPosition(model, batch)
+        put = [Edit([head], lambda layer, chosen, given: means[index, layer][:, chosen]) for head in heads]
+        true = [list(e.label_ids.values()).index(e.true_id) for e in batch]
+        before, after = (log_prob[..., range(len(batch)), true].exp() for _, log_prob in (last.answer(), last.answers(put)))
+        out[index] = (after - before).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
     with progress("function vectors", len(shuffled)) as bar:
         for index, _ in in_memory(run, batches(shuffled, max_tokens)):

@@ -32,8 +32,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
-from twotowers.model.attention_edits import last_position, steered
-from twotowers.model.capture import Capture, label_log_probs, read_all
+from twotowers.model.attention_edits import steer
+from twotowers.model.capture import Capture, read_all
+from twotowers.model.last_position import Edit, LastPosition
 from twotowers.model.memory import in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -120,16 +121,17 @@ def steering(
     answers = Answers(encoded, len(towers), len(entries), len(doses))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        again = last_position(model, batch)
         at = torch.tensor([e.label_positions for e in batch])
         added = [at_positions(model, batch, of_draw, layers) for of_draw in drawn]
-        for h, (heads, draw) in enumerate(entries.values()):
-            for d, dose in enumerate(doses):
-                query, keys = ({layer: dose * x for layer, x in of_layer.items()} for of_layer in added[draw])
-                for t, tower in enumerate(towers):
-                    given = (None if tower == "keys" else query, None if tower == "query" else keys)
-                    with steered(model, heads, *given, at):
-                        answers.put((t, h, d), index, *label_log_probs(again(min(heads)[0]), batch))
+        edits: dict[tuple, Edit] = {}
+        for t, tower in enumerate(towers):
+            for h, (heads, draw) in enumerate(entries.values()):
+                query, keys = added[draw]
+                given = (None if tower == "keys" else query, None if tower == "query" else keys)
+                edits |= {(t, h, d): steer(heads, *given, at, dose) for d, dose in enumerate(doses)}
+        measured = LastPosition(model, batch).answers(list(edits.values()))
+        for entry, top, log_prob in zip(edits, *measured, strict=True):
+            answers.put(entry, index, top, log_prob)
 
     with progress("steering", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):

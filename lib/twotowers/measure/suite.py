@@ -1,7 +1,7 @@
 """The measurements of the book: each name, what it is made from, and on how many blocks.
 
 Answers are measured on two and a half times as many blocks as `heads`; interventions, which run a prompt many times, on a
-quarter, and at least FEWEST, so that every class pair is there twice.
+quarter, and at least `_fewest`, so that every class pair is there twice.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from twotowers.measure.rankings import rankings
 from twotowers.measure.single_ablations import single_ablations
 from twotowers.measure.top_tokens import top_tokens
 from twotowers.measure.towers import towers
-from twotowers.prompts.blocks import Form, class_pairs, draw_blocks, texts_of_one_length
+from twotowers.prompts.blocks import Form, draw_blocks, texts_of_one_length
 from twotowers.prompts.prompt import SEPARATORS, Encoded, Prompt
 from twotowers.prompts.variants import factorial, patterns, shuffled_labels
 
 KS = (1, 2, 4, 8)
 """Demonstrations of each class that are tried, with every separator; the paper's form is two, separated by a space"""
-FEWEST = 2 * len(class_pairs())
-"""Blocks: two of every class pair"""
 DRAWS = 20
 DOSES = (1, 2, 5, 10, 20)
 """Numbers of heads that are ablated together"""
@@ -49,9 +47,19 @@ def random_name(heads: str, draw: int) -> str:
     return f"{heads}, random {draw}"
 
 
+def _fewest(run: Run) -> int:
+    """Blocks: two of every class pair."""
+    return 2 * len(run.pairs)
+
+
+def _n_few(run: Run) -> int:
+    """Blocks on which interventions are judged."""
+    return max(_fewest(run), round(run.settings.blocks / 4))
+
+
 def _few(run: Run) -> list[Prompt]:
-    """The blocks on which interventions are judged."""
-    return run.blocks(max(FEWEST, round(run.settings.blocks / 4)), JUDGING)
+    """Prompts on which interventions are judged."""
+    return run.blocks(_n_few(run), JUDGING)
 
 
 def _controls(run: Run, name: str, chosen: Sequence[Head]) -> dict[str, list[Head]]:
@@ -123,8 +131,8 @@ def _conditions(run: Run) -> xr.Dataset:
 
 
 def _factorial(run: Run) -> xr.Dataset:
-    """FEWEST blocks in up to ORDERS orders, each with a query of either class and both label assignments."""
-    blocks = run.blocks(FEWEST, JUDGING)  # the query of the other class comes from another block of the pair
+    """Two blocks of every class pair in up to ORDERS orders, each with a query of either class and both label assignments."""
+    blocks = run.blocks(_fewest(run), JUDGING)  # the query of the other class comes from another block of the pair
     return answers(run.model, run.encode(factorial(blocks, spread_orders(blocks[0]))))
 
 
@@ -148,16 +156,22 @@ def _label_reads(run: Run) -> xr.Dataset:
 
 
 def _top_tokens(run: Run) -> xr.Dataset:
-    """Words read in three located heads and in the two best comparers, on twenty blocks."""
+    """Words read in three located heads and in the two best comparers, on a block of every class pair."""
     chosen = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
-    return top_tokens(run.model, run.encode(run.blocks(FEWEST // 2, JUDGING)), list(chosen), k=10)
+    return top_tokens(run.model, run.encode(run.blocks(_fewest(run) // 2, JUDGING)), list(chosen), k=10)
 
 
 def _ablated_sets(run: Run) -> dict[str, list[Head]]:
-    """The sets of the rules and of growing size, siblings, and random sets matched to three of them."""
+    """The sets of the rules and of growing size, siblings, and random sets matched to three of them.
+
+    On sentences, which are long, only the paper's twelve heads and the random sets matched to them.
+    """
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
     many = choose.head_sets(run.measured("locating"), max(DOSES))
-    sets = dict(run.sets) | {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(DOSES)), 12)}
+    twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(DOSES)), 12)}
+    if run.settings.suite != "words":
+        return twelve | _controls(run, "paper's twelve", twelve["paper's twelve"])
+    sets = dict(run.sets) | twelve
     group = run.model.n_heads // run.model.n_key_value_heads
     for name in ("comparers", "writers"):
         sets |= {f"{name}, {n} heads": many[name][:n] for n in DOSES if n <= len(many[name])}
@@ -200,9 +214,8 @@ def _interchanges(run: Run) -> xr.Dataset:
     classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
-    n = max(FEWEST, round(run.settings.blocks / 4))
     seed = [run.settings.seed, JUDGING]
-    blocks = draw_blocks(n, run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
+    blocks = draw_blocks(_n_few(run), run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     chosen = run.sets["by attention"]
     sets = _present({"by attention": chosen, "writers": run.sets["writers"]}) | _controls(run, "by attention", chosen)
@@ -217,7 +230,7 @@ def _knockouts(run: Run) -> xr.Dataset:
 
 
 def _directions(run: Run) -> xr.Dataset:
-    return steer.class_directions(run.model, run.encode(run.blocks(steer.BLOCKS * len(class_pairs()), LOCATING)))
+    return steer.class_directions(run.model, run.encode(run.blocks(steer.BLOCKS * len(run.pairs), LOCATING)))
 
 
 def _steering(run: Run) -> xr.Dataset:
@@ -246,7 +259,7 @@ def _steering_labels(run: Run) -> xr.Dataset:
         encoded = run.encode(prompts)
         return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    located, few = halves(run.blocks(2 * steer.BLOCKS * len(class_pairs()), LOCATING)), halves(_few(run))
+    located, few = halves(run.blocks(2 * steer.BLOCKS * len(run.pairs), LOCATING)), halves(_few(run))
     asked = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in located]
     kept = {pair for pair in run.pairs if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
     located, few = ([[e for e in half if e.prompt.dataset in kept] for half in of] for of in (located, few))

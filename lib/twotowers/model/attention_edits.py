@@ -1,213 +1,91 @@
-"""Edits of attention while a stock model runs: parts of heads from another run, vectors added, or no attention along edges.
+"""Edits of attention at the last position: parts of heads from another run, or vectors added; and attention knocked out.
 
-    with reading_parts(model, layers, at) as source:      # the source prompts run
-        capture(model, sources)
-    run = last_position(model, bases)                      # the base prompts run, up to their last position
-    with exchanged(model, heads, "keys", source, at):      # and there, with the source's keys at the labels
-        run()
-    with steered(model, heads, query, None, at):           # or with vectors added to the last position's queries
-        run()
+    source, last = LastPosition(model, sources), LastPosition(model, bases)
+    last.answers([exchange(heads, "keys", source.plain, at)])       # with the source's keys at the labels
+    last.answers([steer(heads, query, None, at)])                   # with vectors added to the last position's queries
 
-    with blocked(model, layers, closed):                   # closed[b, q, p]: position q may not attend to p
+    with blocked(model, layers, closed):                            # closed[b, q, p]: position q may not attend to p
         predict(model, batch)
 
-Hooks only; they always come off again, also after an error. Batches hold prompts of one token length.
+Batches hold prompts of one token length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from twotowers.errors import TwoTowersError
-from twotowers.model.attention_hooks import last_scores, reading_attention
-from twotowers.model.hooks import block_outputs, changing_z, restarted
+from twotowers.heads import Heads
+from twotowers.model.last_position import Edit, Given, head_output
 from twotowers.model.model import Model
-from twotowers.prompts.prompt import Encoded
 
 PARTS = ("query", "keys", "values")
 EXCHANGES: dict[str, tuple[str, ...]] = {**{part: (part,) for part in PARTS}, "all": PARTS}
 """What is taken from the source -> the parts"""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What one layer's attention was given in one run, as it compares them: after any rotation."""
-
-    query: Float[Tensor, "batch head d_head"]
-    """of the last position"""
-    keys: Float[Tensor, "batch kv_head label d_head"]
-    """at the label positions, as are the values"""
-    values: Float[Tensor, "batch kv_head label d_head"]
-
-
-def last_position(model: Model, batch: Sequence[Encoded]) -> Callable[..., Float[Tensor, "batch vocabulary"]]:
-    """Run prompts of one length up to their last position; what is returned runs the last one, as often as called.
-
-    `run()` gives the logits of a whole run, so long as hooks change nothing but the last position; `run(layer)` the same
-    where they change nothing below that layer, in less time. Memory: keys and values of all positions in all layers.
-    """
-    ids = model.token_ids(batch)
-    cache = DynamicCache()
-    model.hf(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
-
-    def run(layer: int = 0) -> Float[Tensor, "batch vocabulary"]:
-        with restarted(model, layer, outputs.get(layer - 1)):
-            logits = model.hf(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
-        for part in cache.layers[layer:]:
-            part.crop(-1)
-        return logits.to(model.device)
-
-    with block_outputs(model, range(model.n_layers)) as outputs:
-        run()
-    return run
-
-
-@contextmanager
-def reading_parts(model: Model, layers: Sequence[int], at: Int[Tensor, "batch label"]) -> Iterator[dict[int, Parts]]:
-    """Layer -> `Parts` of the run inside, at the positions `at` of each prompt. A second run replaces the first's."""
-    parts: dict[int, Parts] = {}
-
-    def reader(layer: int) -> Callable:
-        def read(query, key, value, mask, scaling, softcap):
-            parts[layer] = Parts(query[:, :, -1].clone(), _gathered(key, at), _gathered(value, at))
-
-        return read
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(reading_attention(model, layer, reader(layer)))
-        yield parts
-
-
 def _index(x: Tensor, at: Tensor) -> Tensor:
+    """`at` for gather and scatter along the positions of x (batch, head, position, d_head)."""
     return at.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
 
 
-def _gathered(x: Tensor, at: Tensor) -> Tensor:
-    return x.gather(2, _index(x, at))
-
-
-def head_output(
-    query: Float[Tensor, "batch head 1 d_head"],
-    key: Float[Tensor, "batch head position d_head"],
-    value: Float[Tensor, "batch head position d_head"],
-    mask: Tensor | None,
-    scaling: float,
-    softcap: float | None = None,
-) -> Float[Tensor, "batch head d_head"]:
-    """z of the last position: softmax(q k^T) v, where every head has keys and values of its own."""
-    weights = last_scores(query, key, mask, scaling, softcap).softmax(-1).to(value.dtype)
-    return torch.einsum("bhp,bhpd->bhd", weights, value)
-
-
-Changed = Callable[[int, list[int], Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
-"""(layer, heads, query, keys, values, scaling) -> query, keys and values to use in their place"""
-
-
-@contextmanager
-def _last_recomputed(model: Model, heads: Sequence[tuple[int, int]], change: Changed) -> Iterator[None]:
-    """The model with z of some heads at the last position made again, from what `change` gives for query, keys, values.
-
-    `change` gets those of these heads only, after rotation: query (batch, head, 1, d_head), keys and values (batch,
-    head, position, d_head). Heads that share keys (grouped-query attention) and all other positions keep theirs.
-    """
-    by_layer: dict[int, list[int]] = {}
-    for layer, head in dict.fromkeys(heads):
-        by_layer.setdefault(layer, []).append(head)
-    outputs: dict[int, Tensor] = {}
-
-    def reader(layer: int, chosen: list[int]) -> Callable:
-        shared = [model.value_head(head) for head in chosen]
-
-        def read(query, key, value, mask, scaling, softcap):
-            q, k, v = change(layer, chosen, query[:, chosen, -1:], key[:, shared], value[:, shared], scaling)
-            outputs[layer] = head_output(q, k, v, mask, scaling, softcap)
-
-        return read
-
-    def put(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
-        if layer not in outputs:
-            raise TwoTowersError(
-                f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
-            )
-        z[:, -1, by_layer[layer]] = outputs.pop(layer).to(z)
-
-    with ExitStack() as stack:
-        for layer, chosen in by_layer.items():
-            stack.enter_context(reading_attention(model, layer, reader(layer, chosen)))
-        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in by_layer}))
-        yield
-
-
-@contextmanager
-def exchanged(
-    model: Model,
-    heads: Sequence[tuple[int, int]],
-    what: str,
-    source: Mapping[int, Parts],
-    at: Int[Tensor, "batch label"],
-) -> Iterator[None]:
-    """The model with parts of some heads taken from `source`, at the last position's output of these heads only.
+def exchange(heads: Heads, what: str, source: Mapping[int, Given], at: Int[Tensor, "batch label"]) -> Edit:
+    """Parts of some heads taken from the run `source` (layer -> given): an interchange intervention.
 
     z' = softmax(q' k'^T) v' takes the place of each head's z at the last position: q' is the source's query ("query"),
     k' and v' have the source's keys and values at the label positions `at` ("keys", "values"), "all" takes the three;
-    what is not exchanged is the run's, made under the edits of the layers below. Attention recorded inside is the
-    run's, before the exchange. The run inside is of one batch, in the order of `source`. Raises TwoTowersError on an
-    unknown `what`, a layer that `source` lacks, and attention that the hooks do not see.
+    what is not exchanged is the run's, made under the edits of the layers below. Heads that share keys (grouped-query
+    attention) keep theirs. The source's prompts are in the order of the batch that is edited. Raises TwoTowersError on
+    an unknown `what`.
     """
     if what not in EXCHANGES:
         raise TwoTowersError(f"what='{what}': choose one of {', '.join(EXCHANGES)}")
-    if missing := sorted({layer for layer, _ in heads} - set(source)):
-        raise TwoTowersError(f"the source was not read in layer {missing[0]}: read it in the layers of all heads")
     parts = EXCHANGES[what]
 
-    def change(layer, chosen, q, k, v, scaling):
-        given, shared = source[layer], [model.value_head(head) for head in chosen]
+    def output(layer: int, chosen: list[int], given: Given) -> Tensor:
+        (query, key, value), (its_query, its_key, its_value) = given.of(chosen), source[layer].of(chosen)
+        index = _index(key, at)
         if "query" in parts:
-            q = given.query[:, chosen, None]
+            query = its_query
         if "keys" in parts:
-            k = k.scatter(2, _index(k, at), given.keys[:, shared])
+            key = key.scatter(2, index, its_key.gather(2, index))
         if "values" in parts:
-            v = v.scatter(2, _index(v, at), given.values[:, shared])
-        return q, k, v
+            value = value.scatter(2, index, its_value.gather(2, index))
+        return head_output(given.scores(query, key), value)
 
-    with _last_recomputed(model, heads, change):
-        yield
+    return Edit(heads, output)
 
 
-@contextmanager
-def steered(
-    model: Model,
-    heads: Sequence[tuple[int, int]],
+def steer(
+    heads: Heads,
     query: Mapping[int, Float[Tensor, "batch head d_head"]] | None,
     keys: Mapping[int, Float[Tensor, "batch kv_head label d_head"]] | None,
     at: Int[Tensor, "batch label"],
-) -> Iterator[None]:
-    """The model with vectors added to the query of the last position, and to the keys at the label positions `at`.
+    dose: float = 1.0,
+) -> Edit:
+    """`dose` times vectors added to the query of the last position, and to the keys at the label positions `at`.
 
     Layer -> what is added in the chosen heads of that layer, after rotation; the query's in units of scaled queries
     (its product with a key is in nats). Keys change only as the last position of these heads sees them, as in
-    `exchanged`. None adds nothing. The run inside is of one batch, in the order of the vectors.
+    `exchange`. None adds nothing. The vectors are in the order of the batch that is edited.
     """
 
-    def change(layer, chosen, q, k, v, scaling):
+    def output(layer: int, chosen: list[int], given: Given) -> Tensor:
+        q, k, v = given.of(chosen)
         if query is not None:
-            q = q + (query[layer][:, chosen, None] / scaling).to(q)
+            q = q + (dose * query[layer][:, chosen, None] / given.scaling).to(q)
         if keys is not None:
-            shared = [model.value_head(head) for head in chosen]
-            k = k.scatter_add(2, _index(k, at), keys[layer][:, shared].to(k))
-        return q, k, v
+            group = given.query.shape[1] // keys[layer].shape[1]
+            shared = [head // group for head in chosen]
+            k = k.scatter_add(2, _index(k, at), (dose * keys[layer][:, shared]).to(k))
+        return head_output(given.scores(q, k), v)
 
-    with _last_recomputed(model, heads, change):
-        yield
+    return Edit(heads, output)
 
 
 @contextmanager
