@@ -85,9 +85,11 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(any_model, max_rows):
     for edit in edits:
         with edited(any_model, edit):
             expected.append(answer(any_model, base))
-    for found, whole in ((last.answers(edits, max_rows), expected), ([x[None] for x in last.answer()], [answer(any_model, base)])):
-        assert torch.equal(found[0], torch.stack([top for top, _ in whole]))
-        torch.testing.assert_close(found[1], torch.stack([log_prob for _, log_prob in whole]), rtol=0, atol=1e-11)
+    expected.append(answer(any_model, base))
+    top, log_prob = (torch.cat([x, plain[None]]) for x, plain in
+                     zip(last.answers(edits, max_rows), last.plain_answer(), strict=True))  # fmt: skip
+    assert torch.equal(top, torch.stack([top for top, _ in expected]))
+    torch.testing.assert_close(log_prob, torch.stack([log_prob for _, log_prob in expected]), rtol=0, atol=1e-11)
     torch.testing.assert_close(last.seen.logits, capture(any_model, base).logits, rtol=0, atol=0)
 
 
@@ -220,6 +222,9 @@ def test_what_would_be_silently_wrong_is_refused():
     edit = exchange(HEADS, "all", LastPosition(model, encoded).plain, positions(encoded))
     with pytest.raises(TwoTowersError, match="choose one of query, keys, values, all"):
         exchange(HEADS, "towers", {}, positions(encoded))
+    with pytest.raises(RuntimeError, match="on purpose"), edited(model, edit):
+        raise RuntimeError("on purpose")
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.hf.modules())
     model.hf.set_attn_implementation("sdpa")
     with pytest.raises(TwoTowersError, match="load it with"), edited(model, edit):
         capture(model, encoded)

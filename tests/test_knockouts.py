@@ -94,6 +94,8 @@ def test_what_cannot_be_measured_is_refused():
     model, encoded = tiny("gpt2"), tiny_blocks.blocks(1)
     with pytest.raises(TwoTowersError, match="layers 0 to 2"):
         knockouts(model, encoded, cuts=[5])
+    with pytest.raises(TwoTowersError, match="attending to itself"):
+        knockouts(model, encoded, {"all": lambda e: [([e.last], range(e.last + 1))]})
     assert np.isnan(knockouts(model, encoded, heads=[(1, 0)]).d_prime).all()  # no other block of the class pair
     with pytest.raises(TwoTowersError, match="not whole"):
         class_in_keys(np.zeros((3, 4, 2)), encoded[:3])

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -96,8 +97,7 @@ def ablated_answers(
     ablated, batch_tokens = (at_all, max(1, max_tokens // 4)) if positions == "all" else (at_last, max_tokens)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        for row, (top, log_prob) in enumerate(zip(*ablated(model, batch, runs, max_tokens), strict=True)):
-            out.put((row,), index, top, log_prob)
+        out.put_each(np.ndindex(1 + len(runs)), index, *ablated(model, batch, runs, max_tokens))
 
     for index, _ in in_memory(run, batches(encoded, batch_tokens)):
         bar.update(len(index))

@@ -115,11 +115,10 @@ class Run:
 
     def identity(self, name: str) -> str:
         """What decides a measurement's numbers: model, settings, and the versions of its code and of all it needs."""
-        versions = {part: MEASUREMENTS[part].version for part in _all_needs(name)}
         deciding = self.settings.deciding()
         if not MEASUREMENTS[name].judges:
             del deciding["blocks"]
-        return json.dumps({"model": self.fingerprint, **deciding, "versions": versions}, sort_keys=True)
+        return json.dumps({"model": self.fingerprint, **deciding, "versions": _versions(name)}, sort_keys=True)
 
     def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
         model = self.model
@@ -195,14 +194,24 @@ def recorded() -> dict[str, Path]:
 
 
 def open_recorded(model: str, suite: str, name: str) -> xr.Dataset | None:
-    """A recorded measurement, None where there is none. Raises TwoTowersError for one of an older version of its code."""
+    """A recorded measurement, None where there is none.
+
+    Raises TwoTowersError for one that an older version of its code made, or of the code of a measurement that it needs.
+    """
     path = data_folder() / "measurements" / model / suite / f"{name}.nc"
     if not path.is_file():
         return None
     found = observations.load(path)
-    if found.attrs.get("version") != MEASUREMENTS[name].version:
-        raise TwoTowersError(
-            f"the recorded measurement '{path.name}' of {model} is of version {found.attrs.get('version')}, "
-            f"the code of version {MEASUREMENTS[name].version}: record it again"
-        )
+    made_by = json.loads(found.attrs.get("identity", "{}")).get("versions", {})
+    for part, version in _versions(name).items():
+        if made_by.get(part) != version:
+            raise TwoTowersError(
+                f"the recorded measurement '{path.name}' of {model} rests on version {made_by.get(part)} of '{part}', "
+                f"the code is of version {version}: record it again"
+            )
     return found
+
+
+def _versions(name: str) -> dict[str, int]:
+    """Versions of the code of a measurement and of all that it needs."""
+    return {part: MEASUREMENTS[part].version for part in _all_needs(name)}

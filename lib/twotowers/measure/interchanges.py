@@ -119,8 +119,8 @@ def interchanges(
     `sets`. `base_...` and `source_...` (prompt) are the answers of both prompts as they are. The true label is that of
     the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
     prompt are those of the base, with `pair_kind` and `source_text`. Cost: a run of each base and source, and one of the
-    last position alone for each set and each of `what`. Raises TwoTowersError for heads outside the model, and for pairs
-    whose labels differ or stand at other positions.
+    last position alone for each set and each of `what`. Memory: keys and values of both, for `max_tokens` tokens. Raises
+    TwoTowersError for heads outside the model, and for pairs whose labels differ or stand at other positions.
     """
     bases = [pair.base for pair in pairs]
     for heads in sets.values():
@@ -132,13 +132,12 @@ def interchanges(
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
-        of_base.put((), index, *base.answer())
-        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # the true label is the base's
+        of_base.put((), index, *base.plain_answer())
+        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
         edits = {(w, s): exchange(heads, part, source.plain, at)
                  for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
-        for entry, top, log_prob in zip(edits, *base.answers(list(edits.values())), strict=True):
-            answers.put(entry, index, top, log_prob)
+        answers.put_each(edits, index, *base.answers(list(edits.values())))
 
     with progress("interchanges", len(pairs)) as bar:
         for index, _ in in_memory(run, batches(bases, max_tokens)):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +108,7 @@ def knockouts(
     `d_prime` (edges, side, cut, head, prompt): how far their keys at label positions tell the class of the text (see
     `class_in_keys`), which needs whole blocks and several of each class pair. Cost for each of the edges: two whole
     runs, and for each cut two of the layers from it on, or of the last position alone where no other is cut off. Raises
-    TwoTowersError for cuts and heads outside the model.
+    TwoTowersError for cuts and heads outside the model, and for a position that may not attend to itself.
     """
     cuts = sorted({0, *(default_cuts(model.n_layers) if cuts is None else cuts)})
     check_inside(heads, model.n_layers, model.n_heads, model.name)
@@ -141,9 +140,9 @@ def _of_edges(
     keys = np.empty((len(SIDES), len(cuts), len(heads), len(encoded), places, model.d_head), dtype=np.float32)
     layers = {layer for layer, _ in heads}
 
-    def keep(at: tuple | EllipsisType, index: list[int], passed: _Passed) -> None:
+    def keep(at: tuple, index: list[int], passed: _Passed) -> None:
         for h, (layer, head) in enumerate(heads):
-            keys[at][..., h, index, :, :] = passed.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
+            keys[(*at, h, index)] = passed.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         def put(side: int, c: int, passed: _Passed) -> None:
@@ -152,11 +151,13 @@ def _of_edges(
 
         closed = closed_edges(batch, maker)
         if not closed[:, :-1].any():  # only the last position is cut off: the others, and their keys, are the plain run's
-            keep(..., index, _passed(model, batch, (), layers))
-            sides = [(range(cut), range(cut, model.n_layers)) for cut in cuts]
-            edits = {(e, side, c): _last_blocked(model, sides[c][side], closed[:, -1]) for side, c in np.ndindex(2, len(cuts))}
-            for at, *answer in zip(edits, *LastPosition(model, batch).answers(list(edits.values())), strict=True):
-                answers.put(at, index, *answer)
+            if heads:
+                plain = _passed(model, batch, (), layers)
+                for at in np.ndindex(keys.shape[:2]):
+                    keep(at, index, plain)
+            edits = {(e, side, c): _last_blocked(model, blocked_in, closed[:, -1]) for c, cut in enumerate(cuts)
+                     for side, blocked_in in enumerate((range(cut), range(cut, model.n_layers)))}  # fmt: skip
+            answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
             return
         plain = _passed(model, batch, cuts, layers)
         shut = _passed(model, batch, cuts, layers, closed, range(model.n_layers))
@@ -171,7 +172,12 @@ def _of_edges(
 
 
 def _last_blocked(model: Model, layers: Iterable[int], closed: Bool[Tensor, "batch position"]) -> Edit:
-    """No attention from the last position to what is closed, in all heads of some layers: as `blocked`."""
+    """No attention from the last position to what is closed, in all heads of some layers: as `blocked`.
+
+    Raises TwoTowersError for a position that may not attend to itself.
+    """
+    if closed[:, -1].any():
+        raise TwoTowersError("a position cannot be kept from attending to itself: take it out of the edge")
 
     def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
         query, key, value = given.of(heads)

@@ -30,7 +30,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, check_inside
 from twotowers.measure.observations import Answers, observations
 from twotowers.model import query_key
-from twotowers.model.attention_hooks import scores
+from twotowers.model.attention_hooks import last_scores
 from twotowers.model.capture import Capture, label_log_probs
 from twotowers.model.last_position import Edit, Given, LastPosition
 from twotowers.model.memory import in_memory
@@ -58,7 +58,7 @@ def mitigations(
     `attention` (remedy, heads, prompt, place): mean over the heads of a set of their weights on label positions; under
     the recency shortcut the mixture of both kinds of weights, which adds up to 1 over positions. Left out where prompts
     have different numbers of demonstrations. Cost: a forward pass, and one of the last position for each set. Memory:
-    the streams of all layers and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head
+    streams, keys and values of all layers and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head
     outside the model.
     """
     if not encoded or not sets or not all(sets.values()):
@@ -72,12 +72,13 @@ def mitigations(
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
         mixed: list[dict] = [{} for _ in sets]
-        shortcuts = [recency_shortcut(model, *each, last.seen, share) for each in zip(sets.values(), mixed, strict=True)]
-        for i, (heads, *recency) in enumerate(zip(sets.values(), *last.answers(shortcuts), strict=True)):
-            answers.put((0, i), index, *last.answer())
+        plain = last.plain_answer()
+        shortcuts = [recency_shortcut(model, heads, into, last.seen, share) for heads, into in zip(sets.values(), mixed, strict=True)]
+        answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
+        for i, heads in enumerate(sets.values()):
+            answers.put((0, i), index, *plain)
             logits = finished(model, last.seen.resid_final + a_c * minority_shortcut(last.seen, model, heads))
             answers.put((1, i), index, *label_log_probs(logits, batch))
-            answers.put((2, i), index, *recency)
             if len(places) == 1:
                 own = {(layer, head): last.seen.weights[layer][:, head] for layer, head in heads}
                 attention[:2, i, index] = _mean_weights(last.seen, own)
@@ -167,14 +168,11 @@ def recency_shortcut(
 
     def output(layer: int, chosen: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
         x = torch.cat([seen.stream_inputs[layer][:, :-1].to(given.x), given.x[:, None]], 1)
-        free_query, free_key = without_position(model, layer, x, part)
-        free = scores(free_query[:, :, -1:], free_key, 1.0, given.softcap)[:, chosen, 0]
-        window = model.window(layer)
-        if window is not None:
-            free[..., : max(0, x.shape[1] - window)] = float("-inf")
+        free_query, free_key = without_position(model, layer, x, None if part is None else part.to(x))
+        free = last_scores(free_query, free_key, given.mask, 1.0, given.softcap)[:, chosen]
         query, key, value = given.of(chosen)
         weights = share[1] * free.softmax(-1) + share[0] * given.scores(query, key).softmax(-1)
-        mixed.update({(layer, head): weights[:, i] / sum(share) for i, head in enumerate(chosen)})
+        mixed.update({(layer, head): weights[:, i].to(seen.logits.device) / sum(share) for i, head in enumerate(chosen)})
         return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
 
     return Edit(heads, output)

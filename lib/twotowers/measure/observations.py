@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,11 @@ class Answers:
             self.log_prob[(*at, i)] = [float(log_prob[row, true]), float(log_prob[row, 1 - true])]
             answer = int(top[row])
             self.says[(*at, i)] = 0 if answer == ids[true] else 1 if answer in ids else 2
+
+    def put_each(self, places: Iterable[tuple], index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:
+        """Answers of the prompts `index` at each of `places`: (place, prompt) and (place, prompt, label)."""
+        for at, *answer in zip(places, top, log_prob, strict=True):
+            self.put(at, index, *answer)
 
     def read(self, seen: Capture, at: tuple = ()) -> None:
         """Answers of one batch's capture."""

@@ -85,10 +85,10 @@ def path_patching(
             answers.put((variants.index(name),), index, top, log_prob)
 
         last, places = LastPosition(model, batch), torch.tensor([e.label_positions for e in batch])
-        put(NONE, *last.answer())
+        put(NONE, *last.plain_answer())
         responding: Queries = {}
-        (answer,) = zip(*last.answers([reading_queries(ablation.edit(), layers, model.n_heads, responding)]), strict=True)
-        put(SENDERS_ABLATED, *answer)
+        top, log_prob = last.answers([reading_queries(ablation.edit(), layers, responding)])
+        put(SENDERS_ABLATED, top[0], log_prob[0])
         queries = {
             NONE: {layer: last.plain[layer].query for layer in layers},
             "total": responding,
@@ -102,8 +102,7 @@ def path_patching(
                 weights = attended[layer][0][:, head].cpu()
                 attention[row, index, i] = weights.gather(1, places).float().numpy()
         patched = {variant(name, path): replaced(heads, z[path]) for name, heads in receivers.items() for path in PATHS}
-        for name, *answer in zip(patched, *last.answers(list(patched.values())), strict=True):
-            put(name, *answer)
+        answers.put_each(((variants.index(name),) for name in patched), index, *last.answers(list(patched.values())))
 
     with progress("path patching", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
@@ -115,7 +114,7 @@ def path_patching(
     )  # fmt: skip
 
 
-def reading_queries(edit: Edit, layers: Sequence[int], n_heads: int, queries: Queries) -> Edit:
+def reading_queries(edit: Edit, layers: Sequence[int], queries: Queries) -> Edit:
     """The edit, which also puts the queries that it leads to in some layers into `queries`."""
 
     def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
@@ -126,15 +125,15 @@ def reading_queries(edit: Edit, layers: Sequence[int], n_heads: int, queries: Qu
             z[:, edited] = edit.output(layer, edited, given).to(z)
         return z[:, heads]
 
-    return Edit([*edit.heads, *(Head(layer, head) for layer in layers for head in range(n_heads))], output)
+    return Edit([*edit.heads, *(Head(layer, 0) for layer in layers)], output)
 
 
 def attend(
     plain: Given, query: Float[Tensor, "batch head 1 d_head"]
 ) -> tuple[Float[Tensor, "batch head position"], Float[Tensor, "batch head d_head"]]:
     """Weights and outputs of all heads of a layer with other queries at the last position."""
-    _, key, value = plain.of(list(range(query.shape[1])))
-    scores = plain.scores(query, key)
+    _, _, value = plain.of(list(range(query.shape[1])))
+    scores = plain.scores(query, plain.key)
     return scores.softmax(-1), head_output(scores, value)
 
 

@@ -36,7 +36,7 @@ from twotowers.measure.attribution import attribution_patching
 from twotowers.measure.observations import observations
 from twotowers.model.attention_hooks import _masked, reading_attention, scores
 from twotowers.model.capture import Capture, read_all
-from twotowers.model.last_position import Edit, LastPosition
+from twotowers.model.last_position import UNCHANGED, Edit, LastPosition
 from twotowers.model.memory import halved, in_memory
 from twotowers.model.model import Model
 from twotowers.progress import progress
@@ -183,9 +183,10 @@ def function_vector_scores(
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
         put = [Edit([head], lambda layer, chosen, given: means[index, layer][:, chosen]) for head in heads]
+        _, log_prob = last.answers([UNCHANGED, *put])
         true = [list(e.label_ids.values()).index(e.true_id) for e in batch]
-        before, after = (log_prob[..., range(len(batch)), true].exp() for _, log_prob in (last.answer(), last.answers(put)))
-        out[index] = (after - before).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
+        p = log_prob[:, range(len(batch)), true].exp()
+        out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
     with progress("function vectors", len(shuffled)) as bar:
         for index, _ in in_memory(run, batches(shuffled, max_tokens)):

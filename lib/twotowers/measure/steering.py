@@ -129,9 +129,7 @@ def steering(
                 query, keys = added[draw]
                 given = (None if tower == "keys" else query, None if tower == "query" else keys)
                 edits |= {(t, h, d): steer(heads, *given, at, dose) for d, dose in enumerate(doses)}
-        measured = LastPosition(model, batch).answers(list(edits.values()))
-        for entry, top, log_prob in zip(edits, *measured, strict=True):
-            answers.put(entry, index, top, log_prob)
+        answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
     with progress("steering", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):

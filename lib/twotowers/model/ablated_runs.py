@@ -19,13 +19,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from twotowers.heads import Head
 from twotowers.model import query_key
-from twotowers.model.hooks import attribute, changing_z
-from twotowers.model.last_position import Edit, Given, LastPosition, answers_of, first, split_call
+from twotowers.model.hooks import attribute, changing_z, hidden_states, split_call
+from twotowers.model.last_position import UNCHANGED, Edit, Given, LastPosition, TopAndLogProbs, answers_of
 from twotowers.model.memory import halved
 from twotowers.model.model import Model, matrix_of
 from twotowers.prompts.prompt import Encoded
@@ -53,8 +53,9 @@ class Ablation:
         """The same at the last position only."""
 
         def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
-            z = given.z[:, heads]
-            return torch.stack([self.new_z(layer, head, z).expand_as(z[:, 0]) for head in heads], 1)
+            z = given.z.clone()
+            self.apply(layer, z)
+            return z[:, heads]
 
         return Edit(sorted(self.heads), output)
 
@@ -64,12 +65,8 @@ class Ablation:
             z[..., head, :] = self.new_z(layer, head, z)
 
 
-Answers = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
-"""Top tokens and the labels' log-probabilities (nats): of the plain run, then of every ablation"""
-
-
-def at_all(model: Model, batch: Sequence[Encoded], ablations: Sequence[Ablation], max_rows: int = 1024) -> Answers:
-    """Heads ablated at all positions.
+def at_all(model: Model, batch: Sequence[Encoded], ablations: Sequence[Ablation], max_rows: int = 1024) -> TopAndLogProbs:
+    """The answers of the plain run, then with heads ablated at all positions.
 
     Memory: `max_rows` positions at a time, fewer where they do not fit, and four vectors of each position of the plain
     run in each layer.
@@ -77,20 +74,16 @@ def at_all(model: Model, batch: Sequence[Encoded], ablations: Sequence[Ablation]
     calls, final = _record(model, batch)
     size = max(1, max_rows // (len(batch) * len(batch[0].ids)))
     chunks = (chunk for indices in _by_first_layer(ablations) for chunk in _chunks(indices, size))
-    done = [([0], answers_of(model, final[None], batch))]
+    top, log_prob = (x.expand(1 + len(ablations), *x.shape[1:]).clone() for x in answers_of(model, final[None], batch))
     for chunk, final in halved(lambda chunk: _restart(model, [ablations[i] for i in chunk], calls), chunks):
-        done.append(([1 + i for i in chunk], answers_of(model, final, batch)))
-    order = torch.tensor([i for indices, _ in done for i in indices]).argsort()
-    top, log_prob = (torch.cat(parts)[order] for parts in zip(*(answers for _, answers in done), strict=True))
+        rows = [1 + i for i in chunk]
+        top[rows], log_prob[rows] = answers_of(model, final, batch)
     return top, log_prob
 
 
-def at_last(model: Model, batch: Sequence[Encoded], ablations: Sequence[Ablation], max_rows: int = 1024) -> Answers:
+def at_last(model: Model, batch: Sequence[Encoded], ablations: Sequence[Ablation], max_rows: int = 1024) -> TopAndLogProbs:
     """As `at_all`, for heads ablated at the last position only. Memory: see `last_position`."""
-    last = LastPosition(model, batch)
-    ablated = last.answers([ablation.edit() for ablation in ablations], max_rows)
-    top, log_prob = (torch.cat([plain[None], each]) for plain, each in zip(last.answer(), ablated, strict=True))
-    return top, log_prob
+    return LastPosition(model, batch).answers([UNCHANGED, *(ablation.edit() for ablation in ablations)], max_rows)
 
 
 def _chunks(indices: list[int], size: int) -> list[list[int]]:
@@ -124,7 +117,7 @@ def _record(model: Model, batch: Sequence[Encoded]) -> tuple[list[_Call], Float[
             hooks = [
                 block.register_forward_pre_hook(lambda _, args, kwargs: blocks.append(split_call(args, kwargs)), with_kwargs=True),
                 out.register_forward_pre_hook(lambda _, args: z.append(args[0])),
-                attention_module.register_forward_hook(lambda _, args, output: attention.append(first(output))),
+                attention_module.register_forward_hook(lambda _, args, output: attention.append(hidden_states(output))),
             ]
             for hook in hooks:
                 stack.callback(hook.remove)
@@ -168,7 +161,7 @@ def _restart(
                 elif layer == top:
                     stack.enter_context(_attention_of_last(model, x))
                 # In the last block only attention needs the other positions, and it has them already.
-                x = first(model.blocks[layer](x if layer < top else x[:, -1:], *args, **kwargs))
+                x = hidden_states(model.blocks[layer](x if layer < top else x[:, -1:], *args, **kwargs))
     return x[:, -1].unflatten(0, (versions, batch))
 
 

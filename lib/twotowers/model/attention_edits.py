@@ -40,8 +40,8 @@ def exchange(heads: Heads, what: str, source: Mapping[int, Given], at: Int[Tenso
     z' = softmax(q' k'^T) v' takes the place of each head's z at the last position: q' is the source's query ("query"),
     k' and v' have the source's keys and values at the label positions `at` ("keys", "values"), "all" takes the three;
     what is not exchanged is the run's, made under the edits of the layers below. Heads that share keys (grouped-query
-    attention) keep theirs. The source's prompts are in the order of the batch that is edited. Raises TwoTowersError on
-    an unknown `what`.
+    attention) keep theirs. The source's prompts are in the order of the batch that is edited, with their labels at the
+    same positions. Raises TwoTowersError on an unknown `what`.
     """
     if what not in EXCHANGES:
         raise TwoTowersError(f"what='{what}': choose one of {', '.join(EXCHANGES)}")

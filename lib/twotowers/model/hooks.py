@@ -58,6 +58,17 @@ def restarted(model: Model, layer: int, output: Any) -> Iterator[None]:
         yield
 
 
+def split_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict[str, Any]]:
+    """What a block or module was called with, as (hidden states, other positional arguments, keywords)."""
+    kwargs = dict(kwargs)
+    return (args[0], args[1:], kwargs) if args else (kwargs.pop("hidden_states"), (), kwargs)
+
+
+def hidden_states(output: Any) -> Tensor:
+    """Hidden states from what a block returns."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 @contextmanager
 def attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """The module with an attribute of its own, which hides the class's; what it had of its own before comes back."""

@@ -6,7 +6,8 @@
 
 Attention is causal, so an edit of the last position leaves all others as they are: under every edit a prompt is one row,
 which begins at the layer of the edit's lowest head and attends to the keys and values of the plain run. The rows of
-many edits run as one batch of stock blocks. The results equal those of whole runs up to rounding (tests).
+many edits run as one batch of stock blocks. The results equal those of whole runs up to rounding
+(tests/test_attention_edits.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
 from twotowers.model.attention_hooks import attending_to, last_scores, reading_attention
 from twotowers.model.capture import capture, label_log_probs
-from twotowers.model.hooks import changing_z
+from twotowers.model.hooks import changing_z, hidden_states, split_call
 from twotowers.model.memory import halved
 from twotowers.model.model import Model
 from twotowers.model.proof import finished
 from twotowers.prompts.prompt import Encoded
 
 LOGIT_ROWS = 128  # rows of logits at a time
+TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
+"""Of versions of one batch: top tokens, and the labels' log-probabilities (nats) in `label_ids` order"""
 
 
 @dataclass(eq=False)
@@ -42,31 +45,22 @@ class Given:
     """input of the block"""
     query: Float[Tensor, "batch head 1 d_head"]
     """after any rotation, as are the keys"""
-    keys: tuple[Float[Tensor, "batch kv_head _ d_head"], ...]
-    """in parts, one after the other: `key` has them in one piece"""
-    values: tuple[Float[Tensor, "batch kv_head _ d_head"], ...]
+    key: Float[Tensor, "batch kv_head position d_head"]
+    value: Float[Tensor, "batch kv_head position d_head"]
     mask: Tensor | None
-    """of all positions: True where one may be seen, or a number that is added to the score"""
+    """(batch or 1, 1, 1, position): True where a position may be attended to, or a number that is added to its score"""
     scaling: float
     softcap: float | None
     z: Float[Tensor, "batch head d_head"]
 
-    @property
-    def key(self) -> Float[Tensor, "batch kv_head position d_head"]:
-        return self.keys[0] if len(self.keys) == 1 else torch.cat(self.keys, 2)
-
-    @property
-    def value(self) -> Float[Tensor, "batch kv_head position d_head"]:
-        return self.values[0] if len(self.values) == 1 else torch.cat(self.values, 2)
-
     def of(self, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Query, keys and values of some heads: (batch, head, 1 or position, d_head), shared ones repeated."""
-        group = self.query.shape[1] // self.keys[0].shape[1]
+        group = self.query.shape[1] // self.key.shape[1]
         shared = [head // group for head in heads]
         return self.query[:, heads], self.key[:, shared], self.value[:, shared]
 
     def scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch head position"]:
-        """Scores of these queries and keys (nats), soft-capped and masked as the model's own."""
+        """Scores of these queries and keys (nats), soft-capped and masked as the model's own; heads may share keys."""
         return last_scores(query, key, self.mask, self.scaling, self.softcap)
 
 
@@ -88,6 +82,9 @@ class Edit(NamedTuple):
         return sorted({head for at, head in self.heads if at == layer})
 
 
+UNCHANGED = Edit((), lambda layer, heads, given: given.z[:, heads])
+
+
 def head_output(
     scores: Float[Tensor, "batch head position"], value: Float[Tensor, "batch head position d_head"]
 ) -> Float[Tensor, "batch head d_head"]:
@@ -104,17 +101,19 @@ def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, G
     seen: dict[int, dict[str, Any]] = {layer: {} for layer in layers}
 
     def called(layer: int, _, args, kwargs) -> None:
-        seen[layer].update(x=split_call(args, kwargs)[0][:, -1])
+        seen[layer].update(x=split_call(args, kwargs)[0][:, -1].clone())  # a part alone would hold the whole stream
 
     def read(layer: int, query, key, value, mask, scaling, softcap) -> None:
         mask = None if mask is None else mask[:, :1, -1:, : key.shape[2]]
-        seen[layer].update(query=query[:, :, -1:], keys=(key,), values=(value,), mask=mask, scaling=scaling, softcap=softcap)
+        last = query[:, :, -1:].clone()
+        seen[layer].update(query=last, key=key, value=value, mask=mask, scaling=scaling, softcap=softcap)
 
     def put(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
         if "query" not in seen[layer]:
             raise TwoTowersError(
                 f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
             )
+        seen[layer]["x"] = seen[layer]["x"].to(z.device)  # where the layer is, under a device_map
         new = change(layer, Given(**seen[layer], z=z[:, -1].clone()))
         seen[layer].clear()
         if new is not None:
@@ -164,18 +163,18 @@ class LastPosition:
             stack.enter_context(_changing_last(model, range(model.n_layers), self.plain.__setitem__))
             self.seen = capture(model, self.batch, record)
 
-    def answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-        """Of the plain run: see `label_log_probs`."""
-        return label_log_probs(self.seen.logits, self.batch)
+    def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+        """Top token and the labels' log-probabilities (nats) without any edit; a row too, so that rounding is the same."""
+        top, log_prob = self.answers([UNCHANGED])
+        return top[0], log_prob[0]
 
     @torch.inference_mode()
-    def answers(
-        self, edits: Sequence[Edit], max_rows: int = 1024
-    ) -> tuple[Int[Tensor, "edit batch"], Float[Tensor, "edit batch label"]]:
-        """Top token and the labels' log-probabilities (nats) under each edit. Memory: `max_rows` rows at a time."""
+    def answers(self, edits: Sequence[Edit], max_rows: int = 1024) -> TopAndLogProbs:
+        """The same under each edit. Memory: `max_rows` rows at a time."""
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), len(self.batch[0].label_ids), dtype=torch.float64)
-        ordered, size = sorted(range(len(edits)), key=lambda i: edits[i].first_layer), max(1, max_rows // len(self.batch))
+        ordered = sorted(range(len(edits)), key=lambda i: edits[i].first_layer)
+        size = max(1, max_rows // len(self.batch))
         chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
         for chunk, final in halved(lambda chunk: self._final([edits[i] for i in chunk]), chunks):
             top[chunk], log_prob[chunk] = answers_of(self.model, final, self.batch)
@@ -207,8 +206,8 @@ class LastPosition:
         def change(z: Float[Tensor, "batch edit head d_head"]) -> None:
             for row, heads in changes.items():
                 query, own_key, own_value = (x[:, :, row : row + 1] for x in seen.values())
-                given = Given(rows[:, row], query, (key, own_key), (value, own_value), plain.mask, plain.scaling,
-                              plain.softcap, z[:, row])  # fmt: skip
+                keys, values = torch.cat([key, own_key], 2), torch.cat([value, own_value], 2)
+                given = Given(rows[:, row], query, keys, values, plain.mask, plain.scaling, plain.softcap, z[:, row])
                 z[:, row, heads] = edits[row].output(layer, heads, given).to(z)
 
         with ExitStack() as stack:
@@ -216,28 +215,18 @@ class LastPosition:
             if changes:
                 stack.enter_context(reading_attention(model, layer, read))
                 stack.enter_context(changing_z(model, {layer: change}))
-            return first(model.blocks[layer](rows, *args, **kwargs))
+            return hidden_states(model.blocks[layer](rows, *args, **kwargs))
 
 
 def answers_of(
     model: Model, final: Float[Tensor, "version batch d_model"], batch: Sequence[Encoded]
-) -> tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]:
+) -> TopAndLogProbs:
     """Top token and the labels' log-probabilities (nats), from final residual streams of versions of one batch."""
-    rows, prompts = final.flatten(0, 1).split(LOGIT_ROWS), torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)
+    rows = final.flatten(0, 1).split(LOGIT_ROWS)
+    prompts = torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)
     parts = [label_log_probs(finished(model, x), [batch[i] for i in of]) for x, of in zip(rows, prompts, strict=True)]
     top, log_prob = (torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True))
     return top, log_prob
-
-
-def split_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, tuple, dict[str, Any]]:
-    """A module's arguments as (hidden states, other positional ones, keywords)."""
-    kwargs = dict(kwargs)
-    return (args[0], args[1:], kwargs) if args else (kwargs.pop("hidden_states"), (), kwargs)
-
-
-def first(output: Any) -> Tensor:
-    """Hidden states from what a block returns."""
-    return output[0] if isinstance(output, tuple) else output
 
 
 def _others_seen(mask: Tensor | None) -> Tensor | None:

@@ -1,0 +1,50 @@
+"""Attention and answers under changed prompts: against weights of one prompt at a time, summed by hand."""
+
+import numpy as np
+import pytest
+import tiny_blocks
+import torch
+from conftest import shared_tiny
+from reference import Reference
+from twotowers.errors import TwoTowersError
+from twotowers.measure.conditions import CONDITIONS, conditions
+from twotowers.prompts.prompt import encode_all
+
+EXPECTED = {"TFFT": {"plain": "TFFT", "one true fewer": "TFF", "one other fewer": "TFT", "true nearest": "FFTT", "true first": "TTFF"}}
+
+
+def encode(prompts):
+    return encode_all(prompts, tiny_blocks.tokenizer())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gptj", "llama"])
+def test_every_number_is_a_sum_of_weights_of_one_prompt(float64, kind):
+    model, prompts = shared_tiny(kind), [e.prompt for e in tiny_blocks.blocks(2)]
+    found = conditions(model, prompts, CONDITIONS, encode)
+    assert found["attention_true"].dims == ("condition", "prompt", "layer", "head")
+    for name, change in CONDITIONS.items():
+        for i, e in enumerate(encode([change(prompt) for prompt in prompts])):
+            slow = Reference(model, e.ids)
+            shown = e.prompt.demonstrations
+            true = [p for p, d in zip(e.label_positions, shown, strict=True) if d.label == e.prompt.true_label]
+            other = [p for p in e.label_positions if p not in true]
+            for layer, weights in enumerate(slow.attentions):
+                at = found.sel(condition=name).isel(prompt=i, layer=layer)
+                np.testing.assert_allclose(at["attention_true"], sum(weights[:, p] for p in true), rtol=0, atol=1e-6)
+                np.testing.assert_allclose(at["attention_other"], sum(weights[:, p] for p in other), rtol=0, atol=1e-6)
+                if name == "plain":  # a demonstration is three tokens: text, colon, label
+                    np.testing.assert_allclose(at["attention_left"], sum(weights[:, p] for p in true[:-1]), rtol=0, atol=1e-6)
+                    removed = weights[:, true[-1] - 2 : true[-1] + 1].sum(-1)
+                    np.testing.assert_allclose(at["attention_removed"], removed, rtol=0, atol=1e-6)
+            logits = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)
+            assert float(found["log_prob_true"].sel(condition=name)[i]) == pytest.approx(float(logits[e.true_id]), abs=1e-9)
+
+
+def test_what_the_conditions_make_of_a_prompt():
+    for e in tiny_blocks.blocks(20):
+        order = "".join("FT"[true] for true in e.prompt.is_true)
+        for name, expected in EXPECTED.get(order, {}).items():
+            assert "".join("FT"[true] for true in CONDITIONS[name](e.prompt).is_true) == expected
+    alone = [p for p in (CONDITIONS["one true fewer"](e.prompt) for e in tiny_blocks.blocks(1))]
+    with pytest.raises(TwoTowersError):
+        conditions(shared_tiny("gpt2"), alone, CONDITIONS, encode)
