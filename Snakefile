@@ -36,19 +36,23 @@ about = {path.stem: json.loads(path.read_text("utf8"))["metadata"].get("twotower
 claimed = {row["chapter"] for row in csv.DictReader((data_folder() / "claims.csv").open())}
 
 def reads(name):
-    """The files of a chapter's measurements: of the default model, unless it is recorded, and of all that are."""
+    """The files of a chapter's measurements: of the default model, unless it is recorded, and of all that are.
+
+    A chapter with a default model of its own, named in its metadata, measures that one itself.
+    """
     suites = about[name].get("suites", [settings.suite])
+    own = "model" in about[name] and "model" not in given
     for file in (f"{suite}/{measurement}.nc" for suite in suites for measurement in about[name].get("measurements", [])):
         recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{file}")}
         yield from recorded.values()
-        yield from [] if MODEL in recorded else [f"{OUT}/{MODEL}/{file}"]
+        yield from [] if MODEL in recorded or own else [f"{OUT}/{MODEL}/{file}"]
 
 def number(name):
     """04-attention-weights -> 4; b-what-decides -> B: the chapter of its claims in data/claims.csv."""
     return name.partition("-")[0].lstrip("0").upper()
 
 rule pages:
-    input: [f"_build/chapters/{name}.ipynb" for name in about], PAGES, "_toc.yml", "_config.yml",
+    input: [f"_build/chapters/{name}.ipynb" for name in about], PAGES, "_toc.yml", "_config.yml", "CHANGELOG.md", "CITATION.cff",
     output: update("_build/html/index.html"),
     shell: "{PYTHON:q} book/_ext/build.py"
 

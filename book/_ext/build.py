@@ -33,7 +33,7 @@ def sphinx(source: Path, output: Path, log: Path) -> str:
         unfinished.unlink()
         return ""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log.read_text("utf8", "replace")).replace(f"{source.resolve()}/", "")
-    lines = [line for line in plain.splitlines() if re.search(r"WARNING|ERROR|Error\b", line)] or ["no warning"]
+    lines = [line for line in plain.splitlines() if re.search(r"WARNING|ERROR|CRITICAL|Error\b", line)] or ["no warning"]
     return f"{lines[0]} ({len(lines)} in all: {log})"
 
 

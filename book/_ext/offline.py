@@ -14,13 +14,16 @@ TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has words of its o
 
 
 def write_files(app) -> None:
-    """Put the scripts where Sphinx puts its own, before the pages are written."""
+    """Put the scripts, and charts as pictures, where Sphinx puts its own, before the pages are written."""
     if app.builder.format != "html":
         return
     target = Path(app.outdir) / "_static" / "book"
     target.mkdir(parents=True, exist_ok=True)
     for source in PAGE.iterdir():
         shutil.copy(source, target)
+    shutil.rmtree(target / "pictures", ignore_errors=True)
+    if (pictures := Path(app.srcdir) / "pictures").is_dir():
+        shutil.copytree(pictures, target / "pictures")
     tinker.write_data(Path(app.srcdir), target)
     vega = target / "vega.js"
     if not vega.exists():  # in a function, which keeps the names of the three libraries to themselves

@@ -5,7 +5,6 @@ Files are written only where they differ, so that Sphinx reads again only what c
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -17,9 +16,10 @@ import yaml
 from twotowers.building import FAILED, why
 
 CHART = re.compile(r'<div id="altair-viz-')
+EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
-COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
+COPIED = ("_config.yml", "_toc.yml", "CITATION.cff", "CHANGELOG.md")
 
 
 def code(text: str) -> str:
@@ -30,15 +30,17 @@ def code(text: str) -> str:
 
 
 def picture(spec: dict, folder: Path) -> str:
-    """A chart as SVG for readers without JavaScript, in an img, where nothing in it can run. Kept by what it is made of."""
+    """A chart as SVG for readers without JavaScript, in an img, where nothing in it can run. Kept by what it is made of.
+
+    A file of its own: with JavaScript nobody loads it.
+    """
     fixed = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
     text = json.dumps(fixed, sort_keys=True)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.svg"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(vl_convert.vegalite_to_svg(text), "utf8")
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img class="chart" alt="{escape(spec.get("description", ""))}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img class="chart" alt="{escape(spec.get("description", ""))}" src="../_static/book/pictures/{path.name}">'
 
 
 def chart(html: str, name: str, pictures: Path) -> str:
@@ -86,6 +88,8 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
                 data["text/html"] = chart(html, named(outputs, at), pictures)
             elif WIDGET in data:
                 output["data"] = {"text/markdown": RUN_LIVE}
+            elif html:
+                data["text/html"] = EMPTY_HEADER.sub(r"<td\1></td>", html)
     return notebook
 
 
@@ -114,6 +118,8 @@ def stage(home: Path, target: Path) -> None:
             contents[f"{name}.md"] = markdown.read_bytes()
     for source in (*(home / "book").glob("*.svg"), *(home / "book/_ext").glob("*.py"), *(home / "book/_page").iterdir()):
         contents[source.relative_to(home).as_posix()] = source.read_bytes()
+    shown = {name for text in contents.values() for name in re.findall(rb"_static/book/(pictures/\w+\.svg)", text)}
+    contents |= {name.decode(): (home / "_build" / name.decode()).read_bytes() for name in shown}
     for old in target.rglob("*"):
         if old.is_file() and old.relative_to(target).as_posix() not in contents:
             old.unlink()

@@ -145,7 +145,13 @@ class Chapter:
         return pd.DataFrame(rows)
 
     def figure(self, number: str, chart: alt.TopLevelMixin, caption: str) -> None:
-        """Show a chart with its number and caption: what to see, then how it was made."""
+        """Show a chart with its number and caption: what to see, then how it was made.
+
+        The caption also names models that do not learn the task, with their accuracy, once "heads" was opened.
+        """
+        if (self.settings.suite, "heads") in self._open:
+            chance = [f"{m} (accuracy {of:.0%})" for m, of in self.learned.items() if not of.low > CHANCE]
+            caption += f" Not learned, so in no verdict: {', '.join(chance)}." if chance else ""
         display(chart.properties(description=caption))
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>Figure {number}.</b> {html.escape(caption)}</p>'))
 

@@ -37,7 +37,7 @@ from twotowers.paths import data_folder
 HOLDS, NOT_SPECIFIC, ABSENT, FAILS = "holds", "not specific", "absent", "does not hold"
 UNDECIDED, NOT_TESTABLE = "undecided", "not testable"
 VERDICTS = {
-    HOLDS: "the effect is there, and beyond other heads where they are the control",
+    HOLDS: "the effect is there, and larger than in other heads where they are the control",
     NOT_SPECIFIC: "the effect is there, but other heads of the same layers do as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",

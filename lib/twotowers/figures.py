@@ -19,7 +19,7 @@ VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
-    "random direction": OLIVE, "siblings of comparers": SKY, "none": "#555555",
+    "random direction": OLIVE, "siblings of comparers": SKY, "siblings of writers": TAN, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "both": GREEN,
     "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
     "true label": BLUE, "own label": BLUE, "other label": ORANGE, "another token": GREY,
@@ -91,7 +91,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     x = alt.X("effect_low:Q", title=textwrap.wrap(title, 60), axis=ticks, scale=alt.Scale(zero=False))
     line = base.mark_rule(strokeWidth=2).encode(y=rows, x=x, x2="effect_high:Q", color=clear)
     dot = base.mark_point(size=70).encode(y=rows, x="effect:Q", color=clear, tooltip=tip)
-    control = base.mark_tick(color=ORANGE, thickness=2, size=14).encode(y=rows, x="control:Q", tooltip=tip)
+    control = base.mark_tick(color=GREY, thickness=2, size=14).encode(y=rows, x="control:Q", tooltip=tip)
     zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
     return (zero + line + control + dot).properties(width="container", height=alt.Step(24))
 
