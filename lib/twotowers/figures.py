@@ -20,12 +20,12 @@ CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the pag
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
     "random direction": OLIVE, "siblings of comparers": SKY, "siblings of writers": TAN, "none": "#555555",
-    "query alone": SKY, "keys alone": PINK, "both": GREEN,
+    "query alone": SKY, "keys alone": PINK, "values alone": BROWN, "both": GREEN,
     "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
     "true label": BLUE, "own label": BLUE, "other label": ORANGE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
-    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET, "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
