@@ -22,6 +22,7 @@ WEIGHTS = [str(p) for p in ([weights] if weights.is_file() else weights.glob("*.
 CODE = [str(p) for room in ("prompts", "model", "measure") for p in LIB.glob(f"{room}/*.py")]
 REST = [str(p) for p in LIB.glob("*.py") if p.stem not in ("cli", "building")] + [str(p) for p in data_folder().glob("*.csv")]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
+PAGES += [name for name in ("CHANGELOG.md", "CITATION.cff") if Path(name).is_file()]  # parts of pages
 
 NEEDS = Path("_build/needs.txt")  # torch takes seconds to import: asked for only where the list may have changed
 if not NEEDS.is_file() or NEEDS.stat().st_mtime < max(Path(p).stat().st_mtime for p in CODE):
@@ -52,7 +53,7 @@ def number(name):
     return name.partition("-")[0].lstrip("0").upper()
 
 rule pages:
-    input: [f"_build/chapters/{name}.ipynb" for name in about], PAGES, "_toc.yml", "_config.yml", "CHANGELOG.md", "CITATION.cff",
+    input: [f"_build/chapters/{name}.ipynb" for name in about], PAGES, "_toc.yml", "_config.yml",
     output: update("_build/html/index.html"),
     shell: "{PYTHON:q} book/_ext/build.py"
 

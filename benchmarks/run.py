@@ -92,7 +92,7 @@ def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = 
     if (
         work == "ablate last"
     ):  # one position from the head's layer on; it meets the other versions' keys, which are masked
-        riding = (n_heads * (layer + 1) for layer in range(layers))
+        riding = (1 + n_heads * (layer + 1) for layer in range(layers))  # the plain answer is a row, too
         return forward + n * (sum(blocks(1, rows, tokens - 1 + rows) for rows in riding) + (every + 1) * out)
     # At all positions: the FFN of the head's layer and the blocks above; of the last block only one position.
     ffn, top, maps = 8 * d**2, layers - 1, 3 * d**2

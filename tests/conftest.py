@@ -30,6 +30,14 @@ EVERY_KIND = ("test_identities.py", "test_attention_hooks.py", "test_query_key.p
 """Tests of what differs between architectures: these run on all of them"""
 
 
+@pytest.fixture(autouse=True)
+def precision():
+    """Training lowers the precision of products, which processors with bfloat16 then use: no later test may meet it."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def pytest_addoption(parser):
     parser.addoption("--pin", action="store_true", help="write tests/golden.csv anew: numbers are meant to change")
 

@@ -39,7 +39,7 @@ from twotowers.model.model import Model
 from twotowers.progress import progress
 from twotowers.prompts.prompt import Encoded
 
-GROUP_BYTES = 128 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
+GROUP_BYTES = 320 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 KINDS = ("attention", "FFN")
 
 
