@@ -16,13 +16,14 @@ import pandas as pd
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
+RED, ROSE = "#b8324c", "#e59aa8"  # of labels
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
     "random direction": OLIVE, "siblings of comparers": SKY, "siblings of writers": TAN, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "values alone": BROWN, "both": GREEN,
     "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
-    "true label": BLUE, "own label": BLUE, "other label": ORANGE, "another token": GREY,
+    "true label": RED, "own label": RED, "other label": ROSE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
@@ -143,13 +144,13 @@ def curves(
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260) -> alt.FacetChart:
-    """Layer x head, deepest layer on top, a panel a model; blue above zero and orange below, each model on its own scale."""
+    """Layer x head, deepest layer on top, a panel a model; violet above zero and brown below, each model on its own scale."""
     table = table.assign(scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1))
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
         x=alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
         y=alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True)),
         color=alt.Color("scaled:Q", title=f"{title}, as a share of the largest",
-                        scale=alt.Scale(domain=[-1, 0, 1], range=[ORANGE, CLEAR, BLUE])),
+                        scale=alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])),
         tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
     )  # fmt: skip
     return facets(marks, table, height=height).resolve_scale(x="independent", y="independent")
