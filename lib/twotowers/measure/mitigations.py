@@ -133,10 +133,10 @@ def without_position(
 ) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]]:
     """Queries and keys without the position's influence, from the layer's input x; their products are in nats.
 
-    Rotary models: as if all tokens stood at one place. Learned positions: `position_part`, the position embedding, is
-    taken out of the inputs of W_Q and W_K; the norm between is linear once its scale is frozen at x, so they get
-    `norm(x) - gamma * centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in every
-    architecture.
+    Rotary models: as if all tokens stood at one place (LongRoPE and YaRN still lengthen what they turn). Learned
+    positions: `position_part`, the position embedding, is taken out of the inputs of W_Q and W_K; the norm between is
+    linear once its scale is frozen at x, so they get `norm(x) - gamma * centre(position_part) / s(x)`. What earlier
+    layers made of the position stays in x, in every architecture.
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:

@@ -112,8 +112,7 @@ def last_scores(
 ) -> Float[Tensor, "batch head position"]:
     """Scores of the last position with every position, soft-capped where the model does so; no mask, no softmax.
 
-    `positions` are where queries and keys stand: 0, 1, ... as in the model, or all 0 for scores without the positions'
-    influence (at the temperature that the model has: LongRoPE and YaRN lengthen what they turn). Raises as `rotated`.
+    `positions` are where queries and keys stand: 0, 1, ... Raises as `rotated`.
     """
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
