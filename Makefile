@@ -10,7 +10,7 @@ SET     ?=
 MODEL   ?=
 # TORCH=cuda takes the registry's own build of PyTorch; anything else tries the small CPU build first
 TORCH   ?= cpu
-TORCH_VERSION := 2.13.0
+TORCH_VERSION := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.lock)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 BIN    := $(VENV)/bin
@@ -22,14 +22,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages verify miniatures lab peers licences lock clean
+.PHONY: help book test check pages verify miniature lab peers lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo "  variables: MODEL=path/or/name JOBS=$(JOBS) THREADS=$(THREADS) SET='blocks=20' TORCH=cpu|cuda"
 
 book: $(STAMP)  ## measure what is missing, run the chapters that changed, build the HTML
-	@exec $(BIN)/python -m twotowers.cli book --model "$$MODEL" --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
+	@exec $(BIN)/python -m towerlab.cli book --model "$$MODEL" --set "$$SET" --jobs "$$JOBS" --threads "$$THREADS"
 
 test: $(STAMP)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_pages.py
@@ -42,10 +42,10 @@ pages: book  ## look at every page of the built book in a headless browser
 	@$(BIN)/python -m pytest -n 2 tests/test_pages.py
 
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
-	@exec $(BIN)/python -m twotowers.cli verify --model "$${MODEL:-gpt2-large}"
+	@exec $(BIN)/python -m towerlab.cli verify --model "$${MODEL:-gpt2-large}"
 
-miniatures: $(STAMP)  ## train the shipped models again; the second needs the sentence sets
-	for name in mini-gpt2 mini-sentences; do $(BIN)/python -m training.train $$name || exit; done
+miniature: $(STAMP)  ## train the shipped model again
+	$(BIN)/python -m training.train mini-gpt2
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(LOCKED) --requirement locks/lab.lock
@@ -53,9 +53,6 @@ lab: $(STAMP)  ## open the chapters in JupyterLab
 
 peers: $(STAMP)  ## install what benchmarks/ compares with
 	@$(LOCKED) --requirement locks/peers.lock
-
-licences: $(STAMP)  ## the licence of every package that is installed
-	@$(BIN)/python locks/licences.py
 
 # The stamp is written last, so an interrupted installation is taken up again by the next make.
 # PyTorch goes first: on Linux the registry's own build brings gigabytes of CUDA libraries.
@@ -77,10 +74,20 @@ $(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pypr
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# uv resolves for every Python from 3.11 on; KEEP=1 keeps the versions and looks up the hashes again.
-lock: $(STAMP)  ## choose the exact versions again
+# uv.lock holds all, for every system and every Python from 3.11 on; the others are parts of it in pip's form. CUDA's
+# libraries are in a part of their own, and PyTorch's CPU build, which only its own index has, in the last.
+EXPORT  := $(BIN)/uv export --quiet --frozen --no-emit-project --no-header --no-annotate
+NO_CUDA := $(addprefix --prune ,cuda-bindings cuda-toolkit nvidia-cublas nvidia-cudnn-cu13 nvidia-cusparselt-cu13 \
+             nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton)
+lock: $(STAMP)  ## after a change of dependencies: lock exact versions and hashes again; UPGRADE=1 takes the newest
 	@$(BIN)/python -m pip install --quiet uv
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python locks/lock.py $(if $(KEEP),--keep) $(TORCH_VERSION) $(TORCH_CPU_INDEX)
+	$(BIN)/uv lock $(if $(UPGRADE),--upgrade)
+	@$(EXPORT) --extra book --extra test $(NO_CUDA) --output-file requirements.lock > /dev/null
+	@for group in build lab peers; do $(EXPORT) --only-group $$group $(NO_CUDA) --output-file locks/$$group.lock > /dev/null || exit; done
+	@$(EXPORT) --only-group cuda --output-file locks/cuda.lock > /dev/null
+	@version=$$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.lock); grep -q "^torch==$$version+cpu" locks/cpu.lock || \
+	  echo "torch==$$version+cpu ; sys_platform == 'linux'" | $(BIN)/uv pip compile --quiet --universal --no-deps --no-header \
+	  --no-annotate --generate-hashes --index-url $(TORCH_CPU_INDEX) --output-file locks/cpu.lock -
 
 clean:  ## remove what was built (the installation in .venv stays)
 	rm -rf _build .snakemake

@@ -1,35 +1,31 @@
 # From measurements to chapters to pages. `make book` calls it; by itself:  snakemake --cores 2 --config model=NAME blocks=20
-#   model, lib/twotowers/{prompts,model,measure}  ->  _build/measurements/MODEL/SUITE/NAME.nc
+#   model, settings, texts, versions (data/versions.csv)  ->  _build/measurements/MODEL/SUITE/NAME.nc
 #   those it names, data/measurements, its notebook, the rest of lib  ->  _build/chapters/NAME.ipynb, _build/evidence/N.csv
 #   all of them, book/_ext, book/_page  ->  _build/html
 #
 # A notebook names what it reads in its metadata: "twotowers": {"measurements": ["heads", "towers"]}; with
 # "evidence": true it reads the evidence of all other chapters. `update` keeps the last good file when a job fails.
+#
+# One rule says when a measurement is made again: when its identity is another (`recorded.identity`), as `twotowers measure`
+# and chapters do; it is a parameter of the rule, and no code is an input.
 
-import csv, json, os, subprocess, sys
+import csv, functools, json, os, sys
 from pathlib import Path
 import twotowers, yaml
-from twotowers.measure.settings import Settings
-from twotowers.paths import data_folder, shipped_models, slug
+from towerlab.measure.chain import Run
+from twotowers import recorded
+from twotowers.paths import data_folder, slug
+from twotowers.settings import Settings
 
 os.environ["TWOTOWERS_PROGRESS_LINES"] = "1"  # jobs share a terminal
-PYTHON, LIB = sys.executable, Path(twotowers.__file__).parent
+PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 given = {name: value for name, value in config.items() if name in Settings.model_fields}
 settings = Settings.of(given)
 MODEL, OUT, THREADS = slug(settings.model), settings.out, int(config.get("threads", 1))
-weights = shipped_models().get(settings.model, Path(settings.model))
-WEIGHTS = [str(p) for p in ([weights] if weights.is_file() else weights.glob("*.*")) if p.suffix in (".json", ".safetensors", ".gguf")]
-CODE = [str(p) for room in ("prompts", "model", "measure") for p in LIB.glob(f"{room}/*.py")]
-REST = [str(p) for p in LIB.glob("*.py") if p.stem not in ("cli", "building")] + [str(p) for p in data_folder().glob("*.csv")]
+LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
+DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.csv") if p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
 PAGES += [name for name in ("CHANGELOG.md", "CITATION.cff") if Path(name).is_file()]  # parts of pages
-
-NEEDS = Path("_build/needs.txt")  # torch takes seconds to import: asked for only where the list may have changed
-if not NEEDS.is_file() or NEEDS.stat().st_mtime < max(Path(p).stat().st_mtime for p in CODE):
-    said = subprocess.run([PYTHON, "-m", "twotowers.cli", "measure", "--list"], check=True, text=True, stdout=subprocess.PIPE)
-    NEEDS.parent.mkdir(exist_ok=True)
-    NEEDS.write_text(said.stdout)
-needs = {name: rest for name, *rest in map(str.split, NEEDS.read_text().splitlines())}
 
 toc = yaml.safe_load(Path("_toc.yml").read_text())
 notebooks = [Path(f"{page}.ipynb") for page in (toc["root"], *(entry["file"] for entry in toc["chapters"]))]
@@ -39,7 +35,7 @@ claimed = {row["chapter"] for row in csv.DictReader((data_folder() / "claims.csv
 def reads(name):
     """The files of a chapter's measurements: of the default model, unless it is recorded, and of all that are.
 
-    A chapter with a default model of its own, named in its metadata, measures that one itself.
+    A chapter with a default model of its own, named in its metadata, opens that one itself (appendix A: a recorded one).
     """
     suites = about[name].get("suites", [settings.suite])
     own = "model" in about[name] and "model" not in given
@@ -47,6 +43,15 @@ def reads(name):
         recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{file}")}
         yield from recorded.values()
         yield from [] if MODEL in recorded or own else [f"{OUT}/{MODEL}/{file}"]
+
+@functools.cache
+def run(suite):
+    return Run(settings.model_copy(update={"suite": suite}))
+
+def rests_on(name):
+    """The model, and texts and versions of a chapter's measurements, recorded ones too."""
+    suites = about[name].get("suites", [settings.suite])
+    return [(s, run(s).fingerprint, recorded.texts(s), recorded.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 
 def number(name):
     """04-attention-weights -> 4; b-what-decides -> B: the chapter of its claims in data/claims.csv."""
@@ -58,21 +63,24 @@ rule pages:
     shell: "{PYTHON:q} book/_ext/build.py"
 
 rule measure:
-    input: WEIGHTS, CODE, lambda w: [f"{OUT}/{MODEL}/{w.suite}/{name}.nc" for name in needs[w.name]],
+    input: lambda w: [f"{OUT}/{MODEL}/{w.suite}/{name}.nc" for name in recorded.about(w.name).needs],
     output: f"{OUT}/{MODEL}/{{suite}}/{{name}}.nc",
-    params: options=[f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "suite"],
+    params:
+        identity=lambda w: run(w.suite).identity(w.name),
+        options=[f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "suite"],
     threads: THREADS
     resources: **({"gpu": 1} if settings.device.startswith("cuda") or settings.device_map else {}),
-    shell: "{PYTHON:q} -m twotowers.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q}"
+    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q}"
 
 for name in about:
     others = [f"_build/chapters/{other}.ipynb" for other in about if "evidence" in about[name] and "evidence" not in about[other]]
     evidence = [f"_build/evidence/{number(name)}.csv"] if number(name) in claimed else []
     rule:
         name: f"chapter_{name}"
-        input: f"book/{name}.ipynb", list(reads(name)), REST, others,
+        input: f"book/{name}.ipynb", list(reads(name)), LIB_OF_CHAPTERS, DATA_OF_CHAPTERS, others,
         output: update(f"_build/chapters/{name}.ipynb"), [update(path) for path in evidence],
         params:
+            rests_on=rests_on(name),
             part=f"_build/chapters/.{name}.part.ipynb", failed=f"_build/chapters/{name}.failed.ipynb",
             given=[word for pair in given.items() for word in ("-p", *map(str, pair))] if "measurements" in about[name] else [],
         log: f"_build/log/{name}.txt",

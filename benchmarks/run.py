@@ -26,13 +26,13 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
+from towerlab.measure.heads import heads
+from towerlab.measure.single_ablations import single_ablations
+from towerlab.model import attention_hooks, unembed
+from towerlab.model.architectures import ARCHITECTURES
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 from transformers import AutoModelForCausalLM, GPT2Config
-from twotowers.measure.heads import heads
-from twotowers.measure.single_ablations import single_ablations
-from twotowers.model import attention_hooks, unembed
-from twotowers.model.architectures import ARCHITECTURES
-from twotowers.model.model import Model
-from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- written by benchmarks/run.py: begin -->", "<!-- end -->"

@@ -14,11 +14,11 @@ import pytest
 import torch
 import transformers
 import typechecker  # noqa: F401  before anything of twotowers
-from twotowers.model.architectures import ARCHITECTURES
-from twotowers.model.attention_hooks import implementation
-from twotowers.model.model import Model
-from twotowers.paths import CACHE, user_cache
-from twotowers.prompts.prompt import Demonstration, Encoded, Prompt
+from towerlab.cache import CACHE, user_cache
+from towerlab.model.architectures import ARCHITECTURES
+from towerlab.model.attention_hooks import implementation
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
 BROWSER = ("test_engine.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
@@ -104,6 +104,9 @@ TINY = {
     "phi3 longrope": dict(**_SMALL | {"hidden_size": 32}, original_max_position_embeddings=32, pad_token_id=0,
                           rope_parameters={"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
                                            "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}),
+    "phi": dict(**_SMALL | {"hidden_size": 32}),
+    "starcoder2": dict(**_SMALL, sliding_window=6),
+    "stablelm": dict(**_SMALL | {"hidden_size": 32}, use_qkv_bias=True),
     "smollm3": dict(**_SMALL | {"num_hidden_layers": 3}, no_rope_layers=[1, 0, 1], pad_token_id=0,
                     use_sliding_window=True, sliding_window=6),
     "gpt_neo": dict(num_layers=2, num_heads=4, hidden_size=16, intermediate_size=20, max_position_embeddings=64,

@@ -5,7 +5,7 @@ module calls: no capture, no factoring, no streaming.
 """
 
 import torch
-from twotowers.model.model import Model
+from towerlab.model.model import Model
 
 
 def log_prob(model: Model, v, word, norm, scale):
@@ -101,7 +101,7 @@ class Reference:
         fused = hasattr(attention, "qkv_proj")  # Phi-3: all queries, all keys, all values
         values = attention.qkv_proj(x)[-model.n_key_value_heads * d :] if fused else attention.v_proj(x)
         value = values[group * d : (group + 1) * d]
-        out = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
+        out = next(getattr(attention, name) for name in ("o_proj", "out_proj", "dense") if hasattr(attention, name))
         return out.weight[:, head * d : (head + 1) * d] @ value
 
     def position(self, layer, head, position):

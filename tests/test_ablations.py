@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from towerlab.measure.ablations import ablations, mean_z
+from towerlab.measure.answers import answers
+from towerlab.measure.single_ablations import single_ablations
+from towerlab.model.capture import capture
 from twotowers.errors import TwoTowersError
-from twotowers.measure.ablations import ablations, mean_z
-from twotowers.measure.answers import answers
-from twotowers.measure.single_ablations import single_ablations
-from twotowers.model.capture import capture
 
 EXACT = dict(rtol=0, atol=1e-9)
 

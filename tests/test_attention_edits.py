@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from towerlab.model.attention_edits import EXCHANGES, blocked, exchange, steer
+from towerlab.model.attention_hooks import last_scores, reading_attention
+from towerlab.model.capture import answer, capture
+from towerlab.model.hooks import block_outputs, changing_z, restarted
+from towerlab.model.last_position import LastPosition, edited, head_output
 from twotowers.errors import TwoTowersError
-from twotowers.model.attention_edits import EXCHANGES, blocked, exchange, steer
-from twotowers.model.attention_hooks import last_scores, reading_attention
-from twotowers.model.capture import answer, capture
-from twotowers.model.hooks import block_outputs, changing_z, restarted
-from twotowers.model.last_position import LastPosition, edited, head_output
 
 HEADS = ((0, 1), (1, 0), (1, 1))
 

@@ -2,7 +2,7 @@
 
 import torch
 from conftest import random_prompts
-from twotowers.model.attention_hooks import reading_attention
+from towerlab.model.attention_hooks import reading_attention
 
 
 def test_a_model_with_a_cache_says_what_it_says_without(any_model):

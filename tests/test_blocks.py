@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from towerlab.prompts.blocks import about, class_pairs, draw_blocks
 from twotowers.errors import TwoTowersError
-from twotowers.prompts.blocks import OWN_NAMES, Form, about, class_pairs, draw_blocks, label_pairs
+from twotowers.forms import OWN_NAMES, Form, label_pairs
 
 FORM = Form(2, "space")
 

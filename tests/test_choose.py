@@ -42,12 +42,23 @@ def test_comparers_look_and_write_little_writers_write():
     assert sets["by attention"] == [(0, 0), (0, 3)]
     assert sets["comparers"] == [(0, 3), (0, 1)]  # head 0 writes too much, head 2 looks at both alike
     table = choose.head_table(four, k=2).set_index("name")
-    assert table["set"].to_dict() == {"0-0": "writers", "0-1": "other heads", "0-2": "writers", "0-3": "comparers"}
+    assert table["set"].to_dict() == {"0-0": "writers", "0-1": "comparers", "0-2": "writers", "0-3": "comparers"}
     assert table.loc["0-1", "attention difference"] == pytest.approx(0.1)
 
 
+def test_a_head_that_writes_against_its_label_is_a_suppressor_and_no_comparer():
+    three = heads([(0.9, 0.1), (0.6, 0.1), (0.3, 0.3)], [-0.5, 0.2, -0.9])
+    sets = choose.head_sets(three, k=2)
+    assert sets["by attention"] == [(0, 0), (0, 1)]
+    assert sets["comparers"] == [(0, 1)] and sets["writers"] == [(0, 1)]
+    assert sets["suppressors"] == [(0, 0)]  # head 2 writes even less, but looks at both labels alike
+    assert choose.head_table(three, k=2).set_index("name")["set"].to_dict() == {
+        "0-0": "suppressors", "0-1": "writers", "0-2": "other heads"}  # fmt: skip
+
+
 def test_a_rule_may_name_no_heads():
-    assert choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))["comparers"] == []
+    sets = choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
+    assert sets["comparers"] == [] and sets["suppressors"] == []
 
 
 @given(st.integers(1, 3), st.integers(0, 99))

@@ -6,9 +6,9 @@ import tiny_blocks
 import torch
 from conftest import shared_tiny
 from reference import Reference
+from towerlab.measure.conditions import CONDITIONS, conditions
+from towerlab.prompts.prompt import encode_all
 from twotowers.errors import TwoTowersError
-from twotowers.measure.conditions import CONDITIONS, conditions
-from twotowers.prompts.prompt import encode_all
 
 EXPECTED = {"plain": "TFFT", "one true fewer": "TFF", "one other fewer": "TFT", "true nearest": "FFTT", "true first": "TTFF"}
 

@@ -5,14 +5,14 @@ import threading
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 
-import pandas as pd
 import pytest
-from twotowers import paths
+from towerlab import cache
+from towerlab.prompts import download
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import download
 
 CONTENT = b"two lines\nof a set\n"
 FILE = "mine/some file.txt"
+COMMIT = "abc123de" * 5
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -24,11 +24,11 @@ class Quiet(SimpleHTTPRequestHandler):
 def pinned(tmp_path, monkeypatch):
     """One pinned file, an empty cache, no folder of the user's."""
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    row = ["mine", FILE, "someone/repo", "data/some file.txt", "abc123", sha256, str(len(CONTENT))]
-    table = pd.DataFrame([row], columns=["set", "file", "repository", "path", "commit", "sha256", "bytes"])
-    monkeypatch.setattr(download, "pins", lambda: table)
+    pin = download.Pin(set="mine", file=FILE, repository="someone/repo", path="data/some file.txt", commit=COMMIT,
+                       sha256=sha256, bytes=len(CONTENT))  # fmt: skip
+    monkeypatch.setattr(download, "pins", lambda: {FILE: pin})
     monkeypatch.delenv(download.DATA, raising=False)
-    monkeypatch.setenv(paths.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.CACHE, str(tmp_path / "cache"))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
         monkeypatch.delenv(proxy.upper(), raising=False)
@@ -37,7 +37,7 @@ def pinned(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(pinned, monkeypatch):
-    remote = pinned / "remote" / "someone/repo" / "abc123" / "data" / "some file.txt"
+    remote = pinned / "remote" / "someone/repo" / COMMIT / "data" / "some file.txt"
     remote.parent.mkdir(parents=True)
     remote.write_bytes(CONTENT)
     with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=pinned / "remote")) as one:
@@ -58,7 +58,7 @@ def refused(words):
 
 def test_a_file_is_downloaded_once(server, pinned):
     assert download.fetch(FILE) == download.fetch(FILE) == CONTENT
-    assert server.asked == ["/someone/repo/abc123/data/some%20file.txt"]
+    assert server.asked == [f"/someone/repo/{COMMIT}/data/some%20file.txt"]
     assert (pinned / "cache" / FILE).read_bytes() == CONTENT
 
 
@@ -91,7 +91,7 @@ def test_offline_names_the_folder_to_set(pinned, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_refused(server, pinned, monkeypatch):
     (pinned / "afile").write_text("")
-    monkeypatch.setenv(paths.CACHE, str(pinned / "afile"))
+    monkeypatch.setenv(cache.CACHE, str(pinned / "afile"))
     refused("TWOTOWERS_")
 
 
@@ -106,12 +106,7 @@ def test_the_users_folder_goes_first_and_is_proved_too(server, pinned, monkeypat
     assert server.asked == []
 
 
-def test_the_shipped_pins_name_each_set_once_and_in_full():
-    from twotowers.prompts.corpora import SETS
+def test_the_shipped_pins_name_the_file_of_each_set():
+    from towerlab.prompts.corpora import SETS
 
-    table = download.pins.__wrapped__()
-    found = {name: tuple(group["file"]) for name, group in table.groupby("set")}
-    trained_on = found.pop("mini-sentences")  # what only the training of that miniature reads
-    assert found == {n: s.files for n, s in SETS.items()} and not set(trained_on) & set().union(*found.values())
-    assert table["commit"].str.fullmatch("[0-9a-f]{40}").all() and table["sha256"].str.fullmatch("[0-9a-f]{64}").all()
-    assert table["repository"].str.fullmatch(r"[\w.-]+/[\w.-]+").all()
+    assert {pin.set: pin.file for pin in download.pins.__wrapped__().values()} == {n: s.file for n, s in SETS.items()}

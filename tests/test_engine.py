@@ -15,8 +15,8 @@ import nbformat
 import pytest
 import xarray as xr
 from conftest import ROOT
-from twotowers import building, cli
-from twotowers.progress import progress
+from towerlab import building, cli
+from towerlab.progress import progress
 
 SETTINGS = "blocks=2 locate=2 k=2 separator=space"
 PARAMETERS = "model, blocks, locate, k, separator, out = 'mini-gpt2', 2, 2, 2, 'space', '_build/measurements'"
@@ -45,7 +45,7 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("book") / "it's a book"
     for name in ("book/_ext", "book/_page", "data/words", "data/models/mini-gpt2"):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv"):
+    for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv"):
         shutil.copy(ROOT / name, home / name)
     (home / "_toc.yml").write_text(
         "format: jb-book\nroot: book/intro\nchapters:\n- file: book/91-one\n- file: book/92-two\n"
@@ -58,7 +58,7 @@ def home(tmp_path_factory):
 
 def start(home, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "twotowers.cli", *arguments], cwd=home, text=True, start_new_session=True,
+        [sys.executable, "-m", "towerlab.cli", *arguments], cwd=home, text=True, start_new_session=True,
         env=os.environ | {"TWOTOWERS_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -121,6 +121,35 @@ def test_nothing_changed_does_nothing(built):
     before = times(built)
     code, said = build(built)
     assert code == 0 and times(built) == before, said
+
+
+def planned(home):
+    """The measurements that Snakemake would make, with the sources in the book's own folder."""
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--printshellcmds", "--cores", "1"]
+    command += ["--configfile", "_build/settings.json"]
+    lib = {"PYTHONPATH": str(home / "lib"), "TWOTOWERS_HOME": str(home)}
+    done = subprocess.run(command, cwd=home, env=os.environ | lib, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"towerlab.cli measure (\w+)", done.stdout + done.stderr))
+
+
+def test_versions_and_texts_say_what_is_measured_again_and_code_and_dates_do_not(built):
+    shutil.copytree(ROOT / "lib", built / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+    module, versions, words = (built / path for path in ("lib/towerlab/measure/heads.py", "data/versions.csv", "data/words/words.csv"))
+    module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
+    assert planned(built) == set()
+    table = versions.read_text("utf8")
+    versions.write_text(re.sub(r"(?m)^heads,\d+", "heads,99", table))
+    assert planned(built) == {"heads"}
+    versions.write_text(re.sub(r"(?m)^forms,\d+", "forms,99", table))
+    assert planned(built) == {"forms", "heads"}  # and what needs it
+    versions.write_text(table)
+    text = words.read_text("utf8")
+    words.write_text(text.replace("like,", "likes,", 1), "utf8")
+    assert planned(built) == {"forms", "heads"}
+    words.write_text(text, "utf8")
+    assert planned(built) == set()
+    shutil.rmtree(built / "lib")
 
 
 def test_a_changed_notebook_runs_itself_and_the_pages(built):
@@ -188,8 +217,7 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "remedy"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_refused_in_one_line_before_weights_are_read(arguments, remedy, capsys, monkeypatch):
-    monkeypatch.setattr("twotowers.measure.chain.load", None)
-    monkeypatch.setattr("twotowers.model.loading.load", None)
+    monkeypatch.setattr("towerlab.model.loading.load", None)
     handler = signal.getsignal(signal.SIGTERM)
     assert cli.main(arguments) == 2
     signal.signal(signal.SIGTERM, handler)
@@ -212,7 +240,7 @@ def test_what_is_no_notebook_is_told_in_words(text, tmp_path):
 
 
 def test_progress_in_a_file_is_a_line_a_minute_and_no_empty_line(capfd, monkeypatch):
-    monkeypatch.setattr("twotowers.progress.QUIET", 0.05)
+    monkeypatch.setattr("towerlab.progress.QUIET", 0.05)
     lines = []
     with progress("heads", 4) as bar:
         for done, line in ((0, "heads: 0 of 4 prompts, 0 min 0 s so far"), (2, "heads: 2 of 4 prompts, 0 min ")):

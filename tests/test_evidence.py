@@ -1,118 +1,219 @@
-"""The rule of evidence on hand-made observations: every branch, by numbers that can be checked by hand."""
+"""The rule of evidence on hand-made observations: every branch, by numbers that can be checked by hand; and what is refused."""
 
 import numpy as np
+import pandas as pd
 import pytest
-import scipy.stats
 import xarray as xr
-from twotowers import evidence
-from twotowers.errors import TwoTowersError
-from twotowers.evidence import Claim, compare, interval, judge, not_testable, over_sets
+from twotowers import claims, evidence
+from twotowers.claims import Claim
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.evidence import SHARE_OF_CHOICE, check_rows, compare, not_testable, of_set, over_sets
 
-CLAIM = Claim("c", "4", "Heads look.", "attention", 0.0, 0.1, "share", "v1", "2026-11-22", "nothing")
-
-
-def test_interval_is_students_t_over_cluster_means():
-    values = np.array([1.0, 2.0, 3.0, 6.0])
-    got = interval(values)
-    low, high = scipy.stats.t.interval(0.95, 3, loc=3.0, scale=values.std(ddof=1) / 2)
-    assert (got.estimate, got.n) == (3.0, 4)
-    np.testing.assert_allclose([got.low, got.high], [low, high])
-    assert got.low < got.low90 < got.high90 < got.high
+LINE = {"id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0, "smallest": 0.1, "unit": "share",
+        "heads": "", "control": "none", "source": "v1", "rule": "2026-11-23", "seen": "nothing"}  # fmt: skip
 
 
-def test_interval_of_equal_values_and_of_one():
-    assert interval(np.full(3, 0.5)).low == interval(np.full(2, 0.5)).high == 0.5
-    assert np.isnan(interval(np.array([0.5])).low)
-    assert interval(np.array([1.0, np.nan, 3.0])).n == 2
-    assert f"{interval(np.array([0.5])):.1f}" == "0.5 [no interval, n = 1]"
+def claim(**cells):
+    return Claim(**LINE | cells)
 
 
-def prompts(means, each=4, spread=0.0):
-    """Observations of class pairs with these means, `each` prompts a pair."""
-    values = np.repeat(means, each) + spread * np.tile([-1, 1], len(means) * each // 2)
-    return xr.DataArray(values, dims="prompt", coords={"pair": ("prompt", np.repeat(list("abcdefgh")[: len(means)], each))})
+def prompts(of_pairs, each=4, spread=0.0):
+    """Observations of class pairs with these means, `each` prompts a pair, all with one label pair."""
+    values = np.repeat(np.asarray(of_pairs, float), each) + spread * np.tile([-1, 1], len(of_pairs) * each // 2)
+    coords = {"pair": np.repeat(list("abcdefgh")[: len(of_pairs)], each), "labels": np.full(len(values), "foo/bar")}
+    return xr.DataArray(values, dims="prompt", coords={name: ("prompt", entries) for name, entries in coords.items()})
 
 
-def test_prompts_of_a_pair_count_once():
-    few, many = (compare(CLAIM, "m", prompts([0.4, 0.6, 0.5, 0.7], each, 0.2)) for each in (2, 20))
-    assert few["effect_low"] == pytest.approx(many["effect_low"]) and few["n"] == many["n"] == 4
+def random_sets(of_pairs, draws=20, high=0):
+    """`draws` sets with these means, `high` of them one higher."""
+    return xr.concat([prompts(np.array(of_pairs) + (1.0 if i < high else 0.0)) for i in range(draws)], "draw")
 
 
 UP, NEAR_ZERO, DOWN, WIDE = [0.5, 0.6, 0.55, 0.5], [0.01, -0.01, 0.02, 0.0], [-0.5, -0.6, -0.4, -0.5], [1.5, -0.6, 0.9, -0.4]
+LITTLE, USUAL = [0.06, 0.1, 0.08, 0.12], [0.1, 0.1, 0.0, 0.1]
 
 
-def random_sets(means, draws=20, high=0):
-    """`draws` sets with these means, `high` of them one higher."""
-    sets = [prompts(np.array(means) + (1.0 if i < high else 0.0)) for i in range(draws)]
-    return xr.concat(sets, "draw")
+def test_prompts_of_a_pair_count_once():
+    few, many = (compare(claim(), "m", prompts([0.4, 0.6, 0.5, 0.7], each, 0.2)) for each in (2, 20))
+    assert few.effect_low == pytest.approx(many.effect_low) and few.n == many.n == 4 and few.label_pairs == 1
+    assert (few.prompts, many.prompts) == (8, 80)
 
 
 @pytest.mark.parametrize(
     "effect, random, verdict",
     [
-        (UP, None, evidence.HOLDS),
-        (DOWN, None, evidence.FAILS),
-        (NEAR_ZERO, None, evidence.ABSENT),
-        (WIDE, None, evidence.UNDECIDED),
-        (UP, random_sets([0.1, 0.1, 0.0, 0.1]), evidence.HOLDS),
-        (UP, random_sets([0.1, 0.1, 0.0, 0.1], high=1), evidence.HOLDS),  # one of twenty is allowed
-        (UP, random_sets([0.1, 0.1, 0.0, 0.1], high=2), evidence.NOT_SPECIFIC),
-        (UP, random_sets([0.6, 0.4, 0.6, 0.5]), evidence.NOT_SPECIFIC),  # no difference from their mean
-        (UP, random_sets([0.1, 0.1, 0.0, 0.1], draws=19), evidence.UNDECIDED),
-        ([0.5], None, evidence.UNDECIDED),  # one pair has no interval
-        ([np.nan, np.nan], None, evidence.NOT_TESTABLE),
+        (UP, None, claims.HOLDS),
+        (DOWN, None, claims.FAILS),
+        (NEAR_ZERO, None, claims.ABSENT),
+        (WIDE, None, claims.UNDECIDED),
+        (LITTLE, None, claims.SMALL),  # clear of zero, 0.09 where 0.1 would matter
+        (LITTLE, random_sets(UP), claims.SMALL),
+        (UP, random_sets(USUAL), claims.HOLDS),
+        (UP, random_sets(USUAL, high=1), claims.HOLDS),  # one of twenty is allowed
+        (UP, random_sets(USUAL, high=2), claims.NOT_SPECIFIC),
+        (UP, random_sets([0.6, 0.4, 0.6, 0.5]), claims.NOT_SPECIFIC),  # no difference from their mean
+        (UP, random_sets(USUAL, draws=19), claims.UNDECIDED),
+        ([0.5], None, claims.UNDECIDED),  # one pair has no interval
+        ([], None, claims.NOT_TESTABLE),
     ],
 )
 def test_rule(effect, random, verdict):
-    assert compare(CLAIM, "m", prompts(effect), random)["verdict"] == verdict
+    needs = "none" if random is None else "random sets"
+    assert compare(claim(control=needs), "m", prompts(effect), control=random).verdict == verdict
+
+
+def test_the_smallest_effect_in_nats_is_a_share_of_the_models_choice():
+    of_nats = claim(unit="nats", smallest=None)
+    small, large = (compare(of_nats, "m", prompts(UP), choice=choice) for choice in (11.0, 1.0))
+    assert (small.verdict, large.verdict) == (claims.SMALL, claims.HOLDS)
+    assert large.smallest == SHARE_OF_CHOICE and compare(claim(), "m", prompts(UP), choice=20.0).smallest == 0.1
 
 
 def test_a_threshold_has_no_absent():
-    half = Claim(**{**vars(CLAIM), "null": 0.5, "smallest": 0.0})
-    assert compare(half, "m", prompts([0.501, 0.5, 0.499, 0.5]))["verdict"] == evidence.UNDECIDED
+    half = claim(null=0.5, smallest=0.0)
+    assert compare(half, "m", prompts([0.501, 0.5, 0.499, 0.5])).verdict == claims.UNDECIDED
+    assert compare(half, "m", prompts([0.505, 0.505, 0.504, 0.506])).verdict == claims.HOLDS
 
 
-def test_share_is_the_ratio_of_means_with_its_spread():
-    whole = prompts([1.0, 2.0, 3.0])
-    assert interval(evidence.share(whole / 4, whole)).low == pytest.approx(0.25)  # the same share in every pair: no spread
-    got = evidence.share(prompts([1.0, 0.0, 2.0]), whole)
-    np.testing.assert_allclose(got, 0.5 + (np.array([1.0, 0.0, 2.0]) - 0.5 * np.array([1.0, 2.0, 3.0])) / 2)
-    sets = xr.concat([whole, 2 * whole], "heads")
-    np.testing.assert_allclose(evidence.share(sets, whole).mean("pair"), [1.0, 2.0])
+def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
+    whole = prompts([1.0, 2.0, 3.0, 2.0])
+    part, usual = whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1]), random_sets([0.1, 0.2, 0.1, 0.0], high=1)
+    row = compare(claim(control="random sets"), "m", part, whole=whole, control=usual)
+    assert row.effect == pytest.approx(0.6) and row.control == pytest.approx((0.1 + 1 / 20) / 2)
+    assert row.difference == pytest.approx(row.effect - row.control) and row.verdict == claims.HOLDS
+    assert row.share == 0  # one reaches 1.1 / 2 = 0.55
+    half = compare(claim(null=0.5, smallest=0.0), "m", part, whole=whole)
+    assert half.p == pytest.approx(compare(claim(), "m", part - whole / 2).p)
 
 
-def test_null_and_smallest_belong_to_the_claim():
-    half = interval(np.array([0.52, 0.51, 0.53, 0.52]))
-    assert judge(half, null=0.0, smallest=0.05) == evidence.HOLDS
-    assert judge(half, null=0.5, smallest=0.05) == evidence.ABSENT
-    assert judge(half, null=0.5, smallest=0.01) == evidence.HOLDS
+def test_a_share_of_what_may_be_zero_is_not_testable():
+    row = compare(claim(), "m", prompts(UP), whole=prompts(WIDE))
+    assert row.verdict == claims.NOT_TESTABLE and "not clear of zero: +0.350 [" in row.note
 
 
-def test_row_tells_effect_control_and_share():
-    row = compare(CLAIM, "m", prompts(UP), random_sets([0.1, 0.1, 0.1, 0.1], high=2))
-    assert row["effect"] == pytest.approx(np.mean(UP)) and row["control"] == pytest.approx(0.2)
-    assert row["difference"] == pytest.approx(np.mean(UP) - 0.2) and row["share"] == 0.1 and row["draws"] == 20
-    assert set(not_testable(CLAIM, "m", "no heads")) == set(row)
+def test_a_row_tells_effect_control_and_share():
+    row = compare(claim(control="random sets"), "m", prompts(UP), control=random_sets([0.1] * 4, high=2), form="k = 2, space")
+    assert row.effect == pytest.approx(np.mean(UP)) and row.control == pytest.approx(0.2)
+    assert row.difference == pytest.approx(np.mean(UP) - 0.2) and row.share == 0.1 and row.draws == 20
+    assert row.form == "k = 2, space" and 0 < row.p < 0.001
+    assert not_testable(claim(), "m", "no heads").note == "no heads"
+
+
+def names(values):
+    """The same prompts, the last one with names of classes as labels."""
+    return values.assign_coords(labels=("prompt", [*values["labels"].values[:-1], values["pair"].values[-1]]))
+
+
+@pytest.mark.parametrize(
+    "values, others, message",
+    [
+        (prompts(UP).expand_dims(layer=2), {}, r"values over \(layer, prompt\), wanted \(prompt\): take means"),
+        (prompts(UP).drop_vars("labels"), {}, "without the coordinates pair, labels"),
+        (prompts([np.nan] * 4), {}, "all values are missing"),
+        (prompts([0.1, 0.2, 0.1, np.inf]), {}, "4 of 16 values are missing or infinite"),
+        (prompts(UP), {"whole": prompts(UP[:3])}, "whole are of different prompts"),
+        (prompts(UP), {"whole": prompts([1.0, np.nan, 1.0, 1.0])}, "missing or infinite"),
+        (prompts(UP), {"control": prompts(UP)}, r"control over \(prompt\), wanted \(draw, prompt\)"),
+        (prompts(UP), {"control": random_sets(USUAL).isel(prompt=slice(None, None, -1))}, "in another order"),
+        (prompts(UP), {"control": random_sets([0.1, np.nan, 0.1, 0.1])}, "missing or infinite"),
+        (names(prompts(UP)), {}, "names of classes among arbitrary labels"),
+    ],
+)
+def test_what_would_be_judged_wrongly_is_refused(values, others, message):
+    with pytest.raises(TwoTowersError, match=f"^claim 'c', m: .*{message}"):
+        compare(claim(), "m", values, **others)
+
+
+def test_names_of_classes_alone_are_judged():
+    alone = prompts(UP).assign_coords(labels=prompts(UP)["pair"])
+    assert compare(claim(), "m", alone).verdict == claims.HOLDS
+
+
+SETS = {"comparers": [(0, 1)], "writers": []}
+SINGLE = prompts(UP).expand_dims(layer=2, head=3)
+NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["comparers", "none"], name="heads"))
+DRAWN = xr.concat([random_sets(USUAL)], pd.Index(["comparers"], name="heads")).assign_coords(control="random sets")
+COMPARERS = {"heads": "comparers", "control": "random sets"}
+
+
+def chosen(cells, values, control=None):
+    return of_set(claim(**cells), values, control, SETS, lambda heads: [[(1, 0)], [(1, 2)]])
+
+
+def test_a_claim_about_a_set_takes_its_entry_and_its_control():
+    effect, control = chosen(COMPARERS, NAMED, DRAWN)
+    assert effect.identical(NAMED.sel(heads="comparers")) and set(control.dims) == {"draw", "prompt"}
+    effect, control = chosen(COMPARERS | {"control": "none"}, NAMED)
+    assert control is None
+    effect, control = chosen(COMPARERS, SINGLE)  # random sets are drawn
+    assert effect.dims == ("prompt",) and control.shape == (2, 16)
+    effect, control = chosen({}, prompts(UP))
+    assert control is None and effect.identical(prompts(UP))
+
+
+@pytest.mark.parametrize(
+    "cells, values, control, message",
+    [
+        ({}, SINGLE, None, r"values over \(.*\), wanted \(prompt\): take means over the others first, or name the set"),
+        (COMPARERS, prompts(UP), None, r"wanted \(heads, prompt\)"),
+        (COMPARERS, SINGLE.expand_dims(place=2), None, r"wanted \(prompt, layer, head\)"),
+        (COMPARERS, NAMED, None, "its control is 'random sets': give control="),
+        (COMPARERS, SINGLE, DRAWN, "it is drawn here, give none"),
+        ({"control": "random sets"}, prompts(UP), None, "give control="),
+        ({}, prompts(UP), random_sets(USUAL), "its control is 'none': give none"),
+        (COMPARERS | {"control": "none"}, NAMED, DRAWN, "its control is 'none': give none"),
+        (COMPARERS | {"control": "random directions"}, NAMED, DRAWN, "random sets are given"),
+        (COMPARERS, NAMED, DRAWN.isel(draw=0), r"control over \(heads, prompt\), wanted \(heads, draw, prompt\)"),
+        (COMPARERS, NAMED.sel(heads=["none"]), DRAWN, r"no 'comparers' among the heads of values \(none\)"),
+        (COMPARERS, NAMED, DRAWN.assign_coords(heads=["writers"]), "no 'comparers' among the heads of control"),
+        (COMPARERS | {"heads": "paper's twelve"}, SINGLE, None, "chapters do not choose"),
+    ],
+)
+def test_what_a_claim_does_not_want_is_refused(cells, values, control, message):
+    with pytest.raises(TwoTowersError, match=f"^claim 'c': .*{message}") as caught:
+        chosen(cells, values, control)
+    assert not isinstance(caught.value, NotTestable)
+
+
+@pytest.mark.parametrize("values", [SINGLE, NAMED])
+def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
+    with pytest.raises(NotTestable, match="the rule names no writers"):
+        chosen({"heads": "writers", "control": "random sets"}, values)
 
 
 def test_means_over_sets_equal_a_loop():
-    rng = np.random.default_rng(0)
-    pair = ("prompt", np.repeat(["a", "b"], 3))
-    values = xr.DataArray(rng.normal(size=(6, 2, 3)), dims=("prompt", "layer", "head"), coords={"pair": pair})
+    values = xr.DataArray(np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head"))
     sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
     got = over_sets(values, sets)
+    assert got.dims == ("draw", "kind", "prompt")
     for draw, heads in enumerate(sets):
-        for i, rows in enumerate((slice(0, 3), slice(3, 6))):
-            slow = np.mean([values.values[rows, layer, head].mean() for layer, head in heads])
-            assert float(got[draw, i]) == pytest.approx(slow)
+        np.testing.assert_allclose(got[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
+
+
+def test_prompts_are_put_in_the_order_of_another_measurement():
+    coords = {"block": [0, 0, 1, 1], "order": ["TF", "FT", "TF", "FT"], "true_label": ["foo"] * 4}
+    data = xr.Dataset({"x": ("prompt", [1, 2, 3, 4])}, {name: ("prompt", entries) for name, entries in coords.items()})
+    like = data.isel(prompt=[3, 0])
+    assert evidence.same_prompts(data, like)["x"].values.tolist() == [4, 1]
+    with pytest.raises(TwoTowersError, match="2 prompts of one measurement are not in the other"):
+        evidence.same_prompts(like, data)
+
+
+def test_holms_p_values_by_hand():
+    p = pd.Series([0.03, np.nan, 0.01, 0.02, 0.5])
+    np.testing.assert_allclose(evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.5])  # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.5
+
+
+def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
+    for chapter, ids in (("4", ["located-prefer", "located-score"]), ("1", ["learned"])):
+        rows = [compare(claim(id=i, chapter=chapter), model, prompts(UP)) for i in ids for model in ("a", "b")]
+        check_rows(rows).to_csv(tmp_path / f"{chapter}.csv", index=False)
+    rows = evidence.read(tmp_path)
+    assert rows["claim"].tolist() == [i for i in ("learned", "located-prefer", "located-score") for _ in range(2)]
+    np.testing.assert_allclose(rows["p_holm"], 3 * rows["p"])
 
 
 def test_a_claim_is_judged_once_a_model():
-    row = compare(CLAIM, "m", prompts(UP))
+    row = compare(claim(), "m", prompts(UP))
     with pytest.raises(TwoTowersError, match="judged twice"):
-        evidence.check_rows([row, row])
-
-
-def test_the_list_of_claims_is_whole():
-    known = evidence.claims()
-    assert all(c.statement.endswith(".") and (c.smallest > 0 or c.null == 0.5) and c.rule and c.unit for c in known.values())
+        check_rows([row, row])

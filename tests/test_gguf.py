@@ -9,8 +9,8 @@ import torch
 import transformers
 from conftest import USER_CACHE, VOCABULARY, random_prompts
 from tolerances import LOGITS
+from towerlab.model import files, gguf_header, loading, named
 from twotowers.errors import TwoTowersError
-from twotowers.model import files, gguf_header, loading, named
 
 # Name -> prompt, its token ids, the pieces of "a  2", and three tokens with their logits after the prompt.
 PINNED = {

@@ -14,18 +14,18 @@ from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from tolerances import PINNED, differences
-from twotowers.measure import chain
+from towerlab.measure import chain
+from towerlab.prompts.prompt import encode_all
+from twotowers.forms import label_pairs
 from twotowers.paths import shipped_models
-from twotowers.prompts.blocks import label_pairs
-from twotowers.prompts.prompt import encode_all
 
 GOLDEN = ROOT / "tests/golden.csv"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh():
-    """Leaves no measurement that older code or weights have made: Snakemake would make it again, too."""
-    code = [path for room in ("prompts", "model", "measure") for path in (ROOT / "lib/twotowers" / room).glob("*.py")]
+    """Leaves no measurement that older code or weights have made: who pins a version as it was is held to it."""
+    code = [path for room in ("prompts", "model", "measure") for path in (ROOT / "lib/towerlab" / room).glob("*.py")]
     newest = max(path.stat().st_mtime for path in (*code, *ROOT.glob("data/models/*/*")))
     for path in ROOT.glob("_build/measurements/mini-*/*/*.nc"):
         if path.stat().st_mtime < newest:
@@ -79,7 +79,7 @@ def test_a_real_change_is_beyond_the_tolerances(change, monkeypatch, tmp_path):
     change(folder, monkeypatch)
     given = {"model": str(folder), "labels": ",".join(label_pairs(("nonsense",))), "k": 2, "separator": "space"}
     (tmp_path / "evidence").mkdir()
-    found = evidence_of("03-mrr", monkeypatch, tmp_path / "evidence", **given, out=str(tmp_path / "measurements"))
-    golden = pd.read_csv(GOLDEN, dtype={"chapter": str}).query("chapter == '3'")
+    found = evidence_of("05-imbalanced-and-reordered", monkeypatch, tmp_path / "evidence", **given, out=str(tmp_path / "measurements"))
+    golden = pd.read_csv(GOLDEN, dtype={"chapter": str}).query("chapter == '5'")
     lines = differences(found[found["model"] == "mini-gpt2"], golden)
     assert bool(lines) == (change is not same), lines

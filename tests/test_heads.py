@@ -7,10 +7,10 @@ import torch
 import xarray as xr
 from conftest import tiny
 from reference import Reference, log_prob
+from towerlab.measure.answers import answers
+from towerlab.measure.heads import heads
 from twotowers.errors import TwoTowersError
-from twotowers.measure.answers import answers
-from twotowers.measure.heads import heads
-from twotowers.measure.observations import load, rounded, save
+from twotowers.recorded import load, save
 
 
 @pytest.mark.parametrize("norm", ["frozen", "recomputed", "raw"])
@@ -102,7 +102,12 @@ def test_a_measurement_comes_back_from_its_file(tmp_path):
         load(tmp_path / "none.nc")
 
 
-def test_rounding_keeps_nine_bits():
-    x = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
-    np.testing.assert_allclose(rounded(x), x.astype(np.float32), rtol=2**-10)
-    assert (rounded(x[:4]).view(np.uint32) & ((1 << 14) - 1) == 0).all()
+def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
+    values = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
+    data = xr.Dataset({"large": (("prompt", "layer", "head"), values[:, None, None]), "small": ("prompt", values)})
+    save(data, tmp_path / "a.nc", {})
+    again = load(tmp_path / "a.nc")
+    large = again.large.values.ravel()
+    assert large.dtype == np.float32 and (again.small.values == values.astype(np.float32))[~np.isnan(values)].all()
+    np.testing.assert_allclose(large, values.astype(np.float32), rtol=2**-10)
+    assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(1 / 3)

@@ -7,12 +7,12 @@ import pytest
 import tiny_blocks
 import torch
 from conftest import tiny
+from towerlab.measure.interchanges import Pair, interchanges, pairs_of
+from towerlab.model.attention_edits import exchange
+from towerlab.model.capture import answer
+from towerlab.model.last_position import LastPosition, edited
+from towerlab.prompts.blocks import texts_of_one_length
 from twotowers.errors import TwoTowersError
-from twotowers.measure.interchanges import Pair, interchanges, pairs_of
-from twotowers.model.attention_edits import exchange
-from twotowers.model.capture import answer
-from twotowers.model.last_position import LastPosition, edited
-from twotowers.prompts.blocks import texts_of_one_length
 
 KINDS = ("gpt2", "gptj", "llama")
 

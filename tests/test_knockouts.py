@@ -5,12 +5,12 @@ import pytest
 import tiny_blocks
 import torch
 from conftest import tiny
+from towerlab.measure import knockouts as module
+from towerlab.measure.knockouts import EDGES, class_in_keys, closed_edges, default_cuts, knockouts
+from towerlab.model import query_key
+from towerlab.model.attention_edits import blocked
+from towerlab.model.capture import answer, capture
 from twotowers.errors import TwoTowersError
-from twotowers.measure import knockouts as module
-from twotowers.measure.knockouts import EDGES, class_in_keys, closed_edges, default_cuts, knockouts
-from twotowers.model import query_key
-from twotowers.model.attention_edits import blocked
-from twotowers.model.capture import answer, capture
 
 KINDS = ("gpt2", "gptj", "llama")
 

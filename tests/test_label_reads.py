@@ -7,11 +7,11 @@ import pytest
 import torch
 from conftest import random_prompts, shared_tiny
 from reference import Reference
+from towerlab.measure.label_reads import label_reads
+from towerlab.model import unembed
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.measure.label_reads import label_reads
-from twotowers.measure.observations import load, save
-from twotowers.model import unembed
+from twotowers.recorded import load, save
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "llama"])

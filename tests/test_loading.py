@@ -13,10 +13,10 @@ from conftest import TINY, VOCABULARY, random_prompts, tiny
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
+from towerlab.model import files, loading, named, proof
+from towerlab.model.architectures import ARCHITECTURES
+from towerlab.model.capture import capture
 from twotowers.errors import TwoTowersError
-from twotowers.model import files, loading, named, proof
-from twotowers.model.architectures import ARCHITECTURES
-from twotowers.model.capture import capture
 
 
 @pytest.fixture
@@ -83,6 +83,10 @@ def test_a_device_map_gives_the_same_model_and_may_not_offload(saved, tmp_path, 
     [
         ("llama", {"model_type": "bloom"}, "bloom model, which is not supported: .*gpt2, .*llama"),
         ("gemma3_text", {"model_type": "gemma3"}, "reads images too.*gemma3_text"),
+        ("llama", {"model_type": "cohere"}, "cohere model, .*logit_scale.*another kind"),
+        ("llama", {"model_type": "granite"}, "granite model, .*residual_multiplier.*another kind"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+        ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
         ("gemma2", {"attention_bias": True}, "attention_bias"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\), .*GGUF"),
@@ -233,7 +237,7 @@ def test_a_fingerprint_follows_every_byte_that_defines_the_model(saved):
 
 def test_what_a_model_is_is_known_without_torch_and_without_fetching_it():
     code = (
-        "import sys; from twotowers.model import files;"
+        "import sys; from towerlab.model import files;"
         "print(files.fingerprint('mini-gpt2'), files.fingerprint('smollm2-135m'), *files.describe('smollm2-135m'));"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'slow imports'"
     )

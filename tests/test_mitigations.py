@@ -6,12 +6,12 @@ import pytest
 import torch
 from conftest import random_prompts, shared_tiny
 from reference import Reference
+from towerlab.measure import mitigations as measured
+from towerlab.model.capture import capture
+from towerlab.model.last_position import edited
+from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.measure import mitigations as measured
-from twotowers.model.capture import capture
-from twotowers.model.last_position import edited
-from twotowers.prompts.prompt import Demonstration, Prompt
 
 KINDS = ["gpt2", "gptj", "llama"]
 SETS = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1)]}

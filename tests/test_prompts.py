@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, batches, encode, encode_all
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from twotowers.errors import TwoTowersError
-from twotowers.prompts.prompt import Demonstration, Encoded, Prompt, batches, encode, encode_all
 
 KINDS = ["gpt2", "gpt2 trimmed", "llama2", "llama2 as on the hub"]
 

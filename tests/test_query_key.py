@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from conftest import random_prompts, tiny
+from towerlab.model import query_key
+from towerlab.model.capture import capture
 from twotowers.errors import TwoTowersError
-from twotowers.model import query_key
-from twotowers.model.capture import capture
 
 WANT = {"weights", "scores", "queries", "keys", "streams"}
 
@@ -76,7 +76,8 @@ def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, 
     kind = any_model.name
     masked = (seen.weights[..., :-1] == 0).any(-1).all(-1).all(-1)  # per layer
     windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False], "gemma3_text": [True, False],
-                "phi3": [True, True], "smollm3": [False, True, False], "gpt_neo": [False, True]}  # fmt: skip
+                "phi3": [True, True], "starcoder2": [True, True], "smollm3": [False, True, False],
+                "gpt_neo": [False, True]}  # fmt: skip
     assert masked.tolist() == windowed.get(kind, [False] * any_model.n_layers)
     for layer in range(any_model.n_layers):
         hidden = 11 - (any_model.window(layer) or 11)

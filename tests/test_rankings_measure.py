@@ -7,12 +7,12 @@ import pytest
 import torch
 from conftest import VOCABULARY, random_prompts, shared_tiny
 from reference import Reference
+from towerlab.measure import rankings as measured
+from towerlab.measure.attribution import attribution_patching
+from towerlab.measure.heads import heads
+from towerlab.model.hooks import changing_z
 from twotowers import choose
 from twotowers.errors import TwoTowersError
-from twotowers.measure import rankings as measured
-from twotowers.measure.attribution import attribution_patching
-from twotowers.measure.heads import heads
-from twotowers.model.hooks import changing_z
 
 KINDS = ["gpt2", "gptj", "llama"]
 

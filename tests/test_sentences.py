@@ -1,13 +1,11 @@
 """Sets of sentences: tiny files of every form, written here; and the published files where they are at hand."""
 
-import re
-
 import pytest
 from conftest import shared
-from twotowers.measure.chain import Run
-from twotowers.measure.settings import Settings
-from twotowers.prompts import corpora, download, sentences
-from twotowers.prompts.blocks import Form
+from towerlab.measure.chain import Run
+from towerlab.prompts import corpora, download, sentences
+from twotowers.forms import Form
+from twotowers.settings import Settings
 
 FILES = {
     "sst2": (b"0\tDull .\n1\tA joy\n\nbroken\n", [("negative", "Dull ."), ("positive", "A joy"), ("", "broken")]),
@@ -30,29 +28,10 @@ def test_markup_is_mended_and_like_things_stay():
     assert corpora.mend_agnews("AT&T #5 up; <EM.N> a < b") == "AT&T #5 up; <EM.N> a < b"
 
 
-def test_rows_are_split_and_repeats_left_out():
-    train = b"0\tgood one here now\n1\tfine  film\n1\tFine film!\n0\tboth ways\n1\tboth ways\n0\t...\n1\ta b c d e\n"
-    table = sentences.prepare("sst2", [train, b"1\ta b c d f\n0\tnew\n"])
-    assert list(zip(table["text"], table["part"], strict=True)) == [
-        ("good one here now", "pool"), ("fine film", "pool"), ("a b c d f", "input"), ("new", "input"),
-    ]  # fmt: skip
-    lone = sentences.prepare("amazon", [b"".join(b"__label__1 word%d\n" % i for i in range(9))])
-    assert (lone["part"] == "pool").tolist() == [i % 4 == 0 for i in range(9)]
-
-
-def test_near_is_what_comparing_all_pairs_gives():
-    pool = ["a b c d", "a b x", "one two", "p q r s t", ""]
-    inputs = ["a b c e", "p q r s t u", "two one", "one two"]
-
-    def triples(text):
-        found = re.findall(r"\w+", text)
-        return {tuple(found[i : i + 3]) for i in range(max(1, len(found) - 2))}
-
-    slow = [
-        i for i, a in enumerate(pool)
-        if any(len(triples(a) & triples(b)) / len(triples(a) | triples(b)) >= 0.5 for b in inputs)
-    ]  # fmt: skip
-    assert sentences.near(pool, inputs) == slow == [2, 3]
+def test_repeats_and_texts_of_two_classes_are_left_out():
+    content = b"0\tgood one\n1\tfine  film\n1\tFine film!\n0\tboth ways\n1\tboth ways\n0\t...\nbroken\n"
+    table = sentences.usable("sst2", content)
+    assert list(table.itertuples(index=False, name=None)) == [("good one", "negative"), ("fine film", "positive")]
 
 
 def test_own_sentences_are_drawn_without_a_download(monkeypatch):

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from twotowers import book
-from twotowers.evidence import Claim, not_testable
+from twotowers.claims import Claim
+from twotowers.evidence import Judged, check_rows, not_testable
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import stage
@@ -89,10 +90,11 @@ def test_charts_that_altair_writes_in_another_way_are_refused():
 
 @given(anything, anything)
 def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
-    claim = Claim(**dict.fromkeys(Claim.__dataclass_fields__, text) | {"id": "a-b", "null": 0, "smallest": 0})
-    judged = {"verdict": text, "effect": 1.0, "effect_low": 0.5, "effect_high": 1.5, "control": 0.1, "share": 0.1, "draws": 20}
-    rows = pd.DataFrame([not_testable(claim, model, text), judged | {"model": model, "n": 3, "clusters": text}])
-    assert set(Page(book.sentence(claim, rows)).tags) <= {"div", "p", "ul", "li", "b", "small"}
+    claim = Claim.model_construct(**dict.fromkeys(Claim.model_fields, text) | {"id": "a-b", "null": 0.0, "smallest": None})
+    sizes = {"prompts": 12, "n": 3, "label_pairs": 2, "form": text, "share": 0.1, "draws": 20}
+    judged = Judged(text, text, text, model, text, effect=1.0, effect_low=0.5, effect_high=1.5, control=0.1, **sizes)
+    rows = check_rows([not_testable(claim, model, text), judged])
+    assert set(Page(book.sentence(claim, rows, {model: [text]})).tags) <= {"div", "p", "ul", "li", "b", "small", "code"}
     rows = rows.assign(claim=text, statement=text, chapter=text, unit=text)
     assert set(Page(book.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a"}
 

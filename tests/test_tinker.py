@@ -9,16 +9,16 @@ import re
 import numpy as np
 import pytest
 from tinker_page import AXE, HEADS, PAGE, browser, fields, needs_browser, text
+from towerlab.measure.heads import heads as measure_heads
+from towerlab.model.ablated_runs import Ablation
+from towerlab.model.capture import capture
+from towerlab.model.hooks import changing_z
+from towerlab.model.loading import load
+from towerlab.playground import EXAMPLE, head_logit_differences
+from towerlab.prompts.prompt import encode_all
+from towerlab.scenes import SCENES
 from twotowers import choose
 from twotowers.heads import Head
-from twotowers.measure.heads import heads as measure_heads
-from twotowers.model.ablated_runs import Ablation
-from twotowers.model.capture import capture
-from twotowers.model.hooks import changing_z
-from twotowers.model.loading import load
-from twotowers.playground import EXAMPLE, head_logit_differences
-from twotowers.prompts.prompt import encode_all
-from twotowers.scenes import SCENES
 
 pytestmark = needs_browser
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 from tinker_page import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
+from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.steering import BLOCKS, class_directions, steering
+from towerlab.model.capture import capture
+from towerlab.model.hooks import changing_z
+from towerlab.model.increase import increases_along
+from towerlab.model.loading import load
+from towerlab.model.unembed import norm_scale
+from towerlab.playground import EXAMPLE, head_logit_differences
+from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
+from towerlab.prompts.variants import exchanged_labels
+from towerlab.scenes import true_label
+from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.measure.chain import LOCATING, Run
-from twotowers.measure.settings import Settings
-from twotowers.measure.steering import BLOCKS, class_directions, steering
-from twotowers.model.capture import capture
-from twotowers.model.hooks import changing_z
-from twotowers.model.increase import increases_along
-from twotowers.model.loading import load
-from twotowers.model.unembed import norm_scale
-from twotowers.playground import EXAMPLE, head_logit_differences
-from twotowers.prompts.blocks import Form
-from twotowers.prompts.prompt import Demonstration, Prompt, encode_all
-from twotowers.prompts.variants import exchanged_labels
-from twotowers.scenes import true_label
+from twotowers.settings import Settings
 
 pytestmark = needs_browser
 ODD = ["Zürich — 東京 🙂", "12.50!", "he's  won", "(a) b", "שלום עולם", "<b>bold</b>", "Don't & WON'T", "e\u0301x"]

@@ -2,9 +2,9 @@
 
 from conftest import shared
 from tokenizers import Tokenizer, models
+from towerlab.model.token_text import Lexicon, content_words, stop_words
+from towerlab.prompts.blocks import class_words
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from twotowers.model.token_text import Lexicon, content_words, stop_words
-from twotowers.prompts.blocks import class_words
 
 
 def tokenizer(*tokens: str) -> PreTrainedTokenizerFast:

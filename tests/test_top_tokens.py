@@ -1,4 +1,4 @@
-"""Top tokens of values, keys and queries against sorted projections; directions and relations by hand; neurons."""
+"""Top tokens of values, keys and queries against sorted projections; relations by hand."""
 
 from dataclasses import replace
 
@@ -7,15 +7,13 @@ import pytest
 import torch
 from conftest import VOCABULARY, random_prompts, shared_tiny
 from reference import Reference
-from twotowers.errors import TwoTowersError
+from towerlab.measure import top_tokens as measured
+from towerlab.model import query_key, unembed
+from towerlab.model.capture import capture
+from towerlab.model.token_text import Lexicon
+from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.heads import Head
-from twotowers.measure import top_tokens as measured
-from twotowers.measure.neurons import neurons
-from twotowers.measure.observations import load, save
-from twotowers.model import query_key, unembed
-from twotowers.model.capture import capture
-from twotowers.model.token_text import Lexicon
-from twotowers.prompts.prompt import Demonstration, Prompt
+from twotowers.recorded import load, save
 
 KINDS = ["gpt2", "gptj", "llama"]
 LEXICON = Lexicon(tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY)))
@@ -84,31 +82,6 @@ def test_a_carried_query_meets_keys_as_the_model_without_positions_does(kind, fl
         torch.testing.assert_close(met, expected, rtol=1e-5, atol=1e-5)  # stock models turn queries in float32
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_class_directions_are_differences_of_class_means(kind, float64):
-    model, encoded, head = shared_tiny(kind), of_a_pair(4), Head(1, 1)
-    found = measured.class_directions(model, encoded, [head], 5, LEXICON, CLASSES, max_tokens=30)
-    weight = model.key_weight(1)[0][model.value_head(1)]
-    towers, scales = {"query": {0: [], 1: []}, "key": {0: [], 1: []}}, []
-    for i, e in enumerate(encoded):
-        seen = capture(model, [e], {"streams"})
-        scales.append(Reference(model, e.ids).scale)
-        normed = query_key.normed(model, 1, seen.stream_inputs[1])[0]
-        towers["query"][i % 2].append(query_key.queries(model, 1, normed[-1])[1])
-        for j, position in enumerate(e.label_positions):
-            towers["key"][0 if j % 2 else 1].append(query_key.keys(model, 1, normed[position])[model.value_head(1)])
-    for tower, (first, second) in ((name, classes.values()) for name, classes in towers.items()):
-        direction = torch.stack(first).mean(0) - torch.stack(second).mean(0)
-        v = direction @ weight if tower == "query" else torch.linalg.lstsq(weight, direction[:, None]).solution[:, 0]
-        for sign, end in ((1, "first"), (-1, "second")):
-            at = found.sel(tower=tower, end=end).isel(pair=0, head=0)
-            tokens, bs = sorted_tokens(model, sign * v, torch.stack(scales).mean(), 5)
-            assert at["token"].values.tolist() == tokens
-            np.testing.assert_allclose(at["bs_value"], bs, rtol=1e-5)
-    with pytest.raises(TwoTowersError, match="not both asked"):
-        measured.class_directions(model, encoded[:1], [head], 5, LEXICON, CLASSES)
-
-
 def test_relations_by_hand():
     shown = (Demonstration("word11", "foo", "number"), Demonstration("word13 word20", "bar", "animal"))
     prompt = Prompt(shown, "word12", "foo", ("foo", "bar"), "number", "number/animal")
@@ -156,22 +129,3 @@ def test_a_label_is_known_by_its_token_and_never_passed_over(float64):
     for place, d in enumerate(encoded[0].prompt.demonstrations):
         relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]
         assert relation.tolist() == [measured.RELATIONS.index("own label" if d.label == "foo" else "other label")]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_top_neurons_are_those_of_the_slow_reference(kind, float64):
-    model, encoded = shared_tiny(kind), random_prompts(2)
-    found = neurons(model, encoded, top=6)
-    for i, e in enumerate(encoded):
-        slow, rows = Reference(model, e.ids), []
-        for layer in range(model.n_layers):
-            x = slow.resid_pre[layer] + slow.attention[layer]
-            for neuron, coefficient in enumerate(slow.coefficients[layer]):
-                increase = slow.increase(x, slow.neuron(layer, neuron), e.true_id, "frozen")
-                rows.append((increase, layer, neuron, float(coefficient)))
-        expected = sorted(rows, reverse=True)[:6]
-        at = found.isel(prompt=i)
-        names = ("increase", "layer", "neuron", "coefficient")
-        got = list(zip(*(at[name].values for name in names), strict=True))
-        for row, slow_row in zip(got, expected, strict=True):
-            assert row == pytest.approx(slow_row, abs=1e-9)

@@ -5,9 +5,9 @@ import pytest
 import tiny_blocks
 from conftest import shared_tiny
 from reference import Reference
+from towerlab.measure.towers import towers
+from towerlab.model.capture import capture
 from twotowers.heads import Head
-from twotowers.measure.towers import towers
-from twotowers.model.capture import capture
 
 
 def by_hand(model, kind, layer, head, x):

@@ -1,7 +1,8 @@
-"""The training of the shipped models: episodes are well formed, the loss falls, a stopped run goes on, cards are true."""
+"""The training of the shipped model: episodes are well formed, the loss falls, a stopped run goes on, cards are true."""
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,13 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training import card, prompts, sentence_trainer, train, word_trainer
-from training.sentence_text import NAMES, WORDS, SentenceText
+from training import card, prompts, train, trainer
+from training.configuration import CONFIGURATIONS
 from training.text import APART
-from training.tokenizer import LABELS, read_words
+from training.tokenizer import LABELS
 
 MODELS = ROOT / "data/models"
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
-TEXTS = {f"{name} {cls}": [f"a {cls} text", f"{cls} {name}"] for name in NAMES for cls in ("good", "bad", "other")}
 
 
 def shipped(name):
@@ -27,10 +27,16 @@ def shipped(name):
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True), record
 
 
-class ShortWords(word_trainer.WordTrainer):
+SHORT = replace(CONFIGURATIONS["mini-gpt2"], batch=8, updates=20, validate_every=10, validation_prompts=4, save_every=5)
+
+
+class Short(trainer.Trainer):
     """All stages, but each ends after some fifteen batches; `kill_at` is an update that is never done."""
 
-    batch, steps, every, validation_count, state_every, kill_at = 8, 20, 10, 4, 5, None
+    kill_at = None
+
+    def __init__(self, seed, checkpoints=None):
+        super().__init__(SHORT, seed, checkpoints, quiet=True)
 
     def until(self, name, draw, enough, beside=None):
         super().until(name, draw, 8.5, beside)
@@ -40,38 +46,29 @@ class ShortWords(word_trainer.WordTrainer):
             raise KeyboardInterrupt
         return super().train(batch)
 
-    @classmethod
-    def write_card(cls, folder, model, tokenizer, record):
-        (folder / "README.md").write_text("")
 
-
-@pytest.fixture
-def few_sentences(monkeypatch):
-    monkeypatch.setattr(sentence_trainer, "corpus", lambda: (TEXTS, TEXTS))
-
-
-@pytest.mark.parametrize("trainer", [ShortWords, sentence_trainer.SentenceTrainer])
-def test_a_few_updates_lower_the_loss(trainer, few_sentences):
-    trained = trainer(0, None, quiet=True)
-    batch = trained.text.episodes(8, 0.5) if trainer is ShortWords else trained.text.episodes(8, 80, 8)
+def test_a_few_updates_lower_the_loss():
+    trained = Short(0)
+    batch = trained.text.episodes(8, 0.5)
     losses = [trained.train(batch) for _ in range(25)]
     assert losses[0] == pytest.approx(np.log(len(trained.tokenizer)), abs=0.5)  # random weights: an even guess
     assert losses[-1] < losses[0] - 2
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path):
-    ShortWords(3, tmp_path / "whole", quiet=True).run(tmp_path / "whole out")
+def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(card, "write", lambda folder, *_: (folder / "README.md").write_text(""))
+    Short(3, tmp_path / "whole").run(tmp_path / "whole out")
     record = json.loads((tmp_path / "whole out/training.json").read_text())
     last = record["stages"][-1][1]
     for kill_at in (3, 60, last - 12, last - 1):
-        again = ShortWords(3, tmp_path / "killed", quiet=True)
+        again = Short(3, tmp_path / "killed")
         again.kill_at = kill_at
         with pytest.raises(KeyboardInterrupt):
             again.run(tmp_path / "out")
         assert not (tmp_path / "out").exists()
-    again = ShortWords(3, tmp_path / "killed", quiet=True)
-    assert again.take_up() and not ShortWords(4, tmp_path / "killed", quiet=True).take_up()
+    again = Short(3, tmp_path / "killed")
+    assert again.take_up() and not Short(4, tmp_path / "killed").take_up()
     again.run(tmp_path / "out")
     expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -80,7 +77,7 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path):
 
 @pytest.mark.parametrize("repeat", [1.0, 0.0])
 def test_episodes_of_words_are_well_formed(repeat):
-    text = ShortWords(0, None, quiet=True).text
+    text = Short(0).text
     classes = {}
     for name, ids in text.shown.items():
         for i in ids:
@@ -99,49 +96,28 @@ def test_episodes_of_words_are_well_formed(repeat):
                 assert not any(pair <= certain for pair in APART)
 
 
-def test_episodes_of_sentences_are_well_formed():
-    _, tokenizer, _ = shipped("mini-sentences")
-    text = SentenceText(tokenizer, TEXTS, TEXTS, seed=0)
-    ids, mask, classes = text.episodes(batch=12, length=90, cut=6)
-    assert ids.shape == mask.shape == classes.shape == (12, 90) and mask.any() and (classes >= 0).any()
-    for row, asked, known in zip(ids, mask, classes, strict=True):
-        of_label, seen = {}, set()
-        for at in np.flatnonzero(known[:-1] >= 0):
-            label, cls = row[at + 1], known[at]
-            assert row[at] == text.colon and label in text.labels
-            assert of_label.setdefault(label, cls) == cls and asked[at + 1] == (label in seen)
-            seen.add(label)
-            if text.classes[cls].startswith(WORDS):
-                assert text.classes[cls].removeprefix(WORDS) in {word["class"] for word in read_words()}
-
-
-@pytest.mark.parametrize("name", ["mini-gpt2", "mini-sentences"])
-def test_a_shipped_model_is_whole_and_its_card_is_of_it(name):
-    model, tokenizer, record = shipped(name)
-    assert {path.suffix for path in (MODELS / name).iterdir()} == {".safetensors", ".json", ".md"}
+def test_the_shipped_model_is_whole_and_its_card_is_of_it():
+    model, tokenizer, record = shipped("mini-gpt2")
+    assert {path.suffix for path in (MODELS / "mini-gpt2").iterdir()} == {".safetensors", ".json", ".md"}
     assert all(weight.isfinite().all() for weight in model.state_dict().values())
     assert record["labels"] == LABELS and record["form"] == {"k": prompts.K, "separator": "space"}
     spans = tokenizer(PROMPT, return_offsets_mapping=True).offset_mapping
     assert [PROMPT[start:end] for start, end in spans] == PROMPT.split()
     for label in record["labels"]:
         assert len(tokenizer("one " + label).input_ids) == 1 + len(tokenizer("one").input_ids)
-    text = (MODELS / name / "README.md").read_text()
+    text = (MODELS / "mini-gpt2/README.md").read_text()
     for block in ("facts", "stages"):
         assert getattr(card, block)(*((model, record) if block == "facts" else (record,))) in text
 
 
 @pytest.mark.slow
-def test_numbers_of_the_cards_are_measured():
+def test_numbers_of_the_card_are_measured():
     model, tokenizer, _ = shipped("mini-gpt2")
     text = (MODELS / "mini-gpt2/README.md").read_text()
-    for row in word_trainer.card_rows(model, tokenizer, prompts.WORD_SETS[2:3])[:2]:
+    for row in card.accuracies(model, tokenizer, prompts.WORD_SETS[2:3])[:2]:
         name, label, *percent = row.values()
         shown = re.search(rf"\| {name} \| {label} \|(.*)\|", text)[1].split("|")
         np.testing.assert_allclose([float(x) for x in shown], percent, atol=0.25)  # near ties may fall otherwise
-    model, tokenizer, _ = shipped("mini-sentences")
-    row = sentence_trainer.card_row(model, tokenizer, "animal/country", ("original",))
-    shown = re.search(r"\| animal/country \| 500 \| (\d+) ", (MODELS / "mini-sentences/README.md").read_text())[1]
-    assert int(row["original"].split()[0]) == pytest.approx(int(shown), abs=1)
 
 
 def test_bad_input_is_one_line(monkeypatch, tmp_path):

@@ -4,10 +4,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from towerlab.prompts import variants
+from towerlab.prompts.blocks import about, draw_blocks
+from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.errors import TwoTowersError
-from twotowers.prompts import variants
-from twotowers.prompts.blocks import Form, about, draw_blocks
-from twotowers.prompts.prompt import Demonstration, Prompt
+from twotowers.forms import Form
 
 PROMPT = Prompt(
     tuple(Demonstration(t, lab, c) for t, lab, c in (("love", "bar", "sentiment"), ("two", "foo", "number"),
@@ -30,12 +31,9 @@ def test_by_hand():
     assert texts(variants.one_fewer(PROMPT, which=0)) == ["love", "like", "six"]
     assert texts(variants.one_fewer(PROMPT, kind=False)) == ["love", "two", "six"]
     assert texts(variants.in_order(PROMPT, "FFTT")) == ["love", "like", "two", "six"]
-    assert texts(variants.every_order(PROMPT)[0]) == ["two", "six", "love", "like"]
-    assert [order(p) for p in variants.every_order(PROMPT)] == ["TTFF", "TFTF", "TFFT", "FTTF", "FTFT", "FFTT"]
+    assert variants.patterns(PROMPT) == ["TTFF", "TFTF", "TFFT", "FTTF", "FTFT", "FFTT"]
     other = variants.with_query(PROMPT, "hate", "sentiment")
     assert (other.query, other.cls, other.true_label) == ("hate", "sentiment", "bar")
-    free = variants.with_query(PROMPT, "N/A")
-    assert (free.cls, free.true_label, free.demonstrations) == ("", "foo", PROMPT.demonstrations)
     swapped = variants.exchanged_labels(PROMPT)
     assert [d.label for d in swapped.demonstrations] == ["foo", "bar"] * 2 and swapped.true_label == "bar"
     assert variants.exchanged_labels(swapped) == PROMPT and swapped.block == 7

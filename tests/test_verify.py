@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import tiny
 from reference import Reference
+from towerlab.paper import verify
+from towerlab.paper.published import paper_model, published
 from twotowers.errors import TwoTowersError
-from twotowers.paper import verify
-from twotowers.paper.published import paper_model, published
 
 IDS = (3, 17, 40, 8, 25)
 
@@ -69,7 +69,7 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
 @pytest.mark.parametrize(
     "name, expected",
     [("openai-community/gpt2-large", "gpt2-large"), ("gpt2-large@0123abcdef01", "gpt2-large"), ("gpt2", None),
-     ("huggyllama/llama-7b", "llama-7b"), ("EleutherAI/gpt-j-6b", "gpt-j"), ("mini-sentences", None),
+     ("huggyllama/llama-7b", "llama-7b"), ("EleutherAI/gpt-j-6b", "gpt-j"), ("mini-gpt2", None),
      ("huggyllama--llama-13b", "llama-13b"), ("toy", None)],
 )  # fmt: skip
 def test_the_paper_s_models_are_known_by_name(name, expected):

@@ -7,10 +7,10 @@ import os
 
 import pytest
 from huggingface_hub import try_to_load_from_cache
+from towerlab.model import loading
+from towerlab.paper import verify
+from towerlab.paper.published import published
 from twotowers.errors import TwoTowersError
-from twotowers.model import loading
-from twotowers.paper import verify
-from twotowers.paper.published import published
 
 ASKED = os.environ.get("TWOTOWERS_VERIFY", "")
 MEMORY = {"gpt2-large": 6, "llama-7b": 34}  # GB

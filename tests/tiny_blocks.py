@@ -2,9 +2,10 @@
 
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import encode_all
 from transformers import PreTrainedTokenizerFast
-from twotowers.prompts.blocks import Form, draw_blocks
-from twotowers.prompts.prompt import encode_all
+from twotowers.forms import Form
 
 TEXTS = {"a": [f"a{i}" for i in range(12)], "b": [f"b{i}" for i in range(12)]}
 FORM = Form(2, "space")

@@ -1,6 +1,6 @@
 """How far numbers in float32 may lie apart between processors, numbers of threads and vector instructions.
 
-Evidence is compared in units of a row's own interval: what is far smaller than the spread between class pairs changes no
+Evidence is compared in units of a row's own interval: what is far smaller than that changes no
 conclusion. P-values of null effects and orders of near ties are not compared at all. Seen between AVX-512 with one thread
 and no vector instructions with two: at most 2e-5 in any effect. Identities in float64 have their own 1e-9 where they stand.
 """
@@ -16,7 +16,7 @@ SETS = 0.005
 """the share of random sets that reach as much: sets that tie with the heads in question may change sides"""
 
 NUMBERS = [f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")]
-PINNED = ["chapter", "claim", "model", "verdict", "n", "draws", "share", *NUMBERS]
+PINNED = ["chapter", "claim", "model", "verdict", "n", "label_pairs", "draws", "share", *NUMBERS]
 
 
 def differences(found: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
@@ -25,7 +25,7 @@ def differences(found: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
     lines = [f"{row}: only in one of the tables" for row in found.index.symmetric_difference(golden.index)]
     for row in found.index.intersection(golden.index):
         new, old = found.loc[row], golden.loc[row]
-        lines += [f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "draws") if new[name] != old[name]]
+        lines += [f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "label_pairs", "draws") if new[name] != old[name]]
         lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (new.verdict != old.verdict)
         for name in ("share", *NUMBERS):
             allowed = SETS if name == "share" else max(LOGITS, INTERVAL * width(old, name))

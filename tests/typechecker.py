@@ -59,4 +59,4 @@ def jaxtyped(function=None, *, typechecker):
 
 
 jaxtyping.jaxtyped = _decorator.jaxtyped = jaxtyped
-jaxtyping.install_import_hook("twotowers", "typechecker.check")
+jaxtyping.install_import_hook(["twotowers", "towerlab"], "typechecker.check")

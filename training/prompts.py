@@ -1,4 +1,4 @@
-"""What a trained model is asked: the paper's prompts on words and on sentences, and how often it is right.
+"""What a trained model is asked: the paper's prompts on words, and how often it is right.
 
 prompts = word_prompts("animal/country", 1000, seed=0, true_label="foo")
 accuracy(model, tokenizer, prompts, "imbalanced")                          # percent
@@ -6,13 +6,10 @@ accuracy(model, tokenizer, prompts, "imbalanced")                          # per
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import permutations
 
 import numpy as np
-import pandas as pd
 import torch
-from twotowers.prompts.corpora import SETS
-from twotowers.prompts.prompt import Demonstration, Prompt
+from towerlab.prompts.prompt import Demonstration, Prompt
 
 from training.tokenizer import read_words
 
@@ -61,24 +58,6 @@ def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "al
     return out
 
 
-def sentence_prompts(name: str, n: int, seed: int, true_label: str, rows: pd.DataFrame) -> list[Prompt]:
-    """n prompts of sentences: pairs of classes in turn, demonstrations of the pool, and queries of the inputs of `rows`.
-
-    No input is asked for twice before every other one of its class was.
-    """
-    texts = {key: group["text"].tolist() for key, group in rows.groupby(["part", "class"])}
-    rng, pairs, out = np.random.default_rng([seed, *name.encode()]), list(permutations(SETS[name].classes, 2)), []
-    queries = {cls: rng.permutation(len(texts["input", cls])) for _, cls in pairs}
-    asked = dict.fromkeys(queries, 0)
-    for i in range(n):
-        false, true = pairs[i % len(pairs)]
-        query = texts["input", true][queries[true][asked[true] % len(queries[true])]]
-        asked[true] += 1
-        shown = (rng.choice(texts["pool", cls], K, replace=False).tolist() for cls in (false, true))
-        out.append(_prompt(*shown, query, (false, true), true_label, name))
-    return out
-
-
 def _taken(pool: list[str], digits: Iterable[int]) -> list[str]:
     """Texts without repetition: each digit counts among those that are left."""
     left = list(pool)
@@ -93,25 +72,12 @@ def _prompt(false: list[str], true: list[str], query: str, classes, true_label: 
 
 
 @torch.no_grad()
-def top_tokens(model, rows: list[list[int]], batch: int = 500) -> np.ndarray:
-    """The most probable next token of each row of ids: (row,). Rows of one length run together."""
-    top = np.empty(len(rows), dtype=np.int64)
-    for length in {len(row) for row in rows}:
-        index = [i for i, row in enumerate(rows) if len(row) == length]
-        for start in range(0, len(index), batch):
-            some = index[start : start + batch]
-            states = model.base_model(torch.tensor([rows[i] for i in some]), use_cache=False).last_hidden_state
-            top[some] = model.lm_head(states[:, -1]).argmax(-1)
-    return top
-
-
-def right(model, tokenizer, prompts: list[Prompt], order: str = "original") -> np.ndarray:
-    """Whether the most probable next token, of the whole vocabulary, is the true label: (prompt,)."""
-    rows = tokenizer([ORDERS[order](prompt).text for prompt in prompts]).input_ids
-    targets = [tokenizer(prompt.true_label).input_ids[-1] for prompt in prompts]
-    return top_tokens(model, rows) == targets
-
-
-def accuracy(model, tokenizer, prompts: list[Prompt], order: str = "original") -> float:
-    """Percentage of prompts that are answered right."""
-    return 100 * float(right(model, tokenizer, prompts, order).mean())
+def accuracy(model, tokenizer, prompts: list[Prompt], order: str = "original", batch: int = 500) -> float:
+    """On how many prompts the most probable next token, of the whole vocabulary, is the true label (percent)."""
+    rows = torch.tensor(tokenizer([ORDERS[order](prompt).text for prompt in prompts]).input_ids)  # all of one length
+    targets = torch.tensor([tokenizer(prompt.true_label).input_ids[-1] for prompt in prompts])
+    right = 0
+    for ids, target in zip(rows.split(batch), targets.split(batch), strict=True):
+        states = model.base_model(ids, use_cache=False).last_hidden_state
+        right += int((model.lm_head(states[:, -1]).argmax(-1) == target).sum())
+    return 100 * right / len(prompts)

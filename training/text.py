@@ -1,4 +1,4 @@
-"""The text that mini-gpt2 is trained on: batches drawn anew at every update, and the drills that both models begin with.
+"""The text that a model is trained on: batches drawn anew at every update.
 
 Every method that draws a batch returns ids and mask, both (batch, length). mask[b, t] is 1 where token t has to be
 predicted from those before it; the loss is taken nowhere else.
@@ -28,31 +28,35 @@ WRONG_LABEL = 0.15  # probability that a demonstration has a random label of the
 WRONG_WORD = 0.15  # probability that a word is of a class without a label in the episode
 
 
-class Drills:
-    """Batches of arbitrary tokens, which build the circuits that looking up a label needs.
+class Text:
+    """A seeded source of training text over the token ids of `words` (word -> id).
 
-    A subclass sets `random`, `numpy`, `colon` (an id), `labels` (ids) and `pool` (the ids drawn from).
+    First drills of arbitrary tokens, which build the circuits that looking up a label needs; then episodes and plain lists.
     """
 
-    random: random.Random
-    numpy: np.random.Generator
-    colon: int
-    labels: list[int]
-    pool: list[int]
+    def __init__(self, words: dict[str, int], seed: int):
+        self.words, self.random, self.numpy = words, random.Random(seed), np.random.default_rng(seed)
+        self.colon = words[":"]
+        self.labels = [words[label] for label in LABELS]
+        self.listed: dict[str, list[int]] = {}  # all words of a class, for the plain lists
+        self.shown: dict[str, list[int]] = {}  # those that may stand in an episode
+        for row in read_words():
+            self.listed.setdefault(row["class"], []).append(words[row["word"]])
+            if row["heldout"] == "0":
+                self.shown.setdefault(row["class"], []).append(words[row["word"]])
+        self.classes = list(self.listed)
+        # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
+        self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
 
-    def repeats(self, batch: int, hide_distance: bool, pool: int | None = None) -> Batch:
+    def repeats(self, batch: int, pool: int | None = None) -> Batch:
         """Arbitrary tokens, then the same again; every token of the second copy but its first is asked for.
 
-        hide_distance: other tokens stand in front and every row repeats at a distance of its own. With learned
-        positions a model could otherwise copy from a fixed distance and never look at a token.
+        Other tokens stand in front and every row repeats at a distance of its own: with learned positions a model could
+        otherwise copy from a fixed distance and never look at a token.
         pool: draw from so many tokens only; with few of them copying is learned sooner.
         """
-        if hide_distance:
-            length = self.random.choice((16, 24))
-            halves = [self.random.randint(4, length // 2) for _ in range(batch * 16 // length)]
-        else:
-            half = self.random.choice((4, 6, 8, 10, 12, 16))
-            length, halves = 2 * half, [half] * (batch * 8 // half)
+        length = self.random.choice((16, 24))
+        halves = [self.random.randint(4, length // 2) for _ in range(batch * 16 // length)]
         ids = np.empty((len(halves), length), dtype=np.int64)
         mask = np.zeros_like(ids)
         for row, half in enumerate(halves):
@@ -95,24 +99,6 @@ class Drills:
     def _pairs(self, count: int) -> list[tuple[int, int]]:
         tokens = self.random.sample(self.pool, 2 * count)
         return list(zip(tokens[::2], tokens[1::2], strict=True))
-
-
-class Text(Drills):
-    """A seeded source of training text over the token ids of `words` (word -> id)."""
-
-    def __init__(self, words: dict[str, int], seed: int):
-        self.words, self.random, self.numpy = words, random.Random(seed), np.random.default_rng(seed)
-        self.colon = words[":"]
-        self.labels = [words[label] for label in LABELS]
-        self.listed: dict[str, list[int]] = {}  # all words of a class, for the plain lists
-        self.shown: dict[str, list[int]] = {}  # those that may stand in an episode
-        for row in read_words():
-            self.listed.setdefault(row["class"], []).append(words[row["word"]])
-            if row["heldout"] == "0":
-                self.shown.setdefault(row["class"], []).append(words[row["word"]])
-        self.classes = list(self.listed)
-        # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
-        self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
 
     def lists(self, batch: int, length: int = 8) -> Batch:
         """Plain text: words of one class, held-out words too; every word but the first is asked for."""

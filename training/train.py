@@ -1,4 +1,4 @@
-"""Train one of the book's models from nothing: python -m training.train mini-gpt2 (or mini-sentences).
+"""Train a model of the book from nothing: python -m training.train mini-gpt2.
 
 A run that was stopped goes on where it stood when the same command is given again.
 """
@@ -10,26 +10,25 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from twotowers.errors import TwoTowersError
 
-from training.sentence_trainer import SentenceTrainer
+from training import card
+from training.configuration import CONFIGURATIONS
 from training.tokenizer import DATA
 from training.trainer import Trainer
-from training.word_trainer import WordTrainer
 
-TRAINERS: dict[str, type[Trainer]] = {trainer.name: trainer for trainer in (WordTrainer, SentenceTrainer)}
 SEED = 0  # of the shipped models
 
 
-def measure_again(trainer: type[Trainer], folder: Path) -> None:
+def measure_again(folder: Path) -> None:
     """Measure a trained model again and write its card."""
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    trainer.write_card(folder, model, AutoTokenizer.from_pretrained(folder, local_files_only=True), record)
+    card.write(folder, model, AutoTokenizer.from_pretrained(folder, local_files_only=True), record)
 
 
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__.split("\n\n")[0])
-    parser.add_argument("name", choices=TRAINERS)
+    parser.add_argument("name", choices=CONFIGURATIONS)
     parser.add_argument("--seed", type=int, default=SEED, help="default: the seed of the shipped model")
     parser.add_argument("--out", type=Path, help="default: data/models/NAME")
     parser.add_argument("--checkpoints", type=Path, help="default: checkpoints/NAME")
@@ -38,9 +37,10 @@ def main() -> None:
     out = args.out or DATA / "models" / args.name
     try:
         if args.card:
-            measure_again(TRAINERS[args.name], out)
+            measure_again(out)
         else:
-            TRAINERS[args.name](args.seed, args.checkpoints or DATA.parent / "checkpoints" / args.name).run(out)
+            checkpoints = args.checkpoints or DATA.parent / "checkpoints" / args.name
+            Trainer(CONFIGURATIONS[args.name], args.seed, checkpoints).run(out)
     except (TwoTowersError, OSError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:

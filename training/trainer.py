@@ -1,21 +1,23 @@
-"""How a model is trained from nothing: what both trainings share (word_trainer.py, sentence_trainer.py).
+"""How a model is trained from nothing: drills, then episodes. The shipped step is chosen on validation prompts.
 
-Stages, each until the loss of its last batches is low enough (`text.Drills` draws them):
+Stages, each until the loss of its last batches is low enough (`text.Text` draws them):
     repeats      arbitrary tokens, then the same again         -> induction heads
     recall       "word label", the same pairs in two orders    -> look a word up
     echoes       "word : label word"                           -> labels look two positions back
     half         recall, with a colon in the first copy        -> labels are found by their word
     colon        recall, with a colon in both copies           -> colons ask for their word
-    episodes     "text : label" with one label for each class  -> look a class up
-The last stage runs a fixed number of steps. One thread and one seed: the same machine and the same version of torch
+    episodes     "word : label" with one label for each class  -> look a class up
+The last stage runs a fixed number of updates. One thread and one seed: the same machine and the same version of torch
 give the same weights, others give similar ones.
 
 All that the next update depends on is written to CHECKPOINTS/state.pt now and then: a run that was killed goes on from
 there and ends with the same weights as one that was not.
 """
 
+import copy
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -26,17 +28,20 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from twotowers.errors import TwoTowersError
 
-from training import prompts
-from training.text import Drills
-from training.tokenizer import DATA, LABELS
+from training import card, prompts
+from training.configuration import Configuration
+from training.text import VALIDATION_PAIRS, Text
+from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer
 
 logging.disable_progress_bar()  # one bar is enough
-RATE = 2e-3
 STATE = "state.pt"
+VALIDATION_SEED = 1000
+VALIDATION_SETS = tuple(f"{a}/{b}" for pair in VALIDATION_PAIRS for a, b in (pair, pair[::-1]))
+FLOOR, FALL = 94.0, 7.0  # percent, points: see `worth`
 
 
 def recipe() -> str:
@@ -58,71 +63,61 @@ class Progress:
     last_repeat: int = 0
 
 
-class Trainer:
-    """A model, its optimiser and its text; `step` counts the updates of all stages.
+def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
+    """GPT-2's architecture, small, with random weights."""
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocabulary, n_positions=CONTEXT, n_embd=configuration.width, n_layer=configuration.layers,
+            n_head=configuration.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.06,
+            tie_word_embeddings=True, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        )
+    )  # fmt: skip
+    # Learned positions begin as waves: neighbours are alike from the first step, and positions beyond the longest
+    # training text (51 tokens) are not mere noise.
+    half = configuration.width // 2
+    angles = torch.arange(CONTEXT)[:, None] * 2.5 * torch.exp(-math.log(60) * torch.arange(half) / half)
+    with torch.no_grad():
+        model.transformer.wpe.weight.copy_(0.05 * torch.cat([angles.sin(), angles.cos()], dim=-1))
+    return model
 
-    A subclass sets the class attributes, and `tokenizer`, `text` and `model` in `prepare`.
+
+def worth(row: dict) -> tuple[int, float]:
+    """By what the shipped step is chosen, larger is better.
+
+    Among the steps that are right on at least FLOOR percent in the weakest set and that fall by at least FALL points
+    in both other orders: how often a step is right over the three orders. Without such a step: how far it is off.
     """
+    short = min(row["weakest"] - FLOOR, row["balance"] - FALL, row["order"] - FALL)
+    return (0, short) if short < 0 else (1, row["original"] - (row["balance"] + row["order"]) / 3)
 
-    name: str
-    steps: int  # of the last stage
-    every: int  # so many of them between two validations
-    weight_decay: float
-    learned_positions: bool
-    batch = 64
-    state_every = 100  # batches between two saved states
-    tokenizer: PreTrainedTokenizerFast
-    text: Drills
-    model: PreTrainedModel
 
-    def __init__(self, seed: int, checkpoints: Path | None, quiet: bool = False):
+class Trainer:
+    """A model, its optimiser and its text; `step` counts the updates of all stages."""
+
+    def __init__(self, configuration: Configuration, seed: int, checkpoints: Path | None, quiet: bool = False):
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.seed, self.checkpoints, self.quiet, self.recipe = seed, checkpoints, quiet, recipe()
-        self.prepare()
+        self.configuration, self.seed, self.checkpoints, self.quiet = configuration, seed, checkpoints, quiet
+        self.recipe = recipe()
+        self.tokenizer = build_tokenizer()
+        pieces = self.tokenizer.get_vocab().items()
+        self.text = Text({piece[1:]: i for piece, i in pieces if piece.startswith("Ġ") and len(piece) > 1}, seed)
+        self.model = new_model(configuration, len(self.tokenizer))
         self.optimiser = self.new_optimiser()
-        self.step, self.rate = 0, RATE
+        self.step, self.rate = 0, configuration.rate
         self.stages: list[tuple[str, int]] = []  # name of a stage and the step at which it ended
         self.at = Progress()
         self.log: list[dict] = []  # validations
-        self.best: dict | None = None  # the one whose weights are shipped; None: the last weights
+        self.best: dict | None = None  # the one whose weights are shipped
         self.best_weights: dict | None = None
 
-    def prepare(self) -> None:
-        raise NotImplementedError
-
-    def begin_episodes(self) -> None:
-        """A fresh optimiser for the last stage."""
-        self.optimiser = self.new_optimiser()
-
-    def episode(self, count: int) -> None:
-        """One step of the last stage, numbered from 1."""
-        raise NotImplementedError
-
-    def validate(self) -> dict[str, float]:
-        """Percentages of the validation prompts, by name."""
-        raise NotImplementedError
-
-    @classmethod
-    def write_card(cls, folder: Path, model, tokenizer, record: dict) -> None:
-        """Measure the model and write its card into `folder`."""
-        raise NotImplementedError
-
-    def networks(self) -> torch.nn.ModuleDict:
-        """All that is trained."""
-        return torch.nn.ModuleDict({"model": self.model})
-
     def new_optimiser(self) -> torch.optim.Optimizer:
-        parameters = self.networks().parameters()
-        return torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.95), weight_decay=self.weight_decay)
-
-    def further_loss(self, *further) -> torch.Tensor | float:
-        """What is added to the loss on labels, from what a batch holds beside ids and mask (nats)."""
-        return 0.0
+        decay = self.configuration.weight_decay
+        return torch.optim.AdamW(self.model.parameters(), lr=self.configuration.rate, betas=(0.9, 0.95), weight_decay=decay)
 
     def train(self, batch) -> float:
-        """One update on (ids, mask, ...), each (batch, length); returns the loss on labels (nats)."""
-        ids, mask, *further = (torch.from_numpy(array) for array in batch)
+        """One update on (ids, mask), both (batch, length); returns the loss where something is asked for (nats)."""
+        ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
         states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
@@ -130,8 +125,8 @@ class Trainer:
         # Logits only where something is asked for: half of the time would go into the unembedding otherwise.
         loss = cross_entropy(self.model.lm_head(states[asked]), ids[:, 1:][asked])
         self.optimiser.zero_grad()
-        (loss + self.further_loss(*further)).backward()
-        torch.nn.utils.clip_grad_norm_(self.networks().parameters(), 1.0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
         return loss.item()
@@ -139,7 +134,7 @@ class Trainer:
     def bar(self, stage: str, total: int | None = None) -> tqdm:
         """A progress bar from where the stage stands; in a log file it writes twice a minute."""
         return tqdm(
-            desc=f"{self.name} {stage}", total=total, initial=self.at.count, unit="step", disable=self.quiet,
+            desc=f"{self.configuration.name} {stage}", total=total, initial=self.at.count, unit="step", disable=self.quiet,
             mininterval=0.1 if sys.stderr.isatty() else 30,
         )  # fmt: skip
 
@@ -163,7 +158,7 @@ class Trainer:
     def advance(self, bar: tqdm) -> None:
         """One batch of the stage is done."""
         self.at.count += 1
-        if self.at.count % self.state_every == 0:
+        if self.at.count % self.configuration.save_every == 0:
             self.save_state()
         bar.set_postfix(loss=f"{self.at.smooth:.2f}", refresh=False)
         bar.update()
@@ -176,10 +171,9 @@ class Trainer:
 
     def early_stages(self) -> None:
         """From random weights to looking up a word over a colon."""
-        text, batch = self.text, self.batch
-        if self.learned_positions:
-            self.until("few repeats", lambda: text.repeats(batch, True, pool=100), 0.8)
-        self.until("repeats", lambda: text.repeats(batch, hide_distance=self.learned_positions), 0.8)
+        text, batch = self.text, self.configuration.batch
+        self.until("few repeats", lambda: text.repeats(batch, pool=100), 0.8)
+        self.until("repeats", lambda: text.repeats(batch), 0.8)
         self.until("recall", lambda: text.recall(batch, False, False), 0.4)
         # One copy at a time gets its colon: first labels have to find their word two positions back (which echoes
         # teach by itself), then the colon has to ask in place of the word.
@@ -192,15 +186,56 @@ class Trainer:
         if self.at.stage != "episodes":
             self.at = Progress("episodes", smooth=3.0)
             self.begin_episodes()
-        with self.bar("episodes", self.steps) as bar:
-            for count in range(self.at.count + 1, self.steps + 1):
+        with self.bar("episodes", self.configuration.updates) as bar:
+            for count in range(self.at.count + 1, self.configuration.updates + 1):
                 self.episode(count)
-                if count % self.every == 0:
+                if count % self.configuration.validate_every == 0:
                     self.log.append({"step": self.step, **self.validate()})
                 self.advance(bar)
         if self.at.last_repeat:
             self.stages.append(("episodes without exact repeats from", self.at.last_repeat))
         self.end_stage("end")
+
+    def begin_episodes(self) -> None:
+        """Text of another seed, and a fresh optimiser."""
+        self.optimiser = self.new_optimiser()
+        self.text = Text(self.text.words, self.seed + 1)
+
+    def episode(self, count: int) -> None:
+        """A batch of episodes, numbered from 1; beside it a little recall and plain lists. Exact repeats get fewer as the
+        loss falls."""
+        at, text, batch = self.at, self.text, self.configuration.batch
+        self.rate = self.configuration.rate * (1 - 0.9 * count / self.configuration.updates)
+        if count % 8 == 0:
+            self.train(text.recall(batch // 2, True, True))
+        if count % 4 == 0:
+            self.train(text.lists(batch // 2))
+        at.smooth = 0.95 * at.smooth + 0.05 * self.train(text.episodes(batch, at.repeat))
+        if at.repeat > 0 and at.smooth < 0.75:
+            at.repeat, at.smooth = max(0.0, round(at.repeat - 0.1, 1)), at.smooth + 0.1
+            at.last_repeat = self.step
+
+    def validate(self) -> dict[str, float]:
+        """Accuracy (percent), that of the weakest set, and the falls without a true demonstration and reordered (points).
+
+        Keeps the weights when this step is the best so far.
+        """
+        self.model.eval()
+        n = self.configuration.validation_prompts
+        drawn = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
+        percent = {
+            order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in drawn] for order in prompts.ORDERS
+        }
+        self.model.train()
+        mean = {order: sum(values) / len(values) for order, values in percent.items()}
+        original = mean["original"]
+        row = {
+            "original": original, "weakest": min(percent["original"]),
+            "balance": original - mean["imbalanced"], "order": original - mean["reordered"],
+        }  # fmt: skip
+        if self.best is None or worth(row) > worth(self.best):
+            self.best, self.best_weights = {"step": self.step, **row}, copy.deepcopy(self.model.state_dict())
+        return row
 
     def run(self, out: Path) -> None:
         """All stages, from where an interrupted run of the same kind stood; the shipped weights and their card in `out`.
@@ -212,9 +247,9 @@ class Trainer:
                 shutil.rmtree(old)
         self.early_stages()
         self.episodes()
-        if self.best is not None:
-            self.model.load_state_dict(self.best_weights)
-            self.step = self.best["step"]
+        assert self.best is not None and self.best_weights is not None
+        self.model.load_state_dict(self.best_weights)
+        self.step = self.best["step"]
         self.save(out, with_card=True)
         if self.checkpoints is not None:
             (self.checkpoints / STATE).unlink(missing_ok=True)
@@ -222,7 +257,7 @@ class Trainer:
     def record(self) -> dict:
         """training.json: how the weights came about, and what prompts they were made for."""
         return {
-            "name": self.name, "seed": self.seed, "step": self.step, "recipe": self.recipe,
+            "name": self.configuration.name, "seed": self.seed, "step": self.step, "recipe": self.recipe,
             "made_with": f"torch {torch.__version__}, Python {platform.python_version()}",
             "labels": LABELS, "form": {"k": prompts.K, "separator": "space"}, "stages": self.stages,
             "validation": [{key: round(value, 2) for key, value in row.items()} for row in self.log],
@@ -239,7 +274,7 @@ class Trainer:
             self.tokenizer.save_pretrained(partial)
             (partial / "training.json").write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
             if with_card:
-                self.write_card(partial, self.model.eval(), self.tokenizer, self.record())
+                card.write(partial, self.model.eval(), self.tokenizer, self.record())
             if folder.exists():
                 folder.rename(old)
             partial.rename(folder)
@@ -252,8 +287,8 @@ class Trainer:
         if self.checkpoints is None:
             return
         state = {
-            "run": [self.name, self.seed, self.recipe],
-            "networks": self.networks().state_dict(),
+            "run": [repr(self.configuration), self.seed, self.recipe],
+            "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "random": [self.text.random.getstate(), self.text.numpy.bit_generator.state],
             "at": asdict(self.at),
@@ -267,16 +302,16 @@ class Trainer:
         os.replace(partial, self.checkpoints / STATE)
 
     def take_up(self) -> bool:
-        """Go on from the saved state of a run of this name, seed and recipe; whether there was one."""
+        """Go on from the saved state of a run of this configuration, seed and recipe; whether there was one."""
         if self.checkpoints is None or not (self.checkpoints / STATE).is_file():
             return False
         state = torch.load(self.checkpoints / STATE, weights_only=True)
-        if state["run"] != [self.name, self.seed, self.recipe]:
+        if state["run"] != [repr(self.configuration), self.seed, self.recipe]:
             return False
         self.at = Progress(**state["at"])
         if self.at.stage == "episodes":
             self.begin_episodes()
-        self.networks().load_state_dict(state["networks"])
+        self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         python, self.text.numpy.bit_generator.state = state["random"]
         self.text.random.setstate(python)

@@ -2,7 +2,7 @@
 
     chapter = book.open(globals())                    # checks the parameters cell
     heads = chapter.measured("heads")                 # {model: xarray.Dataset}, the parameter's model and every recorded one
-    chapter.compare("comparers-prefer", {m: looks(d) for m, d in heads.items()}, heads="comparers")
+    chapter.compare("located-prefer", {m: choose.attention_difference(d) for m, d in heads.items()})
     chapter.figure("4.1", chart, "What to see. How it was made.")
 
 `chapter.close()` writes the rows of evidence.
@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
+import ast
 import html
+import itertools
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,138 +23,212 @@ import altair as alt
 import pandas as pd
 import xarray as xr
 from IPython.display import HTML, Markdown, display
+from pandas.io.formats.style import Styler
 
-import twotowers.measure.suite  # noqa: F401  (fills the list of measurements)
-from twotowers import choose, evidence, figures
-from twotowers.errors import TwoTowersError
-from twotowers.heads import Head
-from twotowers.measure.chain import NOT_TESTABLE, Run, open_recorded, recorded
-from twotowers.measure.settings import Settings
-from twotowers.paths import book_folder, data_folder
+from twotowers import choose, claims, evidence, figures, intervals, recorded
+from twotowers.claims import NOT_TESTABLE, Claim
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.evidence import Judged
+from twotowers.forms import Form
+from twotowers.heads import Head, Heads
+from twotowers.intervals import Interval
+from twotowers.opened import Opened, opened
+from twotowers.paths import book_folder, slug
+from twotowers.recorded import Laboratory
+from twotowers.settings import Settings
 
 DRAWS = 1000
 CHANCE = 0.5
 
 
-def open(given: Mapping[str, Any]) -> Chapter:
-    """The chapter of a notebook, from its `globals()`. Raises TwoTowersError, in one line, for a wrong parameter."""
-    return Chapter(given)
+def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
+    """The chapter of a notebook, from its `globals()`; `own`: parameters of this notebook alone.
+
+    Raises TwoTowersError, in one line, for a wrong parameter, and for one that papermill was given and nobody knows.
+    """
+    settings = {name: cells[name] for name in Settings.model_fields if name in cells}
+    unknown = {name: None for name in _injected(cells) if name not in (*settings, *own)}
+    return Chapter(Settings.of(settings | unknown))
+
+
+def _injected(cells: Mapping[str, Any]) -> list[str]:
+    """Names that papermill's own cell assigns: it puts one after the parameters cell, with this comment in its first line."""
+    sources = [source for source in cells.get("In", []) if source.startswith("# Parameters\n")]
+    statements = [statement for source in sources for statement in ast.parse(source).body if isinstance(statement, ast.Assign)]
+    return [target.id for statement in statements for target in statement.targets if isinstance(target, ast.Name)]
 
 
 class Chapter:
     """Measurements of all models, claims and figures of one notebook."""
 
-    def __init__(self, given: Mapping[str, Any]):
-        names = set(Settings.model_fields)
-        self.settings = Settings.of({name: value for name, value in given.items() if name in names})
-        self.run = Run(self.settings)
-        self.rows: list[dict] = []
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.model = slug(settings.model)
+        self.rows: list[Judged] = []
         self.left_out: dict[str, str] = {}
+        self.not_recorded: dict[str, list[str]] = {}
+        self._laboratories: dict[str, Laboratory] = {}
         self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
+        self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
         self._sets: dict[str, dict[str, list[Head]]] = {}
 
-    def measured(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
-        """Model -> measurement: every recorded model and the parameter's, smallest first. Measures what is not there.
+    def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
+        """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
 
-        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the
-        chapter's, such as "sentences".
+        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the chapter's,
+        such as "sentences". `labels`: prompts with arbitrary labels, those with names of classes, or all; default: arbitrary
+        ones on blocks that judge, all on those that choose heads and forms. Random sets are left to `control`.
         """
+        return {model: of.data for model, of in self._opened(name, suite, labels).items()}
+
+    def control(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
+        """Model -> the same measurement of random sets or directions: variables over (heads, draw, prompt)."""
+        return {model: of.control for model, of in self._opened(name, suite, None).items() if of.control is not None}
+
+    def _opened(self, name: str, suite: str | None, labels: str | None) -> dict[str, Opened]:
+        labels = labels or ("arbitrary" if recorded.about(name).judges else "all")
+        key = (suite or self.settings.suite, name, labels)
+        if key not in self._views:
+            self._views[key] = {model: opened(dataset, labels) for model, dataset in self._datasets(name, suite).items()}
+        return self._views[key]
+
+    def _datasets(self, name: str, suite: str | None) -> dict[str, xr.Dataset]:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
-            every = {model: open_recorded(model, suite, name) for model in recorded()}
-            found = {model: data for model, data in every.items() if data is not None}
-            if self.run.name not in found:
-                run = self.run if suite == self.settings.suite else Run(self.settings.model_copy(update={"suite": suite}))
-                found[run.name] = run.measured(name)
-            self.left_out |= {m: d.attrs[NOT_TESTABLE] for m, d in found.items() if NOT_TESTABLE in d.attrs}
-            found = {m: d for m, d in found.items() if NOT_TESTABLE not in d.attrs}
-            self._open[suite, name] = dict(sorted(found.items(), key=lambda item: item[1].attrs["parameters"]))
+            every = {model: recorded.open_recorded(model, suite, name) for model in recorded.recorded()}
+            datasets = {model: dataset for model, dataset in every.items() if dataset is not None}
+            if self.model not in datasets:
+                of_suite = Laboratory(self.settings.model_copy(update={"suite": suite}))
+                datasets[self.model] = self._laboratories.setdefault(suite, of_suite).measured(name)
+            for model in sorted(every.keys() - datasets.keys()):
+                self.not_recorded.setdefault(model, []).append(_command(model, suite, name))
+            why = recorded.NOT_TESTABLE
+            self.left_out |= {m: d.attrs[why] for m, d in datasets.items() if why in d.attrs}
+            datasets = {m: d for m, d in datasets.items() if why not in d.attrs}
+            self._open[suite, name] = dict(sorted(datasets.items(), key=lambda item: item[1].attrs["parameters"]))
         return self._open[suite, name]
 
     @property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
-        """Model -> name -> heads, by the rules of `choose`, from locating blocks."""
+        """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
         if not self._sets:
-            self._sets = {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
+            located = self.measured("locating")
+            self._sets = {m: choose.head_sets(d, self.settings.top_k) for m, d in located.items()}
         return self._sets
 
     @property
-    def learned(self) -> dict[str, evidence.Interval]:
-        """Model -> accuracy between the two labels on judging blocks (n = class pairs)."""
-        return {
-            m: evidence.interval(evidence.cluster_means((d["log_prob_true"] > d["log_prob_other"]).astype(float)))
-            for m, d in self.measured("heads").items()
-        }
+    def learned(self) -> dict[str, Interval]:
+        """Model -> accuracy between the two labels on judging blocks."""
+        return {m: intervals.mean(d["log_prob_true"] > d["log_prob_other"]) for m, d in self.measured("heads").items()}
+
+    @property
+    def choice(self) -> dict[str, Interval]:
+        """Model -> mean logit difference on judging blocks (nats)."""
+        return {m: intervals.mean(d["logit_difference"]) for m, d in self.measured("heads").items()}
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """Model -> the form of its prompts: what its measurements were given, else the best-learned one."""
+        out = {}
+        for model, dataset in self._datasets("heads", None).items():
+            asked = json.loads(dataset.attrs["identity"])
+            both = asked["k"] and asked["separator"]
+            out[model] = Form(asked["k"], asked["separator"]) if both else choose.form(self._datasets("forms", None)[model])
+        return out
 
     def compare(
-        self, claim: str, values: Mapping[str, xr.DataArray], heads: str | None = None,
-        random: Mapping[str, xr.DataArray] | None = None, by: str = "pair", gate: bool = True,
-        untestable: Mapping[str, str] | None = None,
+        self, claim: str, values: Mapping[str, xr.DataArray], *, whole: Mapping[str, xr.DataArray] | None = None,
+        control: Mapping[str, xr.DataArray] | None = None, gate: bool = True, untestable: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Judge one claim for every model: shows its sentence and a forest plot, and keeps its rows of evidence.
 
-        values: model -> (prompt,), or with heads="comparers" (prompt, layer, head): these heads against DRAWS random sets
-        of the same layers from other key-value groups; with (heads, prompt), the entry of that name against the entries
-        "NAME, random ..." beside it. random: model -> (draw, prompt), a control given as it is.
-        gate: a model that does not learn the task is "not testable"; False for the claim that it learns. untestable:
-        model -> why the claim has no meaning there; a model in it needs no values.
+        values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
+        (`evidence.of_set`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
+        sets, with a dimension `draw` more. gate: a model that does not learn the task is "not testable"; False for the claim
+        that it learns. untestable: model -> why the claim has no meaning there; a model in it needs no values.
         """
-        about = evidence.claims().get(claim)
-        if about is None:
+        known = claims.claims()
+        if claim not in known:
             raise TwoTowersError(f"no claim '{claim}' in data/claims.csv: add a line with its rule and date")
         why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(untestable or {})
-        tested = {model: data for model, data in values.items() if model not in why}
-        rows = [self._row(about, model, data, heads, (random or {}).get(model), by, gate) for model, data in tested.items()]
-        rows += [evidence.not_testable(about, model, reason) for model, reason in why.items()]
-        self.rows = [row for row in self.rows if row["claim"] != claim] + rows
-        table = pd.DataFrame(rows)
-        display(HTML(sentence(about, table)))
-        shown = table.dropna(subset="effect").assign(row=lambda t: t["model"])
-        if len(shown):
-            unit = "" if about.measure.endswith(f"({about.unit})") else f" ({about.unit})"
-            display(figures.forest(shown, title=about.measure + unit, null=about.null).properties(description=about.statement))
+        rows = []
+        for model in (model for model in values if model not in why):
+            try:
+                self._check_learned(model, gate)
+                rows.append(self._judged(known[claim], model, values, whole, control))
+            except NotTestable as error:
+                why[model] = str(error)
+        rows += [evidence.not_testable(known[claim], model, reason) for model, reason in why.items()]
+        order = [*values, *why]
+        rows.sort(key=lambda row: order.index(row.model))
+        self.rows = [row for row in self.rows if row.claim != claim] + rows
+        table = evidence.check_rows(rows)
+        missing = {m: commands for m, commands in self.not_recorded.items() if m not in order}
+        display(HTML(sentence(known[claim], table, missing)))
+        tested = table.dropna(subset="effect").assign(row=lambda t: t["model"])
+        if len(tested):
+            unit = "" if known[claim].measure.endswith(f"({known[claim].unit})") else f" ({known[claim].unit})"
+            chart = figures.forest(tested, title=known[claim].measure + unit, null=known[claim].null)
+            display(chart.properties(description=known[claim].statement))
 
-    def _row(self, claim, model, data, heads, random, by, gate):
-        learned = self.learned.get(model) if gate else None
-        if learned is not None and not learned.low > CHANCE:
-            return evidence.not_testable(claim, model, f"does not learn the task: accuracy {learned:.0%}")
-        if heads is None:
-            return evidence.compare(claim, model, data, random, by)
-        if "heads" in data.dims:  # sets that were measured together, among them random ones matched to this one
-            names = [str(name) for name in data["heads"].values]
-            matched = [name for name in names if name.startswith(f"{heads}, random")]
-            if heads not in names:
-                return evidence.not_testable(claim, model, f"the rule names no {heads}")
-            random = data.sel(heads=matched).rename(heads="draw") if matched else None
-            return evidence.compare(claim, model, data.sel(heads=heads), random, by)
-        chosen = self.sets[model][heads]
-        if not chosen:
-            return evidence.not_testable(claim, model, f"the rule names no {heads}")
-        effect = choose.pick(data, chosen).mean("heads")
-        return evidence.compare(claim, model, effect, evidence.over_sets(data, self.controls(model, heads)), by)
+    def _check_learned(self, model: str, gate: bool) -> None:
+        if model not in self.learned:
+            raise NotTestable(f"what it learns is not recorded; {_command(model, self.settings.suite, 'heads')} does it")
+        if gate and not self.learned[model].low > CHANCE:
+            raise NotTestable(f"does not learn the task: accuracy {self.learned[model]:.0%}")
 
-    def controls(self, model: str, heads: str, draws: int = DRAWS) -> list[list[Head]]:
-        """Random sets matched to a set: same layers, other key-value groups."""
-        about = self.measured("heads")[model].attrs
+    def _judged(self, claim: Claim, model: str, values, whole, control) -> Judged:
+        if whole is not None and model not in whole:
+            raise TwoTowersError(f"claim '{claim.id}', {model}: give whole= for this model, too")
+        sets = self.sets[model] if claim.heads else {}
+        given = None if control is None else control.get(model)
+        effect, random = evidence.of_set(claim, values[model], given, sets, lambda heads: self.matched(model, heads))
+        of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
+        return evidence.compare(claim, model, effect, whole=of, control=random, choice=choice, form=form)
+
+    def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
+        """Random sets matched to a named set, or to some heads: same layers, other key-value groups."""
+        about = self._datasets("heads", None)[model].attrs
         layers, n_heads, n_kv = (int(about[name]) for name in ("layers", "heads", "key_value_heads"))
-        return choose.matched_sets(self.sets[model][heads], layers, n_heads, n_heads // n_kv, draws)
+        of = self.sets[model][heads] if isinstance(heads, str) else [Head(*at) for at in heads]
+        return choose.matched_sets(of, layers, n_heads, n_heads // n_kv, draws)
 
-    def table(self, values: Mapping[str, xr.DataArray], by: str = "pair", **columns: Any) -> pd.DataFrame:
-        """One row a model with mean and 95% interval over clusters `by`: columns model, value, low, high, n, and those given."""
+    def table(
+        self, values: Mapping[str, xr.DataArray], by: Sequence[str] = (), *, whole: Mapping[str, xr.DataArray] | None = None,
+        clusters: Sequence[str] = intervals.CLUSTERS, **columns: Any,
+    ) -> pd.DataFrame:  # fmt: skip
+        """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
+
+        values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share
+        of; a share of what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
+        of the first factor), and those given. Raises TwoTowersError for other dimensions.
+        """
         rows = []
         for model, data in values.items():
-            part = evidence.interval(evidence.cluster_means(data, by))
-            rows.append({"model": model, "value": part.estimate, "low": part.low, "high": part.high, "n": part.n, **columns})
+            if set(data.dims) != {"prompt", *by}:
+                dims, wanted = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
+                raise TwoTowersError(f"a table of values over ({dims}), wanted ({wanted}): name them in by=, or take means")
+            for places in itertools.product(*(range(data.sizes[dim]) for dim in by)):
+                at = dict(zip(by, places, strict=True))
+                part = data.isel(at)
+                all_of = None if whole is None else whole[model].isel({dim: i for dim, i in at.items() if dim in whole[model].dims})
+                number = intervals.mean(part, clusters) if all_of is None else intervals.ratio(part, all_of, clusters)
+                entries = {dim: data[dim].values.tolist()[i] for dim, i in at.items()}
+                numbers = {"value": number.estimate, "low": number.low, "high": number.high, "n": number.n[0]}
+                rows.append({"model": model, **entries, **numbers, **columns})
         return pd.DataFrame(rows)
 
     def figure(self, number: str, chart: alt.TopLevelMixin, caption: str) -> None:
         """Show a chart with its number and caption: what to see, then how it was made.
 
-        The caption also names models that do not learn the task, with their accuracy, once "heads" was opened.
+        The caption also names models that do not learn the task, with their accuracy, once "heads" was opened, and recorded
+        models that lack a measurement of the chapter, with the command that makes it.
         """
         if (self.settings.suite, "heads") in self._open:
             chance = [f"{m} (accuracy {of:.0%})" for m, of in self.learned.items() if not of.low > CHANCE]
             caption += f" Not learned, so in no verdict: {', '.join(chance)}." if chance else ""
+        commands = [command for of_model in self.not_recorded.values() for command in of_model]
+        caption += f" Not recorded, so not everywhere; this makes it: {'; '.join(commands)}." if commands else ""
         display(chart.properties(description=caption))
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>Figure {number}.</b> {html.escape(caption)}</p>'))
 
@@ -160,7 +237,7 @@ class Chapter:
         table = evidence.check_rows(self.rows)
         if table.empty:
             return
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or self.run.path("x").parent / "evidence")
+        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or recorded.folder(self.settings) / "evidence")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{table['chapter'].iloc[0]}.csv"
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -168,26 +245,37 @@ class Chapter:
         os.replace(part, path)
 
 
-def sentence(claim: evidence.Claim, table: pd.DataFrame) -> str:
-    """The one sentence form of the book: the claim, then verdict and numbers, model by model."""
+def _command(model: str, suite: str, name: str) -> str:
+    """What records a measurement that a recorded model lacks, on as many blocks as its others."""
+    heads = recorded.open_recorded(model, suite, "heads")
+    blocks = "" if heads is None else f" --blocks {json.loads(heads.attrs['identity'])['blocks']}"
+    return f"twotowers record {model} {name}{blocks}" + ("" if suite == "words" else f" --suite {suite}")
+
+
+def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
+
+    `missing`: model -> commands that would record what it lacks.
+    """
     whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    fmt = "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f", "MRR": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
-    judged = table[table["verdict"] != evidence.NOT_TESTABLE]
-    sizes = ("n = " + judged["n"].astype(str) + " " + judged["clusters"].map(html.escape)).unique()
-    items = ""
+    fmt = "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+    items, rests_on = "", []
     for row in table.to_dict("records"):
         text = f"<b>{html.escape(row['verdict'])}</b>"
-        if row["verdict"] == evidence.NOT_TESTABLE:
+        if row["verdict"] == NOT_TESTABLE:
             text += f": {html.escape(row['note'])}"
         else:
             text += f", {row['effect']:{fmt}} [{row['effect_low']:{fmt}}, {row['effect_high']:{fmt}}]"
             if row["draws"]:
                 reach = round(row["share"] * row["draws"])
                 text += f"; control {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random draws reach it"
-            text += f" (n = {row['n']} {html.escape(row['clusters'])})" if len(sizes) > 1 else ""
+            each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
+            rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
-    size = f" <small>({sizes[0]})</small>" if len(sizes) == 1 else ""
-    return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}{size}</p><ul>{items}</ul></div>'
+    for model, commands in (missing or {}).items():
+        items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
+    small = f'<p><small>{"; ".join(rests_on)}</small></p>' if rests_on else ""
+    return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 
 def all_evidence() -> pd.DataFrame:
@@ -198,19 +286,19 @@ def all_evidence() -> pd.DataFrame:
 def ladder(rows: pd.DataFrame) -> HTML:
     """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter."""
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models = list(dict.fromkeys(rows["model"]))
+    models, known = list(dict.fromkeys(rows["model"])), claims.claims()
     lines = ["<tr><th>claim</th><th>source</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
     for (claim, statement, chapter), part in rows.groupby(["claim", "statement", "chapter"], sort=False):
         cells = []
         for model in models:
             row = next(iter(part[part["model"] == model].to_dict("records")), None)
-            told = "" if row is None else row["note"] if row["verdict"] == evidence.NOT_TESTABLE else (
+            told = "" if row is None else row["note"] if row["verdict"] == NOT_TESTABLE else (
                 f"{row['effect']:+.3f} [{row['effect_low']:+.3f}, {row['effect_high']:+.3f}] {row['unit']}"
                 + (f"; control {row['control']:+.3f}" if row["draws"] else ""))  # fmt: skip
             verdict = "" if row is None else row["verdict"]
             cells.append(f'<td class="{verdict.replace(" ", "-")}" title="{html.escape(str(told))}">{html.escape(verdict)}</td>')
         link = f'<a href="{pages.get(str(chapter))}.html#claim-{html.escape(claim)}">{html.escape(statement)}</a>'
-        source = evidence.claims()[claim].source if claim in evidence.claims() else ""
+        source = known[claim].source if claim in known else ""
         lines.append(f'<tr><th scope="row">{link}</th><td>{html.escape(source)}</td>{"".join(cells)}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
@@ -220,27 +308,27 @@ def _number(stem: str) -> str:
     return stem.partition("-")[0].lstrip("0").upper()
 
 
-def findings() -> pd.DataFrame:
-    """data/findings.csv: each hand-written finding of the opening page ("intro") and of chapters, with the verdicts it rests on.
-
-    Columns page, sentence, chapter (where it is shown how we know), claim, model, verdict.
-    """
-    table = pd.read_csv(data_folder() / "findings.csv")
-    table[["page", "sentence", "chapter"]] = table[["page", "sentence", "chapter"]].ffill()
-    return table
-
-
 def answer(rows: pd.DataFrame) -> str:
     """The sentences of the opening page, each with its chapter: the first by itself, the others as a list.
 
     A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
     """
-    verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), findings(), []
+    verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), claims.findings(), []
     for i, ((text, chapter), part) in enumerate(table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False)):
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
             where = f"([chapter {_number(chapter)}]({chapter}))"
             lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
     return "\n".join(lines)
+
+
+def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
+    """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come."""
+    cell = [
+        "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}}, {high:{fmt}}]"
+        for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
+    ]
+    wide = table.assign(cell=cell).pivot_table(index=list(rows), columns=column, values="cell", aggfunc="first", sort=False)
+    return wide.fillna("").style
 
 
 def note(text: str) -> None:

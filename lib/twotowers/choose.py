@@ -1,13 +1,16 @@
 """What later measurements are taken with, chosen by rule from earlier ones on locating blocks: the form, and sets of heads.
 
-Rules of 2026-11-22, written before any judging block was run:
+Rules of 2026-11-22, written before any judging block was run; on 2026-11-23 the bound on a comparer's writing became
+two-sided, and suppressors got a name (data/rules.csv):
 
 - **form**: of those with at most MOST_K demonstrations of each class, the one with the highest accuracy (true label = top token
   of the vocabulary); ties go to fewer demonstrations. More demonstrations cost more in every measurement.
 - **located**: the TOP heads by mean contribution (what they add to the logit difference from label positions).
 - **writers**: the TOP heads by mean writing (attention times reading of a label, whichever it is), each at least WRITES nats.
 - **comparers**: the TOP heads by mean attention difference (labels of the query's class minus the others), each at
-  least COMPARES, with a writing below LITTLE nats.
+  least COMPARES, with a writing between -LITTLE and LITTLE nats.
+- **suppressors**: the TOP heads by the least writing, each at most -LITTLE nats, of those with an attention difference of at
+  least COMPARES: they look for a label and hold it down (copy suppression, McDougall et al. 2023).
 - **by attention**: the TOP heads by mean attention difference, whatever they write.
 - **by increase**: the TOP heads by the paper's mean increase.
 
@@ -16,20 +19,22 @@ Every function is pure: datasets of `measure.heads` in, lists of heads out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from twotowers.errors import NotTestable
+from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.prompts.blocks import Form
 
 TOP = 5
 MOST_K = 4
 COMPARES, WRITES, LITTLE = 0.02, 0.1, 0.3
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
+SETS = ("located", "writers", "comparers", "suppressors", "by attention", "by increase", "paper's twelve")
+"""Sets that a rule defines: what a claim may be about. The last one needs single ablations, too"""
 
 
 def form(forms: xr.Dataset) -> Form:
@@ -62,11 +67,13 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     """Name -> heads, best first: the sets of the module. A set may be short or empty, as the rule says."""
     ranked = rankings(heads)
-    compares = ranked["attention difference"].where(ranked["writing"] < LITTLE, -1.0)
+    compares = ranked["attention difference"].where(abs(ranked["writing"]) < LITTLE, -1.0)
+    suppresses = -ranked["writing"].where(ranked["attention difference"] >= COMPARES, 0.0)
     return {
         "located": top(ranked["contribution"], k),
         "writers": top(ranked["writing"], k, WRITES),
         "comparers": top(compares, k, COMPARES),
+        "suppressors": top(suppresses, k, LITTLE),
         "by attention": top(ranked["attention difference"], k),
         "by increase": top(ranked["increase"], k),
     }
@@ -75,11 +82,12 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
 def head_table(heads: xr.Dataset, k: int = TOP) -> pd.DataFrame:
     """One row a head: layer, head, name ("18-6"), its value in every ranking, and its set, for the two scatter plots.
 
-    Sets: "writers", "comparers" (the k with the largest attention difference, unless they are writers), "other heads".
+    Sets: "comparers", "suppressors", "writers" by the rules of the module (a comparer that is also a writer is a writer),
+    "other heads".
     """
     table, sets = xr.Dataset(rankings(heads)).to_dataframe().reset_index(), head_sets(heads, k)
     at = [Head(*row) for row in table[["layer", "head"]].itertuples(index=False)]
-    kind = {head: "comparers" for head in sets["by attention"]} | {head: "writers" for head in sets["writers"]}
+    kind = {head: name for name in ("comparers", "suppressors", "writers") for head in sets[name]}
     return table.assign(name=[str(head) for head in at], set=[kind.get(head, "other heads") for head in at])
 
 
@@ -118,6 +126,21 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     """Values (..., layer, head) of some heads, or of none: (..., heads), with their names ("18-6") as coordinate."""
     layer, head = (xr.DataArray([int(at[axis]) for at in heads], dims="heads").astype(int) for axis in (0, 1))
     return values.isel(layer=layer, head=head).assign_coords(heads=[str(Head(*h)) for h in heads])
+
+
+def turns(data: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:
+    """(prompts that choose, prompts that judge), so that no class pair and no label pair is in both; every prompt judges once.
+
+    Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. For what is
+    chosen and judged by one measurement: chosen on the first, it is no luck of the prompts on which it is judged.
+    """
+    first = {name: data[name].isin(sorted(set(data[name].values))[::2]) for name in ("pair", "labels")}
+    for of_pairs in (first["pair"], ~first["pair"]):
+        for of_labels in (first["labels"], ~first["labels"]):
+            others = ~of_pairs if first["labels"].all() else ~of_pairs & ~of_labels
+            judges = data.isel(prompt=(of_pairs & of_labels).values)
+            if judges.sizes["prompt"]:
+                yield data.isel(prompt=others.values), judges
 
 
 def overlap(a: Sequence[Head], b: Sequence[Head]) -> list[Head]:

@@ -1,7 +1,10 @@
-"""The book's own data files, read strictly: what is damaged or edited into another form is named, never half used.
+"""The book's own tables, read strictly: what is damaged or edited into another form is named with its line, never half used.
 
-    read_table(path, ("word", "class"))      # every cell as text
-    read_text(path)
+    class Pair(Row):
+        first: Text
+        second: Text
+
+    read_table(path, Pair, unique=("first", "second"))[0].first      # 'sentiment'
 
 No torch here.
 """
@@ -10,16 +13,39 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, TypeVar
 
-import pandas as pd
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from twotowers.errors import TwoTowersError
 
 
-def damaged(path: Path, what: str) -> TwoTowersError:
-    return TwoTowersError(f"'{path}' is damaged ({what}): restore it from the repository")
+class Row(BaseModel):
+    """A line of a table: a field a column. A field with a default may be missing; `Field(alias="class")` names a column
+    that Python cannot. Numbers are finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def _text(cell: str) -> str:
+    if not cell or cell != cell.strip():
+        raise ValueError("it is empty or has spaces at its edges")
+    return cell
+
+
+Text = Annotated[str, AfterValidator(_text)]
+"""A cell that holds something; a plain `str` may be empty"""
+
+
+def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
+    """The error for a file, or for one line of it (they count from 1)."""
+    at = "" if line is None else f"line {line}: "
+    return TwoTowersError(f"'{path}' is damaged ({at}{what}): correct it, or restore it from the repository")
 
 
 def read_text(path: Path) -> str:
@@ -37,29 +63,45 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_table(
-    path: Path, columns: Sequence[str], rule: Callable[[dict[str, str]], str] = lambda row: ""
-) -> pd.DataFrame:
-    """A CSV file with exactly these columns, every cell as text; `rule(row)` says what is wrong with a row, or "".
+def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> list[AnyRow]:
+    """The lines of a CSV file, in their order: entry i stands in line i + 2, for a cell holds no line break.
 
-    Raises TwoTowersError, naming the line, for other columns, rows of another length, open quotes and broken rules.
+    `unique`: columns that no two lines may have alike together, such as ("id",).
+    Raises TwoTowersError, naming file and line, for other columns, lines of another length, open quotes, a cell that `row`
+    does not take, and a line that stands twice.
     """
     text = read_text(path)
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        header, *lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     except csv.Error as error:
         raise damaged(path, str(error)) from None
-    if rows[0] != list(columns):
-        raise damaged(path, f"its columns are not {', '.join(columns)}")
-    if len(rows) < 2:
+    fields = {field.alias or name: field for name, field in row.model_fields.items()}
+    if len(set(header)) < len(header) or not {n for n, f in fields.items() if f.is_required()} <= set(header) <= {*fields}:
+        raise damaged(path, f"its columns are {', '.join(header)}, not {', '.join(fields)}", 1)
+    if not lines:
         raise damaged(path, "it has no rows")
     if not text.endswith("\n"):
         raise damaged(path, "its last line is cut off")
-    for line, row in enumerate(rows[1:], 2):
-        if len(row) != len(columns):
-            raise damaged(path, f"line {line} has {len(row)} cells, not {len(columns)}")
-        if any("\n" in cell for cell in row):
-            raise damaged(path, f"line {line} has an open quote")
-        if why := rule(dict(zip(columns, row, strict=True))):
-            raise damaged(path, f"line {line}: {why}")
-    return pd.DataFrame(rows[1:], columns=list(columns))
+    rows: list[AnyRow] = []
+    line_of: dict[tuple[str, ...], int] = {}
+    for line, cells in enumerate(lines, 2):
+        if len(cells) != len(header):
+            raise damaged(path, f"{len(cells)} cells, not {len(header)}", line)
+        if any("\n" in cell for cell in cells):
+            raise damaged(path, "an open quote", line)
+        columns = dict(zip(header, cells, strict=True))
+        try:
+            rows.append(row.model_validate(columns))
+        except ValidationError as error:
+            raise damaged(path, _why(error), line) from None
+        key = tuple(columns[name] for name in unique)
+        if unique and line_of.setdefault(key, line) != line:
+            raise damaged(path, f"{', '.join(unique)} '{', '.join(key)}' stands in line {line_of[key]}, too", line)
+    return rows
+
+
+def _why(error: ValidationError) -> str:
+    """What pydantic says of the first wrong cell, or of the line as a whole."""
+    first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {said}" if first["loc"] else said

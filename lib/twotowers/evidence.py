@@ -1,131 +1,102 @@
 """One rule for every claim of the book: effect, control, interval, verdict. One row a claim and model.
 
-    row = compare(claim, "smollm2-135m", effect, random)     # effect (prompt,), random (draw, prompt)
-    row["verdict"]                                            # "holds"
+    row = compare(claim, "smollm2-135m", effect, control=random)     # effect (prompt,), random (draw, prompt)
+    row.verdict                                                       # "holds"
 
-**Unit.** Prompts share class pairs, so class pairs are the clusters: values are averaged within each pair first, and an
-interval is Student's t over these means (n = class pairs). It has no random numbers and no ties to break.
+**Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label pairs, too. A share of a
+whole has Fieller's interval. Labels that are the classes' own names are never judged together with arbitrary ones.
 
-**Rule** (2026-11-22; its history is data/rules.csv). Let the claim say that the effect lies above `null`, and `smallest` be
-the smallest effect that would matter; 0 where `null` is a threshold such as "at least half". In this order:
+**Rule** (2026-11-23; its history is data/rules.csv). Let the claim say that the effect lies above `null`, and `smallest` be
+the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the claim says
+otherwise; 0 where `null` is a threshold such as "at least half". In this order:
 
 1. *absent*: the 90% interval lies within `smallest` of `null`;
 2. *does not hold*: the 95% interval lies below `null`;
 3. *undecided*: the 95% interval holds `null`;
-4. without a control: *holds*;
-5. with one: *undecided* where fewer than LEAST random sets were measured; *holds* where the difference from their mean lies
+4. *small*: the estimate lies less than `smallest` above `null`;
+5. without a control: *holds*;
+6. with one: *undecided* where fewer than LEAST random sets were measured; *holds* where the difference from their mean lies
    above zero (95%) and at most MOST of the sets reach as much; else *not specific*:
    the effect is there, and not special to these heads.
 
-A model that does not learn the task, and a rule that names no heads, are *not testable*.
+*Not testable*: a model that does not learn the task, a rule that names no heads, a share of what is not clear of zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 import xarray as xr
 
-from twotowers.errors import TwoTowersError
-from twotowers.paths import data_folder
+from twotowers.claims import ABSENT, FAILS, HOLDS, NOT_SPECIFIC, NOT_TESTABLE, SMALL, UNDECIDED, Claim, claims
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.heads import Heads
+from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
 
-HOLDS, NOT_SPECIFIC, ABSENT, FAILS = "holds", "not specific", "absent", "does not hold"
-UNDECIDED, NOT_TESTABLE = "undecided", "not testable"
-VERDICTS = {
-    HOLDS: "the effect is there, and larger than in other heads where they are the control",
-    NOT_SPECIFIC: "the effect is there, but other heads of the same layers do as much",
-    ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
-    FAILS: "the effect is clearly less than claimed, or has the other sign",
-    UNDECIDED: "too few observations to tell",
-    NOT_TESTABLE: "the model does not learn the task, or the rule names no heads",
-}
 LEAST, MOST = 20, 0.05
-CLUSTERS = {"pair": "class pairs", "labels": "label pairs", "label": "label words"}
+SHARE_OF_CHOICE = 0.05
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A line of data/claims.csv: what is claimed, how it is measured, and when the rule was written.
+class Control:
+    """The effect in random sets of heads, or along random directions: its mean over `draws` of them, how far the claim's own
+    effect lies above that, and the share of draws that reach as much."""
 
-    `null`: the effect lies above it. `smallest`: effect of interest, in `unit`. `rule`: date on which null, smallest and
-    measure were fixed; `seen`: what had been seen then.
-    """
+    mean: Interval
+    difference: Interval
+    share: float
+    draws: int
 
-    id: str
-    chapter: str
+
+@dataclass(frozen=True)
+class Judged:
+    """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`; `prompts`, class pairs `n` and
+    `label_pairs` that it rests on; `form`: of the prompts; `note`: why it is not testable."""
+
+    claim: str
     statement: str
-    measure: str
-    null: float
-    smallest: float
-    unit: str
-    source: str
-    rule: str
-    seen: str
+    chapter: str
+    model: str
+    verdict: str
+    effect: float = np.nan
+    effect_low: float = np.nan
+    effect_high: float = np.nan
+    control: float = np.nan
+    control_low: float = np.nan
+    control_high: float = np.nan
+    difference: float = np.nan
+    difference_low: float = np.nan
+    difference_high: float = np.nan
+    share: float = np.nan
+    draws: int = 0
+    p: float = np.nan
+    prompts: int = 0
+    n: int = 0
+    label_pairs: int = 0
+    form: str = ""
+    null: float = np.nan
+    smallest: float = np.nan
+    unit: str = ""
+    rule: str = ""
+    note: str = ""
 
 
-def claims() -> dict[str, Claim]:
-    """id -> claim, in the order of data/claims.csv."""
-    table = pd.read_csv(data_folder() / "claims.csv", keep_default_na=False, dtype={"chapter": str})
-    return {row["id"]: Claim(**row) for row in table.to_dict("records")}
+def _judged(claim: Claim, model: str, verdict: str, **numbers) -> Judged:
+    about = Judged(claim.id, claim.statement, claim.chapter, model, verdict, null=claim.null, unit=claim.unit, rule=claim.rule)
+    return replace(about, **numbers)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with 95% and 90% bounds from n clusters. NaN bounds where there are fewer than two."""
-
-    estimate: float
-    low: float
-    high: float
-    low90: float
-    high90: float
-    n: int
-
-    def __format__(self, spec: str) -> str:
-        spec = (spec or "+.2f").replace(".", "z.")  # no -0.00
-        if np.isnan(self.low):
-            return f"{self.estimate:{spec}} [no interval, n = {self.n}]"
-        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+def not_testable(claim: Claim, model: str, why: str) -> Judged:
+    """The row of a model on which the claim cannot be tested, and why."""
+    return _judged(claim, model, NOT_TESTABLE, note=why)
 
 
-def cluster_means(values: xr.DataArray, by: str = "pair") -> xr.DataArray:
-    """Means within each cluster: the dimension `prompt` becomes `by`. Missing values are left out; no prompt is one NaN."""
-    if values.sizes.get("prompt") == 0:
-        return values.mean("prompt").expand_dims(by)
-    return values.groupby(by).mean("prompt") if "prompt" in values.dims else values
-
-
-def share(part: xr.DataArray, whole: xr.DataArray, by: str = "pair") -> xr.DataArray:
-    """What share of `whole` a part is, as values over clusters: mean(part) / mean(whole), spread as that ratio is.
-
-    part (..., prompt), whole (prompt,) -> (..., `by`). A cluster's value is the ratio plus its residual over the mean of
-    the whole (delta method), so no cluster divides by its own small whole. For the measures "at least half of ...".
-    """
-    part, whole = cluster_means(part, by), cluster_means(whole, by)
-    ratio = part.mean(by) / whole.mean(by)
-    return ratio + (part - ratio * whole) / whole.mean(by)
-
-
-def interval(means: np.ndarray | xr.DataArray) -> Interval:
-    """Student's t interval of the mean over clusters (n,). All equal: bounds equal the estimate."""
-    means = np.asarray(means, dtype=float)
-    means = means[~np.isnan(means)]
-    n, estimate = len(means), float(means.mean()) if len(means) else np.nan
-    if n < 2:
-        return Interval(estimate, np.nan, np.nan, np.nan, np.nan, n)
-    error = means.std(ddof=1) / np.sqrt(n)
-    wide, narrow = (float(scipy.stats.t.ppf(q, n - 1) * error) for q in (0.975, 0.95))
-    return Interval(estimate, estimate - wide, estimate + wide, estimate - narrow, estimate + narrow, n)
-
-
-def judge(
-    effect: Interval, null: float, smallest: float, difference: Interval | None = None, share: float = 0.0, draws: int = 0
-) -> str:
-    """The verdict by the rule above. `difference`: from the mean of the random sets; `share` of `draws` reach as much."""
+def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
+    """The verdict by the rule above."""
     if np.isnan(effect.low):
         return NOT_TESTABLE if np.isnan(effect.estimate) else UNDECIDED
     if null - smallest < effect.low90 and effect.high90 < null + smallest:
@@ -134,70 +105,188 @@ def judge(
         return FAILS
     if effect.low <= null:
         return UNDECIDED
-    if difference is None:
+    if effect.estimate - null < smallest:
+        return SMALL
+    if control is None:
         return HOLDS
-    if draws < LEAST:
+    if control.draws < LEAST:
         return UNDECIDED
-    return HOLDS if difference.low > 0 and share <= MOST else NOT_SPECIFIC
+    return HOLDS if control.difference.low > 0 and control.share <= MOST else NOT_SPECIFIC
 
 
 def compare(
-    claim: Claim, model: str, effect: xr.DataArray, random: xr.DataArray | None = None, by: str = "pair"
-) -> dict[str, object]:
-    """The row of one claim and model: effect, control (mean of random sets), difference, share, verdict.
+    claim: Claim, model: str, values: xr.DataArray, *, whole: xr.DataArray | None = None,
+    control: xr.DataArray | None = None, choice: float = np.nan, form: str = "",
+) -> Judged:  # fmt: skip
+    """The row of one claim and model.
 
-    effect (prompt,) or already (pair,); random (draw, prompt) or (draw, pair): the same of matched random sets of heads.
+    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets.
+    choice: the model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control, values that
+    are not finite, and names of classes among arbitrary labels.
     """
-    effect = cluster_means(effect, by)
-    whole = interval(effect)
-    control = difference = None
-    share, draws = np.nan, 0
-    if random is not None:
-        random = cluster_means(random, by)
-        control, difference = interval(random.mean("draw")), interval(effect - random.mean("draw"))
-        share, draws = float((random.mean(by) >= whole.estimate).mean()), random.sizes["draw"]
-    row: dict[str, object] = {"claim": claim.id, "statement": claim.statement, "chapter": claim.chapter, "model": model}
-    for name, part in (("effect", whole), ("control", control), ("difference", difference)):
-        bounds = asdict(part) if part else {"estimate": np.nan, "low": np.nan, "high": np.nan}
-        row |= {name: bounds["estimate"], f"{name}_low": bounds["low"], f"{name}_high": bounds["high"]}
-    verdict = judge(whole, claim.null, claim.smallest, difference, share, draws)
-    row |= {"share": share, "draws": draws, "n": whole.n, "null": claim.null, "smallest": claim.smallest, "unit": claim.unit}
-    note = "no heads by the rule, or no such prompts" if verdict == NOT_TESTABLE else ""
-    return row | {"verdict": verdict, "rule": claim.rule, "note": note, "clusters": CLUSTERS.get(by, by)}
+    try:
+        check_prompts(values, whole, control)
+        if not values.size:
+            return not_testable(claim, model, "there are no such prompts")
+        effect = _effect(values, whole)
+        if np.isnan(effect.estimate) and whole is not None:
+            return not_testable(claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}")
+        against = None if control is None else _control(effect, values, whole, control)
+        p = mean(values - claim.null * (1.0 if whole is None else whole)).p
+    except TwoTowersError as error:
+        raise TwoTowersError(f"claim '{claim.id}', {model}: {error}") from None
+    smallest = SHARE_OF_CHOICE * choice if claim.smallest is None else claim.smallest
+    numbers = _numbers("effect", effect)
+    if against is not None:
+        numbers |= _numbers("control", against.mean) | _numbers("difference", against.difference)
+        numbers |= {"share": against.share, "draws": against.draws}
+    numbers |= {"p": p, "prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form, "smallest": smallest}
+    return _judged(claim, model, judge(effect, claim.null, smallest, against), **numbers)
 
 
-def not_testable(claim: Claim, model: str, why: str) -> dict[str, object]:
-    """The row of a model on which the claim cannot be tested, and why."""
-    numbers = [f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")]
-    row: dict[str, object] = {"claim": claim.id, "statement": claim.statement, "chapter": claim.chapter, "model": model}
-    row |= dict.fromkeys([*numbers, "share"], np.nan) | {"draws": 0, "n": 0, "null": claim.null, "smallest": claim.smallest}
-    return row | {"unit": claim.unit, "verdict": NOT_TESTABLE, "rule": claim.rule, "note": why, "clusters": ""}
+def _numbers(name: str, part: Interval) -> dict[str, object]:
+    return {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
 
 
-def over_sets(values: xr.DataArray, sets: Sequence[Sequence[tuple[int, int]]]) -> xr.DataArray:
-    """Mean over the heads of each set, and over the prompts of each class pair: (prompt, layer, head) -> (draw, pair).
+def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
+    return mean(values) if whole is None else ratio(values, whole)
 
-    Averaged over prompts first, so a thousand sets cost no more than one.
+
+def _control(effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray) -> Control:
+    usual = control.mean("draw", skipna=False)
+    of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
+    share = float((of_draws >= effect.estimate).mean())
+    return Control(_effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"])
+
+
+def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None) -> None:
+    """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw, prompt), all of the same prompts,
+    and labels are either all arbitrary or all names of classes."""
+    _check_dims("values", values, ("prompt",))
+    for name, part, wanted in (("whole", whole, ("prompt",)), ("control", control, ("draw", "prompt"))):
+        if part is not None:
+            _check_dims(name, part, wanted)
+            _check_same_prompts(name, part, values)
+    if not set(CLUSTERS) <= set(values.coords):
+        raise TwoTowersError(f"values without the coordinates {_list(CLUSTERS)}, which tell their clusters: keep them")
+    are_names = (values["labels"] == values["pair"]).values
+    if 0 < are_names.sum() < len(are_names):
+        raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
+
+
+def _check_dims(name: str, values: xr.DataArray, wanted: Sequence[str]) -> None:
+    if set(values.dims) != set(wanted):
+        remedy = "take means over the others first, or name the set of heads in data/claims.csv"
+        raise TwoTowersError(f"{name} over ({_list(values.dims)}), wanted ({_list(wanted)}): {remedy}")
+
+
+def _check_same_prompts(name: str, part: xr.DataArray, values: xr.DataArray) -> None:
+    shared = [c for c in set(values.coords) & set(part.coords) if values[c].dims == part[c].dims == ("prompt",)]
+    if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in shared):
+        raise TwoTowersError(f"values and {name} are of different prompts, or in another order: use evidence.same_prompts")
+
+
+def _list(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names))
+
+
+def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
+    """The prompts of `like` out of `dataset`, in their order. Raises TwoTowersError where one is missing."""
+    keys = ("block", "order", "true_label")  # a block's four prompts differ in the last two
+    places, wanted = (pd.MultiIndex.from_arrays([d[key].values for key in keys]) for d in (dataset, like))
+    at = places.get_indexer(wanted)
+    if (at < 0).any():
+        raise TwoTowersError(f"{int((at < 0).sum())} prompts of one measurement are not in the other: measure both on the same blocks")
+    return dataset.isel(prompt=at)
+
+
+def of_set(
+    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads],
+    matched: Callable[[Heads], Sequence[Heads]],
+) -> tuple[xr.DataArray, xr.DataArray | None]:  # fmt: skip
+    """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control that a chapter gives.
+
+    A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
+    for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then random sets are
+    drawn. sets: name -> heads of the model; matched: heads -> random sets of others. Raises NotTestable where the rule names
+    no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked for, or of another kind.
     """
-    means = cluster_means(values).transpose(..., "layer", "head")
-    flat = means.values.reshape(*means.shape[:-2], -1)
-    n_heads = means.sizes["head"]
-    index = np.array([[layer * n_heads + head for layer, head in heads] for heads in sets])
-    return xr.DataArray(flat[..., index].mean(-1), dims=("pair", "draw"), coords={"pair": means["pair"]}).transpose("draw", "pair")
+    try:
+        if not claim.heads:
+            _check_dims("values", values, ("prompt",))
+            _check_control(claim, control)
+            return values, control
+        if {"layer", "head"} <= set(values.dims):
+            return _of_single_heads(claim, values, control, sets, matched)
+        return _of_named_sets(claim, values, control, sets)
+    except NotTestable:
+        raise
+    except TwoTowersError as error:
+        raise TwoTowersError(f"claim '{claim.id}': {error}") from None
+
+
+def _of_single_heads(claim, values, control, sets, matched):
+    _check_dims("values", values, ("prompt", "layer", "head"))
+    drawn = claim.control == "random sets"
+    _check_control(claim, control, drawn)
+    if claim.heads not in sets:
+        raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
+    heads = sets[claim.heads]
+    if not heads:
+        raise NotTestable(f"the rule names no {claim.heads}")
+    return over_sets(values, [heads]).isel(draw=0, drop=True), over_sets(values, matched(heads)) if drawn else control
+
+
+def _of_named_sets(claim, values, control, sets):
+    _check_dims("values", values, ("heads", "prompt"))
+    if claim.heads not in values["heads"] and not sets.get(claim.heads):
+        raise NotTestable(f"the rule names no {claim.heads}")
+    _check_control(claim, control)
+    if control is not None:
+        _check_dims("control", control, ("heads", "draw", "prompt"))
+    for name, part in (("values", values), ("control", control)):
+        if part is not None and claim.heads not in part["heads"]:
+            raise TwoTowersError(f"no '{claim.heads}' among the heads of {name} ({_list(part['heads'].values)}): add this set")
+    return values.sel(heads=claim.heads), None if control is None else control.sel(heads=claim.heads)
+
+
+def _check_control(claim: Claim, control: xr.DataArray | None, drawn: bool = False) -> None:
+    if (control is None) != (drawn or claim.control == "none"):
+        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
+        raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
+    kind = claim.control if control is None or "control" not in control.coords else control["control"].item()
+    if kind != claim.control:
+        raise TwoTowersError(f"its control is '{claim.control}', and {kind} are given: change one of them")
+
+
+def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
+    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt)."""
+    layer, head = (xr.DataArray([[at[axis] for at in heads] for heads in sets], dims=("draw", "of")) for axis in (0, 1))
+    return values.isel(layer=layer, head=head).mean("of", skipna=False).transpose("draw", ..., "prompt")
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty where none did."""
+    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty where none did.
+
+    The column `p_holm` is p, corrected for all rows of the same model.
+    """
     parts = [pd.read_csv(path, dtype={"chapter": str}, keep_default_na=True) for path in sorted(folder.glob("*.csv"))]
     if not parts:
         return pd.DataFrame(columns=["claim", "statement", "chapter", "model", "verdict"])
     order = {claim: i for i, claim in enumerate(claims())}
-    return pd.concat(parts).sort_values("claim", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
+    rows = pd.concat(parts).sort_values("claim", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
+    return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 
-def check_rows(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+def holm(p: pd.Series) -> pd.Series:
+    """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below one before. NaN stays."""
+    ordered = p.dropna().sort_values()
+    return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
+
+
+def check_rows(rows: Sequence[Judged]) -> pd.DataFrame:
     """Rows as one table. Raises TwoTowersError when a claim is judged twice for one model."""
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([asdict(row) for row in rows])
     if len(table) and table.duplicated(["claim", "model"]).any():
         twice = table[table.duplicated(["claim", "model"])].iloc[0]
         raise TwoTowersError(f"claim '{twice['claim']}' is judged twice for {twice['model']}: judge it once")

@@ -17,9 +17,10 @@ import pandas as pd
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
 RED, ROSE = "#b8324c", "#e59aa8"  # of labels
+PURPLE = "#9a3fc0"  # of heads that hold a label down
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
-    "comparers": BLUE, "writers": ORANGE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
+    "comparers": BLUE, "writers": ORANGE, "suppressors": PURPLE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
     "random direction": OLIVE, "siblings of comparers": SKY, "siblings of writers": TAN, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "values alone": BROWN, "both": GREEN,
     "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
@@ -157,9 +158,9 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
-    """One point a head, a panel a model; columns name and set as `choose.head_table` gives them. Comparers and writers are named."""
+    """One point a head, a panel a model; columns name and set as `choose.head_table` gives them. All but the other heads are named."""
     placed = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
-    colours = colour("set", ["comparers", "writers", "other heads"])
+    colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
     chart = base.mark_circle(opacity=0.75, size=45).encode(y=alt.Y(f"{y}:Q", title=y_title))
@@ -170,7 +171,7 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
 
 
 def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
-    """Where the names of one model's comparers and writers stand: beside their points, below a name that is in the way."""
+    """Where the names of one model's heads of a set stand: beside their points, below a name that is in the way."""
     gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
     out = table.assign(align=None, **{"text y": table[y]})
     places: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""Where things lie: the repository's `data` folder, and the user's cache."""
+"""Where things lie: the repository's `data` folder, its chapters, the shipped models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from twotowers.errors import TwoTowersError
 
 HOME = "TWOTOWERS_HOME"
-CACHE = "TWOTOWERS_CACHE"
 
 
 def _root() -> Path | None:
@@ -32,15 +31,6 @@ def data_folder() -> Path:
             f"repository, or set {HOME} to the repository's root"
         )
     return root / "data"
-
-
-def user_cache() -> Path:
-    """Where what is fetched or converted is kept: `TWOTOWERS_CACHE`, else the system's cache folder of this package."""
-    if given := os.environ.get(CACHE):
-        return Path(given).expanduser()
-    import pooch  # where no cache is touched, its quarter of a second is saved
-
-    return Path(pooch.os_cache("twotowers"))
 
 
 def book_folder() -> Path:

@@ -1,0 +1,116 @@
+"""The book built by Snakemake, and what went wrong told in words: `twotowers book`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
+from twotowers.settings import Settings
+
+from towerlab.model import files
+
+FAILED = ".failed.ipynb"
+PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # tags of cells that papermill adds
+
+
+def settings(given: Sequence[str], model: str | None) -> dict[str, str]:
+    """Words such as "blocks=20 seed=1" -> settings, checked. Raises TwoTowersError in one line."""
+    try:
+        words = [word.partition("=") for text in given for word in shlex.split(text)]
+    except ValueError:
+        raise TwoTowersError(f"{' '.join(given)!r} has an open quote: close it") from None
+    found = {name: value for name, _, value in words} | ({"model": model} if model else {})
+    files.describe(Settings.of(found).model)  # raises for a name of nothing
+    return found
+
+
+def build(given: dict[str, str], jobs: int, threads: int, profile: str | None = None) -> bool:
+    """Bring measurements, chapters and pages up to date; whether all went well. A chapter that fails stops no other,
+    and the pages are built with its last good one. Raises TwoTowersError while another build is at work."""
+    root = data_folder().parent
+    below = root / "_build"
+    below.mkdir(exist_ok=True)
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(root)]
+    how = ["--profile", profile, "--jobs", str(jobs)] if profile else ["--cores", str(jobs * threads)]
+    how += [
+        "--keep-going",
+        "--rerun-incomplete",
+        "--quiet",
+        "rules",
+        "host",
+        "--configfile",
+        str(below / "settings.json"),
+    ]
+    with (below / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TwoTowersError("another `twotowers book` is at work on this book: wait until it is done") from None
+        if any((root / ".snakemake/locks").glob("*")):  # nobody else is at work: one that was killed left it
+            _run([*snakemake, "--unlock", "--quiet", "all"])
+        (below / "pages.failed").unlink(missing_ok=True)
+        (below / "settings.json").write_text(json.dumps({"threads": threads, **given}))
+        good = _run([*snakemake, *how])
+        failed = [] if good else sorted((below / "chapters").glob(f"*{FAILED}"))
+        if failed:
+            _run([sys.executable, str(root / "book/_ext/build.py")], cwd=root)
+        _tell(below, good, failed)
+    return good
+
+
+def _run(command: Sequence[str], cwd: Path | None = None) -> bool:
+    """Whether a command ended well. When this one is interrupted, all that the command started is ended."""
+    process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True,
+                               env=os.environ | {"TOKENIZERS_PARALLELISM": "false"})  # fmt: skip
+    try:
+        return process.wait() == 0
+    except BaseException:
+        for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, how)
+                process.wait(10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        raise
+
+
+def _tell(below: Path, good: bool, failed: Sequence[Path]) -> None:
+    for path in failed:
+        name = path.name.removesuffix(FAILED)
+        print(f"twotowers: {name} failed: {why(path)} (as far as it came: {path})", file=sys.stderr)
+    if (below / "pages.failed").is_file():
+        said = (below / "pages.failed").read_text("utf8")
+        print(f"twotowers: the pages failed, the last good ones stay: {said}", file=sys.stderr)
+    elif not good and not failed:
+        print("twotowers: a measurement failed, see above; what needs it stays as it was", file=sys.stderr)
+    else:
+        print(f"{'The book is ready' if good else 'The last good pages are'}: {below / 'html/index.html'}")
+
+
+def why(notebook: Path) -> str:
+    """What went wrong in a notebook that papermill left unfinished, in one line: cell 3 says ValueError: ..."""
+    try:
+        whole = json.loads(notebook.read_text("utf8"))["cells"]
+        cells = [cell for cell in whole if not PAPERMILLS & {*cell["metadata"].get("tags", [])}]
+        outputs = [(i, o) for i, cell in enumerate(cells, 1) for o in cell.get("outputs", [])]
+        errors = [(i, o) for i, o in outputs if o["output_type"] == "error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return (
+            f"papermill could not start it: see {notebook.parents[1] / 'log' / notebook.name.removesuffix(FAILED)}.txt"
+        )
+    if not errors:
+        return "it wrote no evidence (chapter.close()), or its Python was killed, perhaps for memory"
+    at, error = errors[-1]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error["evalue"])).strip().splitlines() or ["no message"]
+    kind = "" if error["ename"] == TwoTowersError.__name__ else f"{error['ename']}: "
+    return str(TwoTowersError(f"cell {at} says {kind}{lines[0]}"))  # which escapes what cannot be printed

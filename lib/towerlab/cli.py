@@ -1,0 +1,191 @@
+"""The command line: measure a model, record it for the book, build the book.
+
+twotowers measure heads towers --model path/to/model --blocks 20
+twotowers record smollm2-135m --blocks 200      # into data/measurements; interrupted, the same command takes it up
+twotowers book --set "blocks=20 seed=1"         # what `make book` calls
+twotowers verdicts path/to/model                # every claim on a model of one's own, beside what was registered
+twotowers models                                # those with a name; with names: fetch them now
+twotowers verify --model gpt2-large             # the numbers that the authors print
+twotowers versions --pin                        # after a change of what measures
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+
+from twotowers.errors import TwoTowersError
+from twotowers.settings import Settings
+
+# What a command needs is imported when it is called: torch takes seconds, and a mistyped option need not wait for it.
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="twotowers", description=__doc__.splitlines()[0])
+    commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
+    measure = commands.add_parser("measure", help="measure a model; what is there already is not measured again")
+    measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
+    measure.add_argument("--list", action="store_true", help="what each measures, and which others it needs")
+    record = commands.add_parser("record", help="the same into data/measurements, from where every page shows it")
+    record.add_argument("model", help=Settings.model_fields["model"].description)
+    record.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
+    verdicts = commands.add_parser("verdicts", help="every claim on a model: measures, runs the chapters, prints verdicts")
+    verdicts.add_argument("model", help=Settings.model_fields["model"].description)
+    for command, without in ((measure, ()), (record, ("model", "out")), (verdicts, ("model", "suite"))):
+        for name, field in Settings.model_fields.items():
+            if name in without:
+                continue
+            shown = f"{field.description} (default: {field.default or 'auto'})"
+            command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=shown)
+    book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
+    book.add_argument("--model", help="in place of the shipped one")
+    book.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`")
+    book.add_argument("--jobs", default="1", help="how many at a time (default: 1)")
+    book.add_argument("--threads", default="1", help="of each (default: 1)")
+    book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
+    models = commands.add_parser("models", help="list the models that have a name, or fetch them")
+    models.add_argument("names", nargs="*", metavar="NAME")
+    versions = commands.add_parser("versions", help="measurements whose code changed since data/versions.csv was written")
+    versions.add_argument("--pin", action="store_true", help="write it: where numbers change, raise the version first")
+    verify = commands.add_parser("verify", help="measure the numbers that the authors' own notebooks print")
+    verify.add_argument("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
+    return top
+
+
+def _measure(arguments: argparse.Namespace, command: str) -> int:
+    """`measure` and `record`."""
+    from twotowers import recorded
+    from twotowers.paths import data_folder
+
+    settings = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    if arguments.do == "record":
+        settings["out"] = str(data_folder() / "measurements")
+    checked = Settings.of(settings)
+    names = arguments.names or list(recorded.catalogue())
+    for name in names:
+        recorded.about(name)  # raises for a name of none
+    if arguments.do == "measure" and arguments.list:
+        from towerlab.measure.registry import measurements
+
+        for name in names:
+            about = measurements()[name]
+            print(f"{name}: {about.what}" + f" Needs {', '.join(about.needs)}." * bool(about.needs))
+        return 0
+    from towerlab.measure.chain import Run
+    from towerlab.model import loading
+
+    loading.check(checked.model, checked.device)
+    run = Run(checked, command)
+    for name in names:
+        run.measured(name)
+    print(f"{', '.join(names)}: {run.path('x').parent}")
+    return 0
+
+
+def _verdicts(arguments: argparse.Namespace, command: str) -> int:
+    typed = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    checked = Settings.of(typed)
+    from towerlab import verdicts
+    from towerlab.measure.chain import Run
+    from towerlab.model import loading
+
+    loading.check(checked.model, checked.device)
+    run = Run(checked, command)
+    table = verdicts.verdicts(run, typed)
+    print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
+    tested = table["hit"].dropna()
+    if len(tested):
+        print(f"registered: {int(tested.sum())} of {len(tested)} came; Brier score {verdicts.brier(table):.2f}")
+    print(run.path("x").parent / "verdicts.csv")
+    return 0
+
+
+def _book(arguments: argparse.Namespace, command: str) -> int:
+    from towerlab import building
+
+    settings = building.settings(arguments.set, arguments.model)
+    return int(
+        not building.build(settings, _count(arguments.jobs, "jobs"), _count(arguments.threads, "threads"), arguments.profile)
+    )
+
+
+def _count(value: str, name: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise TwoTowersError(f"--{name} {value!r}: give a whole number of at least 1")
+    return int(value)
+
+
+def _models(arguments: argparse.Namespace, command: str) -> int:
+    from twotowers.paths import shipped_models
+
+    from towerlab.model import named
+
+    catalogue = named.catalogue()
+    for name in arguments.names:
+        if name not in catalogue:
+            raise TwoTowersError(f"'{name}' is not a model to fetch: choose one of {', '.join(catalogue)}")
+        print(named.fetch(name))
+    if not arguments.names:
+        print("\n".join(f"{name}: shipped, MIT" for name in shipped_models()))
+        for model in catalogue.values():
+            where = "in the cache" if model.path.is_file() else "fetched when first used"
+            size = f"{model.bytes / 1e6:,.0f} MB"
+            print(f"{model.name}: {model.upstream}, {model.quantisation}, {size}, {model.licence}, {where}")
+    return 0
+
+
+def _versions(arguments: argparse.Namespace, command: str) -> int:
+    from towerlab.measure import versions
+
+    changed = versions.changed()
+    for name, what in changed.items():
+        kept = ", version as it was: its numbers must be the same" * (what in ("sources", "needs"))
+        print(f"{name}: {what}{kept}")
+    if arguments.pin:
+        versions.pin()
+    return int(bool(changed) and not arguments.pin)
+
+
+def _verify(arguments: argparse.Namespace, command: str) -> int:
+    from towerlab.paper import verify
+    from towerlab.paper.published import paper_model
+
+    model = verify.HUB.get(arguments.model, arguments.model)
+    if paper_model(model) not in verify.HUB:
+        raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(verify.HUB)}")
+    from towerlab.model import loading
+
+    table = verify.authors_numbers(loading.load(model))
+    print(table.to_string(index=False))
+    off = int((~table["agrees"]).sum())
+    print(f"{len(table) - off} of {len(table)} numbers agree within {verify.TOLERANCE}")
+    return int(off > 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = parser().parse_args(typed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is stopped lets go as on Ctrl-C
+    does = {
+        "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
+        "models": _models, "versions": _versions, "verify": _verify,
+    }  # fmt: skip
+    try:
+        return does[parsed.do](parsed, shlex.join(["twotowers", *typed]))
+    except TwoTowersError as error:
+        print(f"twotowers: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
+        print(f"twotowers: there is no {error.name}: pip install .[measure]", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("twotowers: interrupted; what was done is kept, the same command goes on from there", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""What the model answers when sets of heads are ablated. Chapter 6, appendix C (v1 section 6.2; EMNLP version, table 3).
+
+    means = mean_z(model, locating)
+    data = ablations(model, encoded, {"writers": writers, "comparers": comparers}, replacements={"zero": None, "mean": means})
+    data.says.sel(heads="writers", positions="last", replacement="zero")       # (prompt,)
+
+Ablating a head replaces what it feeds to W_O, everywhere or at the last position only: by zero, or by its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+from twotowers import choose
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, check_inside
+
+from towerlab.measure.chain import Run
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.registry import measurement
+from towerlab.measure.sets import controls, present
+from towerlab.model.ablated_runs import Ablation, at_all, at_last
+from towerlab.model.capture import answer
+from towerlab.model.memory import in_memory
+from towerlab.model.model import Model
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded, batches
+
+POSITIONS = ("all", "last")
+"""Where heads are ablated: at all positions, or at the last one only"""
+NONE = "none"
+"""The set of no heads: the plain run"""
+
+Means = Mapping[str, Float[Tensor, "layer head d_head"]]
+"""Of POSITIONS -> what replaces a head's input to W_O when it is ablated there"""
+
+
+def ablations(
+    model: Model,
+    encoded: Sequence[Encoded],
+    sets: Mapping[str, Sequence[tuple[int, int]]],
+    positions: Sequence[str] = POSITIONS,
+    replacements: Mapping[str, Means | None] = {"zero": None},
+    max_tokens: int = 1024,
+) -> xr.Dataset:
+    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated: (positions, replacement, heads, prompt).
+
+    `heads` are the names of `sets` after "none", the plain run, which an empty set equals. `replacements`: name -> None
+    for zero, or `mean_z`. Cost of a set whose lowest head is of layer l of L: about L - l blocks, of all positions or of
+    one (`model.ablated_runs`). Memory: `max_tokens` positions at a time, beside what a plain run of a quarter as many
+    leaves behind. Raises TwoTowersError on a head outside the model and on unknown positions.
+    """
+    for heads in sets.values():
+        check_inside(heads, model.n_layers, model.n_heads, model.name)
+    check_positions(*positions)
+    named: dict[str, frozenset[Head]] = {NONE: frozenset()}
+    named |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
+    different = list(dict.fromkeys(heads for heads in named.values() if heads))
+    row: dict[frozenset[Head], int] = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
+    out = Answers(encoded, len(positions), len(replacements), len(named))
+    with progress("ablations", len(positions) * len(encoded)) as bar:
+        for p, where in enumerate(positions):
+            means = [None if mean is None else mean[where] for mean in replacements.values()]
+            runs = [Ablation(heads, mean) for mean in means for heads in different]
+            of_runs = ablated_answers(model, encoded, runs, where, bar, max_tokens)
+            for r in range(len(means)):
+                rows = [row[heads] and row[heads] + r * len(different) for heads in named.values()]
+                out.log_prob[p, r], out.says[p, r] = of_runs.log_prob[rows], of_runs.says[rows]
+    return observations(
+        encoded, out.variables("positions", "replacement", "heads"),
+        positions=list(positions), replacement=list(replacements), heads=list(named),
+    )  # fmt: skip
+
+
+def check_positions(*positions: str) -> None:
+    """Raise TwoTowersError on what is none of POSITIONS."""
+    for where in positions:
+        if where not in POSITIONS:
+            raise TwoTowersError(f"positions='{where}': choose {' or '.join(POSITIONS)}")
+
+
+@torch.inference_mode()
+def ablated_answers(
+    model: Model,
+    encoded: Sequence[Encoded],
+    runs: Sequence[Ablation],
+    positions: str,
+    bar: tqdm,
+    max_tokens: int = 1024,
+) -> Answers:
+    """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
+    out = Answers(encoded, 1 + len(runs))
+    # Of whole prompts few at a time, so that many runs of them fit.
+    ablated, batch_tokens = (at_all, max(1, max_tokens // 4)) if positions == "all" else (at_last, max_tokens)
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        out.put_each(np.ndindex(1 + len(runs)), index, *ablated(model, batch, runs, max_tokens))
+
+    for index, _ in in_memory(run, batches(encoded, batch_tokens)):
+        bar.update(len(index))
+    return out
+
+
+@torch.inference_mode()
+def mean_z(
+    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096
+) -> dict[str, Float[Tensor, "layer head d_head"]]:
+    """What every head feeds to W_O, averaged over prompts: `replacements={"mean": mean_z(model, locating)}`.
+
+    "last": its mean at the last position, which replaces it there; "all": its mean over all positions of all prompts,
+    which replaces it everywhere. Take prompts that nothing is judged on.
+    """
+    rows = {
+        where: torch.zeros(model.n_layers, model.n_heads * model.d_head, dtype=torch.float64) for where in POSITIONS
+    }
+    sums = {where: torch.zeros_like(rows[where]) for where in POSITIONS}
+
+    def reader(layer: int):
+        def read(_, args):
+            rows["all"][layer] = args[0].double().sum((0, 1)).cpu()
+            rows["last"][layer] = args[0][:, -1].double().sum(0).cpu()
+
+        return read
+
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(reader(layer)).remove)
+        # A batch is added when it is done: one that does not fit in memory may end halfway.
+        for _ in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
+            for where in POSITIONS:
+                sums[where] += rows[where]
+    count = {"all": sum(len(e.ids) for e in encoded), "last": len(encoded)}
+    return {where: (sums[where] / count[where]).unflatten(1, (model.n_heads, model.d_head)) for where in POSITIONS}
+
+
+DOSES = (1, 2, 5, 10, 20)
+"""Numbers of heads that are ablated together"""
+
+
+def _ablated_sets(run: Run) -> dict[str, list[Head]]:
+    """The sets of the rules and of growing size, siblings, and random sets matched to three of them.
+
+    On sentences, which are long, only the paper's twelve heads and the random sets matched to them.
+    """
+    single = run.measured("singles")["log_prob_lost"].mean("prompt")
+    many = choose.head_sets(run.measured("locating"), max(DOSES))
+    twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(DOSES)), 12)}
+    if run.settings.suite != "words":
+        return twelve | controls(run, "paper's twelve", twelve["paper's twelve"])
+    sets = dict(run.sets) | twelve
+    group = run.model.n_heads // run.model.n_key_value_heads
+    for name in ("comparers", "writers"):
+        sets |= {f"{name}, {n} heads": many[name][:n] for n in DOSES if n <= len(many[name])}
+        sets[f"siblings of {name}"] = choose.siblings(sets[name], group, run.model.n_heads)
+    sets = present(sets)
+    for name in ("comparers", "writers", "paper's twelve"):
+        if name in sets:
+            sets |= controls(run, name, sets[name])
+    return sets
+
+
+@measurement("ablations", needs=("locating", "singles"), version=2)
+def _ablations(run: Run) -> xr.Dataset:
+    """Sets of heads zeroed at all positions, as the EMNLP version does."""
+    return ablations(run.model, run.encode(run.few()), _ablated_sets(run), ("all",))
+
+
+@measurement("ablations_last", needs=("locating", "singles"), version=2)
+def _ablations_last(run: Run) -> xr.Dataset:
+    """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
+    replacements = {"zero": None, "mean": mean_z(run.model, run.locating())}
+    return ablations(run.model, run.encode(run.few()), _ablated_sets(run), ("last",), replacements)

@@ -1,0 +1,181 @@
+"""The chain of measurements of one model: what each is made from, and its file.
+
+    run = Run(Settings(model="smollm2-135m", blocks=200))
+    run.measured("heads")        # opened where it stands, else measured, with all that it needs, and saved
+
+    answers on a grid of forms -> the form -> heads on locating blocks -> sets of heads -> everything else, on other blocks
+
+A file says in its attributes what made it. Files below `out` are a cache: what was made otherwise is made again. No torch
+until something is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xarray as xr
+from twotowers import choose, recorded
+from twotowers.errors import NotTestable
+from twotowers.forms import Form, label_pairs
+from twotowers.heads import Head
+from twotowers.paths import shipped_models, slug
+from twotowers.recorded import NOT_TESTABLE
+from twotowers.settings import Settings
+
+from towerlab.model import files
+from towerlab.progress import say
+from towerlab.prompts import sentences
+from towerlab.prompts.blocks import class_pairs, draw_blocks
+from towerlab.prompts.prompt import Encoded, Prompt, encode_all
+
+if TYPE_CHECKING:
+    from towerlab.model.model import Model
+
+LOCATING, JUDGING = 1, 2
+"""Seeds of the blocks on which forms and heads are chosen, and of those that judge"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model under one setting. Weights are read when a measurement is first made."""
+
+    settings: Settings
+    command: str = ""
+    """what was typed, for the attributes of what is measured"""
+
+    @cached_property
+    def name(self) -> str:
+        return slug(self.settings.model)
+
+    @cached_property
+    def model(self) -> Model:
+        import torch  # where every measurement is there, its seconds are saved
+
+        from towerlab.model.loading import load
+
+        s = self.settings
+        torch.manual_seed(0)
+        return load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return files.fingerprint(self.settings.model)
+
+    def path(self, name: str) -> Path:
+        return recorded.folder(self.settings) / f"{name}.nc"
+
+    def measured(self, name: str, again: bool = False) -> xr.Dataset:
+        """The measurement, from its file where that is of this setting, else made and saved.
+
+        Where it has no meaning for the model it is empty, and its attribute NOT_TESTABLE says why.
+        """
+        path, identity = self.path(name), self.identity(name)
+        if path.is_file() and not again:
+            data = recorded.load(path)
+            if data.attrs.get("identity") == identity:
+                return data
+        for need in recorded.about(name).needs:
+            self.measured(need)  # before the clock starts
+        from towerlab.measure.registry import measurements
+
+        started = time.monotonic()
+        try:
+            data = measurements()[name].make(self)
+        except NotTestable as error:
+            data = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
+        seconds = time.monotonic() - started
+        if self.settings.suite == "published":  # the sentences are not ours to pass on
+            data = data.drop_vars(["query", "text", "source_text"], errors="ignore")
+        recorded.save(data, path, self._provenance(name, identity, seconds))
+        why = data.attrs.get(NOT_TESTABLE)
+        say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
+        return recorded.load(path)
+
+    def identity(self, name: str) -> str:
+        """What decides a measurement's numbers: see `recorded.identity`."""
+        return recorded.identity(name, self.settings, self.fingerprint)
+
+    def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
+        model = self.model
+        return {
+            "measurement": name, "version": recorded.about(name).version, "identity": identity,
+            "model": self.name, "fingerprint": self.fingerprint, "quantisation": model.quantisation,
+            "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers, "heads": model.n_heads,
+            "key_value_heads": model.n_key_value_heads, "vocabulary": model.unembedding.vocabulary,
+            "suite": self.settings.suite, "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.settings.device}",
+            "libraries": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
+            "licence": "MIT",
+        }  # fmt: skip
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The label pairs in use: those given, else all; a shipped miniature has those it was trained on."""
+        if self.settings.labels:
+            return tuple(self.settings.labels)
+        if self.settings.model in shipped_models():
+            return label_pairs(("nonsense",))
+        return label_pairs() if self.settings.suite == "words" else label_pairs(("nonsense", "plain"))
+
+    @cached_property
+    def pairs(self) -> tuple[str, ...]:
+        """The class pairs of the suite."""
+        return class_pairs() if self.settings.suite == "words" else sentences.PAIRS[self.settings.suite]
+
+    @cached_property
+    def texts(self) -> Mapping[str, list[str]] | None:
+        """Class -> texts of the suite; None: the word lists."""
+        return None if self.settings.suite == "words" else sentences.class_texts(self.settings.suite)
+
+    @cached_property
+    def form(self) -> Form:
+        """The form of prompts: what is given, else the best-learned one of the grid."""
+        k, separator = self.settings.k, self.settings.separator
+        if k and separator:
+            return Form(k, separator)
+        grid = self.measured("forms")
+        keep = (grid["k"] == (k or grid["k"])) & (grid["separator"] == (separator or grid["separator"]))
+        return choose.form(grid.isel(prompt=keep.values))
+
+    def blocks(self, n: int, seed: int, form: Form | None = None) -> list[Prompt]:
+        seeds = [self.settings.seed, seed]
+        return draw_blocks(n, form or self.form, seed=seeds, pairs=self.pairs, labels=self.labels, texts=self.texts)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        return encode_all(prompts, self.model.tokenizer, self.model.context)
+
+    @property
+    def fewest(self) -> int:
+        """Blocks: two of every class pair."""
+        return 2 * len(self.pairs)
+
+    @property
+    def n_few(self) -> int:
+        """Blocks on which interventions are judged, which run a prompt many times: a quarter, but not less than `fewest`."""
+        return max(self.fewest, round(self.settings.blocks / 4))
+
+    def few(self) -> list[Prompt]:
+        """Prompts of the first blocks that judge, `n_few` of them."""
+        return self.blocks(self.n_few, JUDGING)
+
+    def locating(self, form: Form | None = None) -> list[Encoded]:
+        """Prompts of the blocks on which the form and the heads are chosen; they judge nothing."""
+        return self.encode(self.blocks(self.settings.locate, LOCATING, form))
+
+    def judging(self, share: float = 1.0) -> list[Encoded]:
+        """Prompts of the first `share` of the blocks that judge."""
+        return self.encode(self.blocks(max(1, round(share * self.settings.blocks)), JUDGING))
+
+    @cached_property
+    def sets(self) -> Mapping[str, list[Head]]:
+        """Sets of heads by the rules of `choose`, from the locating blocks."""
+        return choose.head_sets(self.measured("locating"), self.settings.top_k)

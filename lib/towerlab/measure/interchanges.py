@@ -1,0 +1,174 @@
+"""What moves the answer when only a head's query, keys or values come from another prompt. Chapter 7.
+
+    encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form)), tokenizer)
+    pairs, dropped = pairs_of(encoded, tokenizer)
+    measured = interchanges(model, pairs, {"comparers": [(18, 6)]})
+
+Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt of a block is the
+base of three pairs; in each, the source's true label is the other one:
+
+- *query*: the source asks a query of the other class after the same demonstrations. Attention is causal, so in these
+  pairs keys and values at label positions are the same, and "query" and "all" are one by construction;
+- *keys*: texts of the two classes have changed places, labels and query stay: label positions hold the other class;
+- *values*: the labels are exchanged, texts and query stay: label positions hold the other label.
+
+A key holds its position, so both prompts of a pair have their labels at the same positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import xarray as xr
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.heads import Heads, check_inside
+
+from towerlab.measure.chain import JUDGING, Run
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.registry import measurement
+from towerlab.measure.sets import controls, present
+from towerlab.model.attention_edits import EXCHANGES, exchange
+from towerlab.model.capture import label_log_probs
+from towerlab.model.last_position import LastPosition
+from towerlab.model.memory import in_memory
+from towerlab.model.model import Model
+from towerlab.progress import progress
+from towerlab.prompts.blocks import draw_blocks, texts_of_one_length
+from towerlab.prompts.prompt import Encoded, Prompt, batches, encode_all
+
+KINDS = ("query", "keys", "values")
+
+
+class Pair(NamedTuple):
+    """The prompt that runs, and the prompt that parts are taken from; `kind` (KINDS) says in what they differ."""
+
+    kind: str
+    base: Encoded
+    source: Encoded
+
+
+def pairs_of(encoded: Sequence[Encoded], tokenizer) -> tuple[list[Pair], int]:
+    """The pairs that whole blocks of prompts give, in the order of KINDS, and how many were dropped.
+
+    Query pairs take a query of the same length from the prompts of the other class of the same class pair. Dropped are
+    pairs whose labels do not stand at the same positions (draw the texts with `blocks.texts_of_one_length`), and prompts
+    that no query fits. Raises TwoTowersError when no pair is left, or a prompt's block is not whole.
+    """
+    blocks: dict[tuple[str, int], list[Encoded]] = {}
+    for e in encoded:
+        blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(e)
+    pairs = _query_pairs(encoded, tokenizer)
+    for kind in ("keys", "values"):
+        for e in encoded:
+            source = _source(kind, e, blocks[e.prompt.dataset, e.prompt.block])
+            if (source.label_positions, source.last) == (e.label_positions, e.last):
+                pairs.append(Pair(kind, e, source))
+    if not pairs:
+        raise TwoTowersError("no two prompts have their labels at the same positions: draw texts of one length")
+    return pairs, len(KINDS) * len(encoded) - len(pairs)
+
+
+def _source(kind: str, base: Encoded, block: Sequence[Encoded]) -> Encoded:
+    """The prompt of the block with other texts beside the same labels ("keys"), or other labels beside the same texts."""
+
+    def parts(prompt: Prompt) -> tuple[list[str], list[str]]:
+        return [d.label for d in prompt.demonstrations], [d.text for d in prompt.demonstrations]
+
+    labels, texts = parts(base.prompt)
+    for other in block:
+        same = tuple(a == b for a, b in zip(parts(other.prompt), (labels, texts), strict=True))
+        if same == ((True, False) if kind == "keys" else (False, True)):
+            return other
+    raise TwoTowersError(f"block {base.prompt.block} is not whole: give all four prompts of every block")
+
+
+def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
+    """Each prompt with the first query that fits, of the blocks after its own and then of those before it."""
+    asked: dict[str, list[tuple[int, str, str, int]]] = {}
+    for e in encoded:
+        row = (e.prompt.block, e.prompt.cls, e.prompt.query, _query_length(e))
+        if row not in asked.setdefault(e.prompt.dataset, []):
+            asked[e.prompt.dataset].append(row)
+    bases, sources = [], []
+    for e in encoded:
+        shown = {d.text for d in e.prompt.demonstrations}
+        rows = sorted(asked[e.prompt.dataset], key=lambda row: (row[0] < e.prompt.block, row[0]))
+        for _, cls, query, length in rows:
+            if cls != e.prompt.cls and query not in shown and length == _query_length(e):
+                label = next(label for label in e.prompt.labels if label != e.prompt.true_label)
+                bases.append(e)
+                sources.append(replace(e.prompt, query=query, cls=cls, true_label=label))
+                break
+    return [Pair("query", *pair) for pair in zip(bases, encode_all(sources, tokenizer), strict=True)]
+
+
+def _query_length(encoded: Encoded) -> int:
+    return encoded.query_span[1] - encoded.query_span[0]
+
+
+@torch.inference_mode()
+def interchanges(
+    model: Model,
+    pairs: Sequence[Pair],
+    sets: Mapping[str, Heads],
+    what: Sequence[str] = tuple(EXCHANGES),
+    max_tokens: int = 1024,
+) -> xr.Dataset:
+    """Answers of every pair's base with parts of some heads taken from its source: (what, heads, prompt).
+
+    `what`: the last position's "query", the "keys" or "values" at label positions, or "all" three; `heads`: the names of
+    `sets`. `base_...` and `source_...` (prompt) are the answers of both prompts as they are. The true label is that of
+    the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
+    prompt are those of the base, with `pair_kind` and `source_text`. Cost: a run of each base and source, and one of the
+    last position alone for each set and each of `what`. Memory: keys and values of both, for `max_tokens` tokens. Raises
+    TwoTowersError for heads outside the model, and for pairs whose labels differ or stand at other positions.
+    """
+    bases = [pair.base for pair in pairs]
+    for heads in sets.values():
+        check_inside(heads, model.n_layers, model.n_heads, model.name)
+    for _, base, source in pairs:
+        if (base.label_positions, base.last, base.label_ids) != (source.label_positions, source.last, source.label_ids):
+            raise TwoTowersError("a pair's prompts need the same labels at the same positions: make them with pairs_of")
+    of_base, of_source, answers = Answers(bases), Answers(bases), Answers(bases, len(what), len(sets))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
+        of_base.put((), index, *base.plain_answer())
+        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # labels in the base's order
+        at = torch.tensor([e.label_positions for e in batch])
+        edits = {(w, s): exchange(heads, part, source.plain, at)
+                 for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
+        answers.put_each(edits, index, *base.answers(list(edits.values())))
+
+    with progress("interchanges", len(pairs)) as bar:
+        for index, _ in in_memory(run, batches(bases, max_tokens)):
+            bar.update(len(index))
+    plain = {
+        f"{side}_{name}": values
+        for side, held in (("base", of_base), ("source", of_source))
+        for name, values in held.variables().items()
+    }
+    return observations(
+        bases, answers.variables("what", "heads") | plain, what=list(what), heads=list(sets),
+        pair_kind=("prompt", [pair.kind for pair in pairs]),
+        source_text=("prompt", [pair.source.prompt.text for pair in pairs]),
+    )  # fmt: skip
+
+
+@measurement("interchanges", needs=("locating",), version=2)
+def _interchanges(run: Run) -> xr.Dataset:
+    """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
+    texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
+    classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
+    if not classes:
+        raise NotTestable("no two classes have texts of the same number of tokens")
+    seed = [run.settings.seed, JUDGING]
+    blocks = draw_blocks(run.n_few, run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
+    pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
+    comparing = run.sets["by attention"]
+    sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
+    sets = present(sets | {"first by attention": comparing[:1]}) | controls(run, "by attention", comparing)
+    return interchanges(run.model, pairs, sets, ("query", "keys", "values"))

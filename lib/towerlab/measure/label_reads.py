@@ -1,0 +1,106 @@
+"""What some heads read off each label position, closely: ranks in the vocabulary, attention, score. Chapters 2, 3, 4, 6.
+
+    data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
+    (1 / found["rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
+
+`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables, (prompt, head, place):
+
+- `rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label that stands there, and of the
+  other label (1 = highest; equal logits share the best rank). A head that writes one word wherever it looks ranks both
+  alike, averaged over places;
+- `attention`: weight of the last position on the label position; `score` before the softmax (nats);
+- `reading`: logit of the label's own token minus that of the other label in vo, read with the final norm's scale frozen
+  (nats). Times `attention` it is what the position adds to the lead of its label (EMNLP: "logit minus", as summarised).
+
+Which label stands at a place follows from the coordinates `true` (does it carry the query's label?), `true_label` and
+`labels`. And the model's answers (prompt,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from twotowers.heads import Head, check_inside
+
+from towerlab.measure.chain import Run
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.registry import measurement
+from towerlab.measure.sets import controls, present
+from towerlab.model import unembed
+from towerlab.model.capture import Capture, captures
+from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
+from towerlab.model.model import Model
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded
+
+
+def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], max_tokens: int = 2048) -> xr.Dataset:
+    """See the module. One forward pass, then one walk over the vocabulary for each head.
+
+    Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for a head outside the model, no
+    prompts, prompts without a true and a false demonstration, and unequal numbers of demonstrations.
+    """
+    heads = list(dict.fromkeys(Head(*head) for head in heads))
+    check_inside(heads, model.n_layers, model.n_heads, model.name)
+    check_labels_left(encoded)
+    shape = len(encoded), len(heads), len(encoded[0].label_positions)
+    attention, score, reading = (np.empty(shape) for _ in range(3))
+    values = torch.empty(*shape, model.d_head, dtype=torch.promote_types(model.dtype, torch.float32))
+    answers = Answers(encoded)
+
+    def read(capture: Capture) -> int:
+        at, rows = capture.label_positions, logit_difference_rows(capture, model)
+        sign = own_label_sign(capture, rows)
+        for layer in {layer for layer, _ in heads}:
+            of_layer = label_values(capture, model, layer)
+            for i, (_, head) in ((i, head) for i, head in enumerate(heads) if head[0] == layer):
+                values[capture.index, i] = of_layer[:, head].to(values)
+                direction = torch.einsum("bd,kd->bk", rows, model.output_weight(layer)[head].to(rows))
+                of_labels = torch.einsum("bpk,bk->bp", of_layer[:, head].to(rows), direction) * sign
+                reading[capture.index, i] = of_labels.cpu().numpy()
+                attention[capture.index, i] = capture.weights[layer][:, head].gather(1, at).cpu().numpy()
+                score[capture.index, i] = capture.scores[layer][:, head].gather(1, at).cpu().numpy()
+        answers.read(capture)
+        return len(capture.index)
+
+    with progress("label reads", len(encoded)) as bar:
+        for n in captures(model, encoded, {"weights", "scores", "values"}, max_tokens, read=read):
+            bar.update(n)
+    ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
+    dims = ("prompt", "head", "place")
+    return observations(
+        encoded,
+        {
+            "rank": (dims, ranks[..., 0], "1 = highest logit"),
+            "other_rank": (dims, ranks[..., 1], "1 = highest logit"),
+            "attention": (dims, attention, "share"),
+            "score": (dims, score, "nats"),
+            "reading": (dims, reading, "nats"),
+            **answers.variables(),
+        },
+        head=[str(head) for head in heads],
+        vocabulary=model.unembedding.vocabulary,
+    )
+
+
+def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:
+    """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt, place, d_head) of a head."""
+    tokens = torch.tensor(
+        [[e.label_pair if true else e.label_pair[::-1] for true in e.prompt.is_true] for e in encoded]
+    )
+    weight = model.output_weight(head.layer)[head.head]
+    rows = values.flatten(0, 1).to(model.device), tokens.flatten(0, 1).to(model.device)
+    ranks = unembed.rank(*rows, model.unembedding, through=weight)
+    return ranks.reshape(tokens.shape).int().cpu().numpy()
+
+
+@measurement("label_reads", needs=("locating",), version=2)
+def _label_reads(run: Run) -> xr.Dataset:
+    """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
+    sets = present(run.sets)
+    sets |= controls(run, "located", run.sets["located"])
+    return label_reads(run.model, run.encode(run.few()), list(dict.fromkeys(head for heads in sets.values() for head in heads)))

@@ -1,0 +1,328 @@
+"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 6.
+
+    measured = looks(model, encoded)                     # whole blocks of four prompts
+    own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
+    text_part, label_part = (own + other) / 2, (own - other) / 2
+
+The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt with the same texts in
+the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
+places, and the same right answer; *both exchanged* is both.
+
+**What its query asks for.** `preference` (query_of, at, prompt, layer, head): attention on labels of the query's class minus
+that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the prompt's own.
+A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is about
+to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its own
+query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
+prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead.
+At the last position, at the last token of the query's text, and the mean over all tokens of that text.
+
+**What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
+minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
+reversed, values stay (`model.reversal`); *labels exchanged*, *texts exchanged* (and *both exchanged*, on demand): what
+it feeds to W_O is that of the other prompt: which label, which place. All that comes later responds. `direct`: the same
+with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
+
+**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each
+by itself, `routed` (contrast, output, queries, mlps, sender, prompt), and together, `routed_together` (contrast,
+output, queries, mlps, senders, prompt): effects where what they write is read (1) or not (0) by the final norm
+(`output`), by the attention of later layers (`queries`, with the last position's own key and value) and by MLPs:
+see `model.routes`. Coordinates `sender_layer`, `sender_head`. `senders`: all of them, those for the answer (mean effect
+of *reversed* above zero), and those against it.
+
+**How much is accounted for.** `reversed_everywhere` (reversed_at, prompt): logit difference with the preferences of all heads
+reversed at once, at the last position, in the query's text, in both (from the query's text to the end), and at every
+position. Each has the weights of the plain run, reversed; values are those of the run. In `reversed_held` (prompt) the
+last position's own values are those of the plain run, too: every head writes there what it would write were it reversed
+alone. `logit_difference` (prompt) is plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import permutations, product
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float
+from torch import Tensor
+from tqdm import tqdm
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, Heads
+
+from towerlab.measure.chain import Run
+from towerlab.measure.observations import observations
+from towerlab.measure.registry import measurement
+from towerlab.model.attention_hooks import reading_attention
+from towerlab.model.capture import capture
+from towerlab.model.label_positions import check_labels_left
+from towerlab.model.last_position import UNCHANGED, Edit, Given, LastPosition
+from towerlab.model.memory import in_memory
+from towerlab.model.model import Model
+from towerlab.model.reversal import (
+    Weights,
+    attention_weights,
+    places_of,
+    preference,
+    reversed_weights,
+    reversing,
+    weighted,
+)
+from towerlab.model.routes import Outputs, Route, Sent, attention_block_output, logit_differences, routed
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded, batches
+
+CONTRASTS = ("reversed", "labels exchanged", "texts exchanged", "both exchanged")
+DONORS = CONTRASTS[1:]
+PLACES = ("last position", "end of the query's text", "mean over the query's text")
+POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
+QUERIES = ("own", "labels exchanged")
+SENDERS = ("all", "for the answer", "against the answer")
+ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
+
+
+def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
+    """Name of DONORS -> of every prompt, which prompt of its block is the donor. TwoTowersError where a block is not whole."""
+    kinds = {(True, False): "labels exchanged", (False, True): "texts exchanged", (False, False): "both exchanged"}
+    blocks: dict[tuple[str, int], list[int]] = {}
+    for i, e in enumerate(encoded):
+        blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(i)
+    out = {name: [-1] * len(encoded) for name in DONORS}
+    for i, j in (pair for members in blocks.values() for pair in permutations(members, 2)):
+        one, other = encoded[i].prompt, encoded[j].prompt
+        same_texts = [d.text for d in one.demonstrations] == [d.text for d in other.demonstrations]
+        if kind := kinds.get((same_texts, one.true_label == other.true_label)):
+            out[kind][i] = j
+    for of_kind in out.values():
+        if -1 in of_kind:
+            block = encoded[of_kind.index(-1)].prompt.block
+            raise TwoTowersError(f"block {block} is not whole: give all four prompts of every block")
+    return out
+
+
+@torch.inference_mode()
+def looks(
+    model: Model,
+    encoded: Sequence[Encoded],
+    contrasts: Sequence[str] = CONTRASTS[:3],
+    senders: int = 8,
+    max_tokens: int = 2048,
+) -> xr.Dataset:
+    """See the module. `contrasts`: "reversed", and others of CONTRASTS; `senders`: how many heads' ways are followed.
+
+    Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
+    prompt's query; the attribute `left_out` counts these prompts. Cost: seven runs of whole prompts, and for every head
+    and contrast a run of the last position from the head's layer up. Memory: keys, values and attention of `max_tokens`
+    tokens, and what all heads feed to W_O at the last position of all prompts. Raises TwoTowersError for blocks that are
+    not whole, and as `heads` on prompts.
+    """
+    check_labels_left(encoded)
+    donors = donors_of(encoded)
+    with progress("looks", 3 * len(encoded)) as bar:
+        asked, z = _asked(model, encoded, donors[CONTRASTS[1]], max_tokens, bar)
+        sent = partial(_sent, donors, z)
+        plain, everywhere, held, effect, direct = _done(model, encoded, contrasts, sent, max_tokens, bar)
+        mean = effect[list(contrasts).index(CONTRASTS[0])].mean(0)
+        heads = [Head(*divmod(int(i), model.n_heads)) for i in np.argsort(-abs(mean), axis=None, kind="stable")[:senders]]
+        sets = [heads, [head for head in heads if mean[head] > 0], [head for head in heads if mean[head] < 0]]
+        ways = _ways(model, encoded, contrasts, [*([head] for head in heads), *sets], sent, max_tokens, bar)
+    each, way = ("contrast", "prompt", "layer", "head"), ("contrast", "output", "queries", "mlps")
+    out = observations(
+        encoded,
+        {
+            "logit_difference": (("prompt",), plain, "nats"),
+            "preference": (("query_of", "at", "prompt", "layer", "head"), asked, "share"),
+            "effect": (each, effect, "nats"),
+            "direct": (each, direct, "nats"),
+            "reversed_everywhere": (("reversed_at", "prompt"), everywhere, "nats"),
+            "reversed_held": (("prompt",), held, "nats"),
+            "routed": ((*way, "sender", "prompt"), ways[..., : len(heads), :], "nats"),
+            "routed_together": ((*way, "senders", "prompt"), ways[..., len(heads) :, :], "nats"),
+        },
+        query_of=list(QUERIES), at=list(PLACES), contrast=list(contrasts), reversed_at=list(POSITIONS),
+        output=[0, 1], queries=[0, 1], mlps=[0, 1], senders=list(SENDERS),
+        layer=range(model.n_layers), head=range(model.n_heads),
+        sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
+    )  # fmt: skip
+    return out.assign_attrs(left_out=int(np.isnan(asked[1, 0, :, 0, 0]).sum()))
+
+
+def _asked(
+    model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int, bar: tqdm
+) -> tuple[np.ndarray, Tensor]:
+    """Preferences (query_of, at, prompt, layer, head), and z of the last position (prompt, layer, head, d_head)."""
+    shape = len(encoded), model.n_layers, model.n_heads
+    asked = np.full((len(QUERIES), len(PLACES), *shape), np.nan)
+    z: list[Tensor] = [torch.empty(0)] * len(encoded)
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        fits = [_labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
+        others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
+        places, at = places_of(batch), _averages(batch)
+        theirs: dict[int, Tensor] = {}
+
+        def keep(layer: int, query: Tensor, *_) -> None:
+            theirs[layer] = query[:, :, -at.shape[2] :].clone()
+
+        def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
+            exchanged = query.clone()
+            exchanged[:, :, -at.shape[2] :] = theirs.pop(layer)
+            for row, asking in enumerate((query, exchanged)):
+                of_rows = preference(attention_weights(asking, key, *rest)[:, :, -at.shape[2] :], places)
+                means = torch.einsum("bhq,pbq->pbh", of_rows, at.to(of_rows)).double().cpu().numpy()
+                for b, i in enumerate(index):
+                    if asking is query or fits[b]:
+                        asked[row, :, i, layer] = means[:, b]
+
+        with _reading(model, keep):
+            capture(model, others)
+        with _reading(model, read):
+            seen = capture(model, batch)
+        for row, i in enumerate(index):
+            z[i] = seen.attention_out_input[:, row].cpu()
+
+    for index, _ in in_memory(run, batches(encoded, max_tokens)):
+        bar.update(len(index))
+    return asked, torch.stack(z)
+
+
+def _labels_stand_as(one: Encoded, other: Encoded) -> bool:
+    return (one.label_positions, one.query_span, one.last) == (other.label_positions, other.query_span, other.last)
+
+
+def _averages(batch: Sequence[Encoded]) -> Float[Tensor, "place batch row"]:
+    """What each of PLACES gives to each of the last positions, from the first token of a query's text to the end."""
+    rows = max(e.last + 1 - e.query_span[0] for e in batch)
+    out = torch.zeros(len(PLACES), len(batch), rows)
+    for i, e in enumerate(batch):
+        start, stop = (position - (e.last + 1 - rows) for position in e.query_span)
+        out[0, i, -1] = out[1, i, stop - 1] = 1
+        out[2, i, start:stop] = 1 / (stop - start)
+    return out
+
+
+@contextmanager
+def _reading(model: Model, read: Callable[..., None]) -> Iterator[None]:
+    """Runs in which `read(layer, query, key, value, mask, scaling, softcap)` sees the attention of every layer."""
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
+        yield
+
+
+def _last_reversed(last: LastPosition) -> Outputs:
+    """z of the last position with reversed weights."""
+    places, z = places_of(last.batch), {}
+    for layer, plain in last.plain.items():
+        weights = plain.scores(plain.query, plain.key).softmax(-1)[:, :, None]
+        z[layer] = weighted(reversed_weights(weights, places), plain.value)[:, :, 0]
+    return z
+
+
+def _sent(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list[int], reversed_z: Outputs) -> Outputs:
+    """What all heads feed to W_O under a contrast, for the prompts `index`."""
+    if contrast == CONTRASTS[0]:
+        return reversed_z
+    rows = [donors[contrast][i] for i in index]
+    return {layer: z[rows, layer] for layer in range(z.shape[1])}
+
+
+def _done(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], sent: Callable[..., Outputs], max_tokens: int, bar: tqdm
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The dataset's logit differences, plain and with all heads reversed, with outputs held, too; effects, direct effects."""
+    n, n_layers, n_heads = len(encoded), model.n_layers, model.n_heads
+    each = list(product(range(n_layers), range(n_heads)))
+    plain, held, everywhere = np.empty(n), np.empty(n), np.empty((len(POSITIONS), n))
+    effect, direct = np.empty((2, len(contrasts), n, n_layers, n_heads))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        places = places_of(batch)
+        of_layers: dict[int, Weights] = {}
+
+        def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
+            of_layers[layer] = reversed_weights(attention_weights(query, key, *rest), places)
+
+        def difference(final: Tensor) -> np.ndarray:
+            return logit_differences(model, final, batch).double().cpu().numpy()
+
+        with _reading(model, read):
+            last = LastPosition(model, batch)
+        reversed_z = _last_reversed(last)
+        outputs = [sent(name, index, reversed_z) for name in contrasts]
+        edits = [UNCHANGED, _all_reversed(each, of_layers), Sent(each, reversed_z).edit()]
+        edits += [Sent([head], z).edit() for z in outputs for head in each]
+        found = np.empty((len(edits), len(batch)))
+        for rows, final in last.finals(edits):
+            found[rows] = difference(final)
+        plain[index], everywhere[0, index], held[index] = found[:3]
+        moved = (found[0] - found[3:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
+        effect[:, index] = moved.transpose(0, 3, 1, 2)
+        for (row, z), layer in product(enumerate(outputs), range(n_layers)):
+            alone = difference(last.seen.resid_final + _messages(last, layer, z[layer]))
+            direct[row, index, layer] = (difference(last.seen.resid_final) - alone).T
+        for row, at in enumerate(_positions(batch), start=1):
+            with reversing(model, of_layers, at):
+                everywhere[row, index] = difference(capture(model, batch).resid_final)
+
+    for index, _ in in_memory(run, batches(encoded, max_tokens)):
+        bar.update(len(index))
+    return plain, everywhere, held, effect, direct
+
+
+def _all_reversed(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
+    """Heads with these weights at the last position, whatever their queries have become; values are the run's."""
+
+    def output(layer: int, chosen: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+        return weighted(of_layers[layer][:, chosen, -1:], given.of(chosen)[2])[:, :, 0]
+
+    return Edit(heads, output)
+
+
+def _messages(
+    last: LastPosition, layer: int, z: Float[Tensor, "batch head d_head"]
+) -> Float[Tensor, "head batch d_model"]:
+    """What each head of a layer, alone, changes in its attention block's output when it feeds its z to W_O."""
+    plain = last.plain[layer].z
+    versions = plain.repeat(plain.shape[1], 1, 1, 1)
+    for head, version in enumerate(versions):
+        version[:, head] = z[:, head]
+    return attention_block_output(last.model, layer, versions) - attention_block_output(last.model, layer, plain)
+
+
+def _positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
+    """Those of POSITIONS after the first."""
+    at = torch.zeros(len(POSITIONS) - 1, len(batch), len(batch[0].ids), dtype=torch.bool)
+    for row, e in enumerate(batch):
+        at[0, row, slice(*e.query_span)] = at[1, row, e.query_span[0] :] = at[2, row] = True
+    return at
+
+
+def _ways(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], sets: Sequence[Heads],
+    sent: Callable[..., Outputs], max_tokens: int, bar: tqdm,
+) -> np.ndarray:  # fmt: skip
+    """Effects by route (contrast, output, queries, mlps, set, prompt) of sets of heads: zero of no route, and of no head."""
+    out = np.zeros((len(contrasts), len(ROUTES), len(sets), len(encoded)))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        last = LastPosition(model, batch)
+        outputs = [sent(name, index, _last_reversed(last)) for name in contrasts]
+        each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]]) and sets[at[2]]]
+        versions = [(Sent(sets[s], outputs[c]), ROUTES[r]) for c, r, s in each]
+        final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
+        plain, *found = logit_differences(model, final, batch).double().cpu().numpy()
+        for at, difference in zip(each, found, strict=True):
+            out[*at, index] = plain - difference
+
+    for index, _ in in_memory(run, batches(encoded, max_tokens)):
+        bar.update(len(index))
+    return out.reshape(len(contrasts), 2, 2, 2, len(sets), len(encoded))
+
+
+@measurement("looks", needs=("forms",), version=1)
+def _looks(run: Run) -> xr.Dataset:
+    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for."""
+    return looks(run.model, run.encode(run.few()))

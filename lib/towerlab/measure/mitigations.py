@@ -1,0 +1,193 @@
+"""The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our reading). Chapter 8.
+
+    data = mitigations(model, encoded, {"located": heads, "random 1": ...})
+
+Remedies, each in every named set of heads:
+
+- "none": the model as it is;
+- "majority shortcut": what the heads write from the positions of the label with fewer demonstrations, `sum alpha vo`,
+  times `a = a_c a_v`, is added to the last residual vector before the final norm. `a_v` is the count of the more
+  frequent label divided by that of the other. A prompt with equal counts is left as it is;
+- "recency shortcut": each head's output at the last position becomes `share[0]` times itself plus `share[1]` times the
+  same values under attention whose scores lack the position's influence (`without_position`). Later layers run on
+  from there. The source says "a shortcut beside the original"; half and half is our reading, (1, 1) and (0, 1) others.
+
+The biases are differences of answers between prompts: balanced and one demonstration fewer (majority), orders of the
+demonstrations (recency). So contextual calibration and averages over orders need no run of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, check_inside
+
+from towerlab.measure.answers import joined
+from towerlab.measure.chain import Run
+from towerlab.measure.conditions import CONDITIONS, check_one_can_go
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.registry import measurement
+from towerlab.measure.sets import controls, present
+from towerlab.model import query_key
+from towerlab.model.attention_hooks import last_scores
+from towerlab.model.capture import Capture, label_log_probs
+from towerlab.model.last_position import Edit, Given, LastPosition
+from towerlab.model.memory import in_memory
+from towerlab.model.model import Model, norm_eps
+from towerlab.model.unembed import finished
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded, Prompt, batches
+
+REMEDIES = ("none", "majority shortcut", "recency shortcut")
+A_C = 0.03
+SHARE = (0.5, 0.5)
+
+
+@torch.inference_mode()
+def mitigations(
+    model: Model,
+    encoded: Sequence[Encoded],
+    sets: Mapping[str, Sequence[Head]],
+    a_c: float = A_C,
+    share: tuple[float, float] = SHARE,
+    max_tokens: int = 2048,
+) -> xr.Dataset:
+    """Answers (remedy, heads, prompt) under each remedy in each set, and the attention that acts.
+
+    `attention` (remedy, heads, prompt, place): mean over the heads of a set of their weights on label positions; under
+    the recency shortcut the mixture of both kinds of weights, which adds up to 1 over positions. Left out where prompts
+    have different numbers of demonstrations. Cost: a forward pass, and one of the last position for each set. Memory:
+    streams, keys and values of all layers and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head
+    outside the model.
+    """
+    if not encoded or not sets or not all(sets.values()):
+        raise TwoTowersError("nothing to mitigate: give at least one prompt, and a head in every set")
+    for heads in sets.values():
+        check_inside(heads, model.n_layers, model.n_heads, model.name)
+    answers = Answers(encoded, len(REMEDIES), len(sets))
+    places = {len(e.label_positions) for e in encoded}
+    attention = np.full((len(REMEDIES), len(sets), len(encoded), max(places)), np.nan)
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        last = LastPosition(model, batch, {"weights", "values", "streams"})
+        mixed: list[dict] = [{} for _ in sets]
+        plain = last.plain_answer()
+        shortcuts = [recency_shortcut(model, heads, into, last.seen, share) for heads, into in zip(sets.values(), mixed, strict=True)]
+        answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
+        for i, heads in enumerate(sets.values()):
+            answers.put((0, i), index, *plain)
+            logits = finished(model, last.seen.resid_final + a_c * minority_shortcut(last.seen, model, heads))
+            answers.put((1, i), index, *label_log_probs(logits, batch))
+            if len(places) == 1:
+                own = {(layer, head): last.seen.weights[layer][:, head] for layer, head in heads}
+                attention[:2, i, index] = _mean_weights(last.seen, own)
+                attention[2, i, index] = _mean_weights(last.seen, mixed[i])
+
+    with progress("mitigations", len(encoded)) as bar:
+        for index, _ in in_memory(run, batches(encoded, max_tokens)):
+            bar.update(len(index))
+    variables = answers.variables("remedy", "heads")
+    if len(places) == 1:
+        variables["attention"] = (("remedy", "heads", "prompt", "place"), attention, "share")
+    return observations(encoded, variables, remedy=list(REMEDIES), heads=list(sets))
+
+
+def _mean_weights(capture: Capture, weights: Mapping[tuple[int, int], Tensor]) -> np.ndarray:
+    """Mean over heads of their weights (batch, position), at the label positions (batch, place)."""
+    return torch.stack([w.gather(1, capture.label_positions) for w in weights.values()]).mean(0).cpu().numpy()
+
+
+def minority(prompt: Prompt) -> tuple[str | None, float]:
+    """The label with fewer demonstrations, and a_v = majority count / minority count; (None, 1) for equal counts.
+
+    A label without demonstrations has no position to take anything from, so it is no minority.
+    """
+    counts = {label: sum(d.label == label for d in prompt.demonstrations) for label in prompt.labels}
+    few, many = sorted(counts, key=counts.__getitem__)
+    if counts[few] in (0, counts[many]):
+        return None, 1.0
+    return few, counts[many] / counts[few]
+
+
+def minority_shortcut(capture: Capture, model: Model, heads: Sequence[Head]) -> Float[Tensor, "batch d_model"]:
+    """a_v times what the heads write from the minority label's positions, sum of `alpha vo`. Zero for equal counts."""
+    factor = torch.zeros_like(capture.weights[0, :, 0])
+    for row, e in enumerate(capture.prompts):
+        label, a_v = minority(e.prompt)
+        for position, demonstration in zip(e.label_positions, e.prompt.demonstrations, strict=True):
+            factor[row, position] = a_v * (demonstration.label == label)
+    total = torch.zeros_like(capture.resid_final)
+    for layer, head in dict.fromkeys(heads):
+        values = capture.values[layer][:, model.value_head(head)]
+        z = torch.einsum("bp,bpk->bk", (capture.weights[layer][:, head] * factor).to(values), values)
+        total += z @ model.output_weight(layer)[head].to(total)
+    return total
+
+
+def without_position(
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "batch position d_model"],
+    position_part: Float[Tensor, "batch position d_model"] | None = None,
+) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]]:
+    """Queries and keys without the position's influence, from the layer's input x; their products are in nats.
+
+    Rotary models: as if all tokens stood at one place (LongRoPE and YaRN still lengthen what they turn). Learned
+    positions: `position_part`, the position embedding, is taken out of the inputs of W_Q and W_K; the norm between is
+    linear once its scale is frozen at x, so they get `norm(x) - gamma * centre(position_part) / s(x)`. What earlier
+    layers made of the position stays in x, in every architecture.
+    """
+    inputs = query_key.normed(model, layer, x)
+    if position_part is not None:
+        norm = model.part(layer, "attention_norm")  # every model with learned positions has LayerNorm
+        centred = position_part - position_part.mean(-1, keepdim=True)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = (wide.var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
+        inputs = inputs - (model.norm_gain(norm) * centred / scale).to(inputs.dtype)
+    place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+    query, key = query_key.queries(model, layer, inputs).transpose(1, 2), query_key.keys(model, layer, inputs).transpose(1, 2)
+    return query_key.rotated(model, layer, query, place), query_key.rotated(model, layer, key, place)
+
+
+def recency_shortcut(
+    model: Model,
+    heads: Sequence[Head],
+    mixed: dict[tuple[int, int], Float[Tensor, "batch position"]],
+    capture: Capture,
+    share: tuple[float, float] = SHARE,
+) -> Edit:
+    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited.
+
+    (layer, head) -> the weights that act, a mixture of the head's own and the position-free ones, is put into `mixed`.
+    """
+    part = None
+    if model.architecture.positions == "learned":
+        words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
+        part = capture.stream_inputs[0] - words.to(capture.stream_inputs)
+
+    def output(layer: int, chosen: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+        x = torch.cat([capture.stream_inputs[layer][:, :-1].to(given.x), given.x[:, None]], 1)
+        free_query, free_key = without_position(model, layer, x, None if part is None else part.to(x))
+        free = last_scores(free_query, free_key, given.mask, 1.0, given.softcap)[:, chosen]
+        query, key, value = given.of(chosen)
+        weights = share[1] * free.softmax(-1) + share[0] * given.scores(query, key).softmax(-1)
+        mixed.update({(layer, head): weights[:, i].to(capture.logits.device) / sum(share) for i, head in enumerate(chosen)})
+        return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
+
+    return Edit(heads, output)
+
+
+@measurement("mitigations", needs=("locating",), version=1)
+def _mitigations(run: Run) -> xr.Dataset:
+    """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
+    check_one_can_go(run)
+    sets = present({"located": run.sets["located"]}) | controls(run, "located", run.sets["located"])
+    names = [name for name in CONDITIONS if name != "plain"]
+    parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
+    return joined([part.drop_vars(["attention", "true"], errors="ignore") for part in parts], condition=names)

@@ -1,0 +1,74 @@
+"""What every measurement is: an xarray.Dataset of one observation a prompt.
+
+    data = observations(encoded, {"attention": (("prompt", "layer", "head", "place"), array, "share")})
+
+A prompt's properties are coordinates (`prompts.blocks.about`). Its file: `recorded.save`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from torch import Tensor
+
+from towerlab.model.capture import Capture, label_log_probs
+from towerlab.prompts.blocks import about
+from towerlab.prompts.prompt import Encoded
+
+SAYS = ("true label", "other label", "another token")
+"""What the top token of the vocabulary is: the values of `says`"""
+
+
+Variables = Mapping[str, tuple[Sequence[str], Any, str]]
+"""Name -> (dimensions, values, unit)"""
+
+
+def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates: Any) -> xr.Dataset:
+    """A dataset over prompts, with their properties and those given as coordinates."""
+    of_prompts = about([e.prompt for e in encoded])
+    arrays = {name: xr.DataArray(np.asarray(values), dims=dims, attrs={"units": unit})
+              for name, (dims, values, unit) in variables.items()}  # fmt: skip
+    if not any("place" in array.dims for array in arrays.values()):
+        of_prompts.pop("true", None)
+    return xr.Dataset(arrays, coords={**of_prompts, **coordinates})
+
+
+class Answers:
+    """The model's answers to prompts, filled batch by batch: log-probabilities (nats) of both labels, and the top token.
+
+    `variables()` gives `log_prob_true`, `log_prob_other` and `says` (an index of SAYS), each over `dims`. Leading axes
+    are whatever was varied (sets of heads, doses).
+    """
+
+    def __init__(self, encoded: Sequence[Encoded], *shape: int):
+        self.encoded = list(encoded)
+        self.log_prob = np.full((*shape, len(self.encoded), 2), np.nan)
+        self.says = np.full((*shape, len(self.encoded)), -1, dtype=np.int8)
+
+    def put(self, at: tuple, index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:
+        """Answers of the prompts `index`: top tokens (prompt,) and labels' log-probabilities (prompt, label)."""
+        for row, i in enumerate(index):
+            pair, ids = self.encoded[i].label_pair, list(self.encoded[i].label_ids.values())
+            self.log_prob[(*at, i)] = [float(log_prob[row, ids.index(token)]) for token in pair]
+            answer = int(top[row])
+            self.says[(*at, i)] = pair.index(answer) if answer in pair else 2
+
+    def put_each(self, places: Iterable[tuple], index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:
+        """Answers of the prompts `index` at each of `places`: (place, prompt) and (place, prompt, label)."""
+        for at, *answer in zip(places, top, log_prob, strict=True):
+            self.put(at, index, *answer)
+
+    def read(self, capture: Capture, at: tuple = ()) -> None:
+        """Answers of one batch's capture."""
+        self.put(at, capture.index, *label_log_probs(capture.logits, capture.prompts))
+
+    def variables(self, *dims: str) -> dict[str, tuple[tuple[str, ...], np.ndarray, str]]:
+        dims = (*dims, "prompt")
+        return {
+            "log_prob_true": (dims, self.log_prob[..., 0], "nats"),
+            "log_prob_other": (dims, self.log_prob[..., 1], "nats"),
+            "says": (dims, self.says, "0 true label, 1 other label, 2 another token"),
+        }

@@ -1,0 +1,224 @@
+"""Rankings of all heads, ours and those of the literature: which known heads are the ones located? Appendix C.
+
+    data = rankings(model, heads_of_locating_blocks, encoded, shuffled)
+    data["score"].sel(ranking="function vector")          # (layer, head), larger is more
+
+`score` (ranking, layer, head), means over prompts:
+
+- "contribution", "increase", "attention difference", "writing": of a measurement `heads` (see `choose.rankings`);
+- "induction": prefix matching, the mean attention from a random token to the one after its previous occurrence (Olsson
+  et al. 2022). `induction_control` (layer, head) is the attention over the same distance where nothing is repeated;
+- "function vector": what a head's mean output over prompts of the task, put in its place at the last position, adds to
+  the true label's probability in prompts whose labels are shuffled (Todd et al. 2024, causal indirect effect; Yin and
+  Steinhardt 2025 compare these heads with induction heads);
+- "attribution": `attribution.attribution_patching` (nats);
+- "task recognition", "task learning": subspace logit attribution (Yang, Cho and Inoue 2025, arXiv 2509.24164, as
+  summarised). With a the head's output at the last position and W the unembedding rows of the two labels: the norm of
+  the projection of a on the span of W; and `a . (W_true - W_other)` divided by that norm. No final norm is applied.
+
+The last four also as observations, (prompt, layer, head), under their names with underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from twotowers import choose
+from twotowers.errors import TwoTowersError
+
+from towerlab.measure.attribution import attribution_patching
+from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.observations import observations
+from towerlab.measure.registry import measurement
+from towerlab.model.attention_hooks import masked, reading_attention, scores
+from towerlab.model.capture import Capture, read_all
+from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
+from towerlab.model.memory import halved, in_memory
+from towerlab.model.model import Model
+from towerlab.progress import progress
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.prompts.variants import shuffled_labels
+
+EACH = ("function vector", "attribution", "task recognition", "task learning")
+LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequences
+
+
+def rankings(
+    model: Model,
+    heads: xr.Dataset,
+    encoded: Sequence[Encoded],
+    shuffled: Sequence[Encoded],
+    tokens: Sequence[int] | None = None,
+) -> xr.Dataset:
+    """See the module. `heads`: a measurement of `measure.heads`, of these prompts or others.
+
+    `encoded`: blocks of few tasks, such as draw_blocks(20, form, pairs=four of them, labels=["foo/bar"]): a function
+    vector is a mean over other blocks of the same task. `shuffled[i]` is prompt i under `variants.shuffled_labels`.
+    `tokens` are those drawn for induction (default: all but special ones). Raises TwoTowersError as
+    `function_vector_scores`.
+    """
+    recognition, learning = task_subspace_scores(model, encoded)
+    of_prompts = {
+        "function vector": function_vector_scores(model, encoded, shuffled),
+        "attribution": attribution_patching(model, encoded),
+        "task recognition": recognition,
+        "task learning": learning,
+    }
+    repeated, control = (induction_scores(model, repeated, tokens=tokens) for repeated in (True, False))
+    score = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
+    score |= {"induction": repeated} | {name: values.mean(0) for name, values in of_prompts.items()}
+    units = dict(zip(EACH, ("probability", "nats", "norm", "logit / norm"), strict=True))
+    return observations(
+        encoded,
+        {
+            "score": (("ranking", "layer", "head"), np.stack(list(score.values())), "see the ranking"),
+            "induction_control": (("layer", "head"), control, "share"),
+        }
+        | {
+            name.replace(" ", "_"): (("prompt", "layer", "head"), values, units[name])
+            for name, values in of_prompts.items()
+        },
+        ranking=list(score),
+    )
+
+
+@torch.inference_mode()
+def induction_scores(
+    model: Model,
+    repeated: bool = True,
+    length: int = LENGTH,
+    n: int = REPEATS,
+    seed: int = 0,
+    tokens: Sequence[int] | None = None,
+) -> Float[np.ndarray, "layer head"]:
+    """Mean attention from a token to the one after its previous occurrence, on `length` random tokens said twice.
+
+    The tokens of a sequence are all different. With repeated=False the second half is new tokens, so that only the
+    distance is left. Raises TwoTowersError for a length beyond the model's context or the tokens there are.
+    """
+    if tokens is None:
+        special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
+        size = min(len(model.tokenizer), model.unembedding.vocabulary)
+        tokens = [token for token in range(size) if token not in special]
+    begin = [] if model.tokenizer is None else model.tokenizer("")["input_ids"]
+    times = 2 if repeated else 1
+    most = min((model.context - len(begin)) // 2, len(tokens) * times // 2)
+    if not 2 <= length <= most:
+        raise TwoTowersError(f"length={length}: {model.name} takes 2 to {most} random tokens twice")
+    rng = np.random.default_rng([seed, 22])
+    ids = [[*begin, *rng.choice(tokens, 2 * length // times, replace=False).tolist() * times] for _ in range(n)]
+    second = torch.arange(len(begin) + length, len(begin) + 2 * length)
+    total, sums = np.zeros((2, model.n_layers, model.n_heads))
+
+    def reader(layer: int):
+        def read(query, key, value, mask, scaling, softcap):
+            all_scores = masked(scores(query, key, scaling, softcap), mask)
+            later = torch.ones(all_scores.shape[-2:], dtype=torch.bool, device=all_scores.device).triu(1)
+            weights = all_scores.masked_fill(later, float("-inf")).softmax(-1)
+            sums[layer] = weights[:, :, second, second - length + 1].mean(-1).sum(0).double().cpu().numpy()
+
+        return read
+
+    def run(some: list[list[int]]) -> None:
+        device = model.hf.get_input_embeddings().weight.device
+        model.hf(input_ids=torch.tensor(some, device=device), use_cache=False, logits_to_keep=1)
+
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.enter_context(reading_attention(model, layer, reader(layer)))
+        size = max(1, 2048 // len(ids[0]))
+        for _ in halved(run, [ids[first : first + size] for first in range(0, n, size)]):
+            total += sums  # only when a batch is done: one that does not fit in memory ends halfway up
+    return total / n
+
+
+def task_subspace_scores(
+    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096
+) -> tuple[Float[np.ndarray, "prompt layer head"], Float[np.ndarray, "prompt layer head"]]:
+    """Scores of task recognition and task learning (see the module), from one forward pass."""
+    recognition, learning = np.empty((2, len(encoded), model.n_layers, model.n_heads))
+
+    def read(capture: Capture) -> None:
+        ids = [e.label_pair for e in capture.prompts]
+        weight = model.unembedding.weight
+        rows = weight[torch.tensor(ids, device=weight.device)].to(torch.promote_types(weight.dtype, torch.float32))
+        inverse = torch.linalg.inv(rows @ rows.mT)
+        for layer in range(model.n_layers):
+            written = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), model.output_weight(layer).to(rows))
+            logits = torch.einsum("bhd,bld->bhl", written, rows)
+            norm = torch.einsum("bhl,blm,bhm->bh", logits, inverse, logits).sqrt()
+            recognition[capture.index, layer] = norm.cpu().numpy()
+            learning[capture.index, layer] = ((logits[..., 0] - logits[..., 1]) / norm).cpu().numpy()
+
+    read_all(model, encoded, (), read, max_tokens)
+    return recognition, learning
+
+
+def function_vector_scores(
+    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], max_tokens: int = 4096
+) -> Float[np.ndarray, "prompt layer head"]:
+    """What each head's mean output over its task adds to the true label's probability in prompts of shuffled labels.
+
+    A task says which class has which label. The mean is over prompts of the other blocks, each query class with the same
+    weight: over one class only, the mean would hold the answer and not the task. Cost: one forward pass of both kinds
+    of prompts, and one of the last position of `shuffled` for each head. Raises TwoTowersError for a task whose other
+    blocks do not ask either class.
+    """
+    fed = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head)
+
+    def read(capture: Capture) -> None:
+        fed[capture.index] = capture.attention_out_input.transpose(0, 1).to(fed)
+
+    if model.dtype == torch.float64:
+        fed = fed.double()
+    read_all(model, encoded, (), read, max_tokens)
+    means = torch.stack([_task_mean(fed, encoded, i) for i in range(len(encoded))])
+    out = np.empty((len(encoded), model.n_layers, model.n_heads))
+    heads = list(np.ndindex(out.shape[1:]))
+
+    @torch.inference_mode()
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        last = LastPosition(model, batch)
+        put = [Edit([head], lambda layer, chosen, given: means[index, layer][:, chosen]) for head in heads]
+        _, log_prob = last.answers([UNCHANGED, *put])
+        true = [list(e.label_ids.values()).index(e.true_id) for e in batch]
+        p = log_prob[:, range(len(batch)), true].exp()
+        out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
+
+    with progress("function vectors", len(shuffled)) as bar:
+        for index, _ in in_memory(run, batches(shuffled, max_tokens)):
+            bar.update(len(index))
+    return out
+
+
+def _task_mean(fed: Float[Tensor, "prompt layer head d_head"], encoded: Sequence[Encoded], i: int) -> Tensor:
+    """Mean output (layer, head, d_head) over the task of prompt i, without its own block; both query classes alike."""
+    prompt, task = encoded[i].prompt, _task(encoded[i].prompt)
+    of_task = [j for j, e in enumerate(encoded) if e.prompt.block != prompt.block and _task(e.prompt) == task]
+    asked = [[j for j in of_task if encoded[j].prompt.cls == cls] for cls, _ in task]
+    if not all(asked):
+        names = ", ".join(f"{cls} is {label}" for cls, label in task)
+        raise TwoTowersError(
+            f"the task '{names}' lacks other blocks that ask each class: draw fewer pairs, more blocks"
+        )
+    return torch.stack([fed[rows].mean(0) for rows in asked]).mean(0)
+
+
+def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
+    """Which class has which label, ((class, label), (class, label)) in the order of the class names."""
+    return tuple(sorted({(prompt.cls, prompt.true_label), *((d.cls, d.label) for d in prompt.demonstrations)}))
+
+
+@measurement("rankings", needs=("locating",), version=1, judges=False)
+def _rankings(run: Run) -> xr.Dataset:
+    """Known rankings of heads on blocks of four tasks: a function vector is a mean over blocks of one task."""
+    seed = [run.settings.seed, LOCATING]
+    few = draw_blocks(20, run.form, seed=seed, pairs=run.pairs[:4], labels=run.labels[:1], texts=run.texts)
+    return rankings(run.model, run.measured("locating"), run.encode(few), run.encode(shuffled_labels(few)))

@@ -1,0 +1,60 @@
+"""What can be measured. A measurement is one file: its function, and below it a recipe, which says what goes in.
+
+    @measurement("heads", needs=("forms",), version=1)
+    def _heads(run: Run) -> xr.Dataset:
+        \"\"\"Every head on the blocks that judge.\"\"\"
+        return heads(run.model, run.judging())
+
+    measurements()["heads"].make(run)
+
+Needs and version also stand in data/versions.csv, from where they are known without torch (see `measure.versions`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import xarray as xr
+
+if TYPE_CHECKING:
+    from towerlab.measure.chain import Run
+
+
+class Measurement(NamedTuple):
+    """`make(run)` gives the dataset; `needs` are measurements that it reads."""
+
+    make: Callable[[Run], xr.Dataset]
+    needs: tuple[str, ...]
+    version: int
+    """to be raised when numbers change: recorded files of the old version are then refused by name"""
+    judges: bool
+    """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
+
+    @property
+    def what(self) -> str:
+        """What it measures, in a line."""
+        return (self.make.__doc__ or "").partition("\n")[0]
+
+
+_REGISTRY: dict[str, Measurement] = {}
+
+
+def measurement(name: str, *, needs: tuple[str, ...], version: int, judges: bool = True) -> Callable:
+    """Register a recipe under a name."""
+
+    def register(make: Callable[[Run], xr.Dataset]) -> Callable[[Run], xr.Dataset]:
+        _REGISTRY[name] = Measurement(make, needs, version, judges)
+        return make
+
+    return register
+
+
+def measurements() -> Mapping[str, Measurement]:
+    """Name -> measurement, of every module of this room."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return _REGISTRY

@@ -1,0 +1,53 @@
+"""The two towers of one head: its query at the last position and its keys at the label positions, as vectors. Chapter 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from twotowers.heads import Head
+
+from towerlab.measure.chain import Run
+from towerlab.measure.observations import observations
+from towerlab.measure.registry import measurement
+from towerlab.model import query_key
+from towerlab.model.capture import Capture, captures
+from towerlab.model.label_positions import check_labels_left
+from towerlab.model.model import Model
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded
+
+
+def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+    """`query_vector` (prompt, heads, component) and `key_vector` (prompt, heads, place, component), before any rotation to positions.
+
+    The scaling is part of the query, so their product is the score (nats) as if no position were rotated.
+    """
+    check_labels_left(encoded)
+    n, places, d = len(encoded), len(encoded[0].label_positions), model.d_head
+    query = np.empty((n, len(heads), d), dtype=np.float32)
+    key = np.empty((n, len(heads), places, d), dtype=np.float32)
+
+    def read(capture: Capture) -> int:
+        for i, (layer, head) in enumerate(heads):
+            x = query_key.normed(model, layer, capture.stream_inputs[layer])
+            at = capture.label_positions[:, :, None].expand(-1, -1, x.shape[-1])
+            query[capture.index, i] = query_key.queries(model, layer, x[:, -1])[:, head].float().cpu().numpy()
+            keys = query_key.keys(model, layer, x.gather(1, at))[:, :, model.value_head(head)]
+            key[capture.index, i] = keys.float().cpu().numpy()
+        return len(capture.index)
+
+    with progress("towers", n) as bar:
+        for done in captures(model, encoded, {"streams"}, read=read):
+            bar.update(done)
+    variables = {"query_vector": (("prompt", "heads", "component"), query, "sqrt nats"),
+                 "key_vector": (("prompt", "heads", "place", "component"), key, "sqrt nats")}  # fmt: skip
+    return observations(encoded, variables, heads=[str(Head(*head)) for head in heads])
+
+
+@measurement("towers", needs=("locating",), version=1)
+def _towers(run: Run) -> xr.Dataset:
+    """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
+    best = [*run.sets["by attention"][:1], *run.sets["writers"][:1]]
+    return towers(run.model, run.judging(0.5), list(dict.fromkeys(best)))

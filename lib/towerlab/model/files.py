@@ -1,0 +1,157 @@
+"""Where a model's files are and what they are: no torch here, no weights are read but for their digest.
+
+    fingerprint("mini-gpt2")        # "mini-gpt2@1f0c52ab7733": over every byte that defines the model
+    describe("my/file.gguf")        # About(model_type="llama", quantisation="Q4_1, dequantised")
+    local("openai-community/gpt2")  # the folder or GGUF file, fetched if need be
+
+A model is named by a shipped or catalogued name, a folder, a GGUF file, or a hub id: the first of these that fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twotowers.errors import TwoTowersError
+from twotowers.paths import shipped_models
+
+from towerlab.model import gguf_header, named
+
+WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
+TOKENIZER = (
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "spiece.model",
+)  # fmt: skip
+SMALL = ("config.json", "generation_config.json", *TOKENIZER)
+# Fields of config.json under which quantised formats describe themselves.
+_QUANTISED = ("quantization_config", "compression_config", "quantization")
+
+
+class About(NamedTuple):
+    """`model_type` as transformers names it; `quantisation`: "" or such as "Q4_1, dequantised"."""
+
+    model_type: str
+    quantisation: str
+
+
+def describe(name: str, revision: str | None = None) -> About:
+    """What a model is, without its weights: those of a catalogued or hub model are not fetched.
+
+    Raises TwoTowersError for a name of nothing, and for weights that are quantised otherwise than as GGUF.
+    """
+    path = _here(name)
+    if path is None and name in named.catalogue():
+        model = named.catalogue()[name]
+        return About(model.model_type, f"{model.quantisation}, dequantised")
+    path = path or named.snapshot(name, revision, SMALL)
+    if path.is_file():
+        return About(*gguf_header.read(path)[:2])
+    return About(_config(path, name)["model_type"], "")
+
+
+def local(name: str, revision: str | None = None) -> Path:
+    """The folder or GGUF file of a model; a catalogued or hub model is fetched when it is in no cache."""
+    path = _here(name)
+    if path is None and name in named.catalogue():
+        return named.fetch(name)
+    return path or named.snapshot(name, revision, (*SMALL, WEIGHTS, INDEX, SHARDS))
+
+
+def fingerprint(name: str, revision: str | None = None) -> str:
+    """`name@` and 12 hexadecimal digits of the SHA-256 over every byte that defines the model.
+
+    Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
+    catalogued model's is known without fetching it; one from the hub is fetched.
+    """
+    if name not in shipped_models() and name in named.catalogue():
+        return f"{name}@{named.catalogue()[name].sha256[:12]}"
+    return fingerprint_of(name, local(name, revision))
+
+
+def fingerprint_of(name: str, path: Path) -> str:
+    """The fingerprint of a model whose folder or GGUF file is at hand."""
+    stated = name
+    if name not in shipped_models() and _here(name) is not None:
+        stated = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
+    if path.is_file():
+        return f"{stated}@{named.digest(path)[:12]}"
+    files = {path / "config.json", *weights(path, name), *(file for kind in TOKENIZER for file in path.glob(kind))}
+    if (path / INDEX).is_file():
+        files.add(path / INDEX)
+    lines = "".join(f"{file.name} {named.digest(file)}\n" for file in sorted(files) if file.is_file())
+    return f"{stated}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
+
+
+def weights(folder: Path, name: str) -> list[Path]:
+    """The safetensors files that make up the model. TwoTowersError when there is none, or one is missing."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        files = [folder / file for file in sorted(set(read_json(folder / INDEX, name).get("weight_map", {}).values()))]
+        if lacking := [file.name for file in files if not file.is_file()]:
+            raise TwoTowersError(f"'{name}' lacks {lacking[0]} of its {len(files)} weights files: copy it again")
+        return files
+    if [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]:
+        raise TwoTowersError(
+            f"'{name}' holds pickled weights only, which can run code when loaded: save it as safetensors "
+            "(model.save_pretrained(folder) with a recent transformers)"
+        )
+    raise TwoTowersError(f"'{name}' holds no safetensors weights: put {WEIGHTS} there (model.save_pretrained(folder))")
+
+
+def read_json(file: Path, name: str) -> dict[str, Any]:
+    """A JSON object. TwoTowersError for a file that is missing or damaged."""
+    try:
+        found = json.loads(file.read_text("utf8"))
+    except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0][:80]
+        raise TwoTowersError(f"{file.name} of '{name}' cannot be read ({why}): copy or download it again") from None
+    if not isinstance(found, dict):
+        raise TwoTowersError(f"{file.name} of '{name}' is no JSON object: copy or download it again")
+    return found
+
+
+def _config(folder: Path, name: str) -> dict[str, Any]:
+    """config.json, of a model that is not quantised."""
+    if not (folder / "config.json").is_file():
+        files = sorted(folder.glob("*.gguf"))
+        remedy = (
+            f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
+        )
+        raise TwoTowersError(f"'{name}' holds no config.json: {remedy}")
+    config = read_json(folder / "config.json", name)
+    if not isinstance(config.get("model_type"), str):
+        raise TwoTowersError(f"config.json of '{name}' has no model_type: take the one that belongs to the weights")
+    for field in _QUANTISED:
+        if quantised := config.get(field):
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+            raise TwoTowersError(
+                f"'{name}' is quantised ({method or field}), so its weights cannot be read as they are: take the full "
+                "weights, or a GGUF file of the model"
+            )
+    return config
+
+
+def _here(name: str) -> Path | None:
+    """The folder or file of a model on this machine; None for a hub id and for a catalogued model.
+
+    Raises TwoTowersError for what is neither.
+    """
+    if name in shipped_models():
+        return shipped_models()[name]
+    if name in named.catalogue():
+        return None
+    path = Path(name).expanduser()
+    try:
+        if name.strip() and path.exists():
+            return path
+    except OSError:  # too long for a path
+        pass
+    if len(name) <= 96 and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and path.suffix != ".gguf":
+        return None
+    raise TwoTowersError(
+        f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(named.known())}"
+    )

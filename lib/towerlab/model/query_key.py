@@ -1,0 +1,148 @@
+"""How a query meets a key: every attention score rebuilt from the layer's input, for every architecture.
+
+    normed = query_key.normed(model, layer, capture.stream_inputs[layer])       # what W_Q and W_K multiply
+    key = query_key.keys(model, layer, normed)                                  # before rotation
+    u, c = query_key.query_in_input_space(model, layer, head, query, positions, normed)   # score = u . normed + c
+
+A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures differ: the rotation R
+is there in rotary models only (SmolLM3: in most layers), turns all or some of a head's numbers, in halves or as
+neighbours, by angles that may depend on the kind of layer (Gemma 3); the norm is of each head (Qwen 3, Gemma 3) or of
+all heads of a layer together (OLMo 2); OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this
+against the scores captured.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from twotowers.errors import TwoTowersError
+
+from towerlab.model.attention_hooks import scores
+from towerlab.model.model import Model, norm_eps, rms
+
+
+def normed(model: Model, layer: int, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`), or x
+    itself where there is none (OLMo 2)."""
+    return through_norm(model.part(layer, "attention_norm"), x) if model.architecture.attention_norm else x
+
+
+def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm of x; under a device_map the norm may live elsewhere than what was captured."""
+    return norm(x.to(norm.weight.device)).to(x.device)
+
+
+def queries(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows head d_head"]:
+    """Queries before rotation, the scaling included: at the last position, `capture.queries * capture.scaling` there.
+
+    Their product with `keys`, both turned to their positions, is the score before a soft cap.
+    """
+    weight, bias = model.query_weight(layer)
+    return _head_normed(model, layer, 0, _through(weight, bias, normed)) * model.score_scaling(layer)
+
+
+def keys(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows kv_head d_head"]:
+    """Keys before rotation; turned to their positions they are `capture.keys`."""
+    return _head_normed(model, layer, 1, _through(*model.key_weight(layer), normed))
+
+
+def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
+    out = torch.einsum("...d,hkd->...hk", x, weight.to(x.device))
+    return out if bias is None else out + bias.to(x.device)
+
+
+def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
+    name = model.architecture.head_norms[which]
+    if not name:
+        return v
+    norm = model.part(layer, "attention").get_submodule(name)
+    together = v.flatten(-2).unflatten(-1, (-1, len(norm.weight)))  # one head a row, or all heads
+    return through_norm(norm, together).reshape(v.shape)
+
+
+def rotated(
+    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"], back: bool = False
+) -> Float[Tensor, "*rows d_head"]:
+    """Queries or keys turned to their positions, which broadcast to the rows; `back` turns them back.
+
+    Leaves v alone in a layer that does not rotate. `back` is the transpose of the rotation: also its inverse, unless
+    the rotation lengthens (YaRN, LongRoPE). Raises TwoTowersError beyond the length up to which the angles are the
+    same for all prompts (dynamic angles, LongRoPE).
+    """
+    if not model.rotates(layer):
+        return v
+    cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
+    n, sin = cos.shape[-1], -sin if back else sin
+    turned, rest = v[..., :n], v[..., n:]
+    if model.architecture.rotates_neighbours:
+        other = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+    else:
+        other = torch.cat((-turned[..., n // 2 :], turned[..., : n // 2]), -1)
+    turned = turned * cos + other * sin
+    return torch.cat((turned, rest.expand(*turned.shape[:-1], -1)), -1)
+
+
+def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The model's own, in its dtype, for the numbers of a head that it turns."""
+    if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours
+        table = model.part(layer, "attention").embed_positions
+        sin, cos = (half.repeat_interleave(2, -1) for half in table[positions.to(table.device)].chunk(2, -1))
+        return cos, sin
+    rotary = model.hf.get_submodule(model.architecture.rotary)
+    kind = (model.config.layer_types[layer],) if model.architecture.rotary_by_kind else ()
+    rope_type = rotary.rope_type[kind[0]] if kind else rotary.rope_type
+    if rope_type in ("dynamic", "longrope") and int(positions.max()) >= model.context:
+        raise TwoTowersError(
+            f"{model.name} turns by other angles in prompts of more than {model.context} tokens ({rope_type}), "
+            "so their scores cannot be rebuilt: take shorter prompts"
+        )
+    like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
+    cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
+    return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
+
+
+def last_scores(
+    model: Model, layer: int, normed: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
+) -> Float[Tensor, "batch head position"]:
+    """Scores of the last position with every position, soft-capped where the model does so; no mask, no softmax.
+
+    `positions` are where queries and keys stand: 0, 1, ... Raises as `rotated`.
+    """
+    query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
+    key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
+    return scores(query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None))[:, :, 0]
+
+
+def query_in_input_space(
+    model: Model,
+    layer: int,
+    head: int,
+    query: Float[Tensor, "batch d_head"],
+    positions: Int[Tensor, "*batch position"] | None,
+    normed: Float[Tensor, "batch position d_model"],
+) -> tuple[Float[Tensor, "batch position d_model"], Float[Tensor, "batch position"]]:
+    """The last query of a head carried through W_K into the input space of the keys: (u, c), so that
+
+        score at a position (before a soft cap) = u . normed + c
+
+    `query` holds the scaling: one of `queries`, turned, or of `capture.queries[layer] * capture.scaling[layer]`.
+    `normed` is the attention norm's output at `positions`, (position,) or one row a prompt. Exact for every
+    architecture; a norm of the keys (Qwen 3) is frozen at `normed`, elsewhere u does not depend on it. With
+    positions=None the keys are not turned: give a query turned back as well (`rotated(..., back=True)`), and the score
+    is the one without the positions' influence. Raises as `rotated`.
+    """
+    query = query[:, None].expand(-1, normed.shape[1], -1)
+    if positions is not None:
+        query = rotated(model, layer, query, positions, back=True)
+    (weight, bias), shared = model.key_weight(layer), model.value_head(head)
+    weight, bias = weight[shared], None if bias is None else bias[shared]
+    name = model.architecture.head_norms[1]
+    if name:
+        norm = model.part(layer, "attention").get_submodule(name)
+        gain = model.norm_gain(norm).unflatten(0, (-1, model.d_head))
+        key = _through(*model.key_weight(layer), normed)
+        key = key.flatten(-2) if len(gain) > 1 else key[..., shared, :]  # one norm of all heads, or of each by itself
+        query = query * gain[shared if len(gain) > 1 else 0].to(query) / rms(key, norm_eps(norm))[..., None]
+    constant = torch.zeros_like(query[..., 0]) if bias is None else query @ bias.to(query)
+    return query @ weight.to(query), constant

@@ -1,0 +1,213 @@
+"""Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words, streamed over the vocabulary.
+
+The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`; the final norm's
+bias is left out. Three readings of the scale s:
+
+- "frozen" (default): s of the final norm at the last position of the same forward pass. bs is then linear,
+  `bs(x + v) = bs(x) + bs(v)`, which the paper's argument needs.
+- "recomputed": the norm applied to each vector by itself, s from the vector projected.
+- "raw": no norm at all, `E v`, the formula as printed.
+
+Memory: rows x `SLAB` numbers at a time, never rows x vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from twotowers.errors import TwoTowersError
+
+from towerlab.model.model import Model, Unembedding
+
+NORMS = ("frozen", "recomputed", "raw")
+SLAB = 4096  # vocabulary entries projected at a time
+ROWS = 4096  # vectors ranked at a time
+
+
+def check_norm(norm: str) -> str:
+    """Return `norm`, or raise TwoTowersError naming the choices."""
+    if norm not in NORMS:
+        raise TwoTowersError(f"unknown norm '{norm}': choose one of {', '.join(NORMS)}")
+    return norm
+
+
+def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
+    """Subtract the mean for LayerNorm; RMSNorm leaves v as it is."""
+    return v - v.mean(-1, keepdim=True) if unembedding.centred else v
+
+
+def norm_scale(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows"]:
+    """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
+    return (centre(_wide(v), unembedding).square().mean(-1) + unembedding.eps).sqrt()
+
+
+def _wide(v: Tensor) -> Tensor:
+    return v.to(torch.promote_types(v.dtype, torch.float32))
+
+
+def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str) -> Float[Tensor, "*rows d_model"]:
+    """What E multiplies, before the division by s: `gamma * centre(v)`, or v itself when raw. Linear in v."""
+    v = _wide(v)
+    return v if norm == "raw" else centre(v, unembedding) * unembedding.gamma.to(v.dtype)
+
+
+def divisor(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str, scale: Tensor | None
+) -> Float[Tensor, "*rows"]:
+    """s of every row under a reading of the norm; `scale` is the frozen one, broadcast to the rows."""
+    if norm == "frozen":
+        if scale is None:
+            raise TwoTowersError("norm='frozen' needs the final norm's scale at the last position of the same pass")
+        return scale.to(_wide(v).dtype).expand(v.shape[:-1])
+    return norm_scale(v, unembedding) if norm == "recomputed" else torch.ones_like(_wide(v)[..., 0])
+
+
+def prepared(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+) -> Float[Tensor, "*rows d_model"]:
+    """The vector whose product with E is bs(v)."""
+    check_norm(norm)
+    return direction(v, unembedding, norm) / divisor(v, unembedding, norm, scale)[..., None]
+
+
+def vocab_chunks(unembedding: Unembedding, size: int = SLAB) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
+    """Stretches of E, each with the id of its first word, widened to float32 where E is narrower."""
+    for start in range(0, unembedding.vocabulary, size):
+        yield start, _wide(unembedding.weight[start : start + size])
+
+
+def bs_values(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+) -> Float[Tensor, "*rows vocabulary"]:
+    """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
+    return prepared(v, unembedding, norm, scale) @ _wide(unembedding.weight).T
+
+
+def _of_words(p: Float[Tensor, "*rows d"], words: Int[Tensor, "*rows"], e: Unembedding) -> Float[Tensor, "*rows"]:
+    return (p * e.weight[words].to(p.dtype)).sum(-1)
+
+
+def log_prob(
+    v: Float[Tensor, "*rows d_model"],
+    words: Int[Tensor, "*#rows"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*#rows"] | None = None,
+) -> Float[Tensor, "*rows"]:
+    """Log-probability in nats of each row's word under softmax(bs(v)). `words`, `scale` broadcast to the rows.
+
+    Cost: 2 x rows x vocabulary x d_model operations. Memory: rows x SLAB.
+    """
+    p = prepared(v, unembedding, norm, scale)
+    words = words.expand(p.shape[:-1])
+    rows = p.reshape(-1, p.shape[-1])
+    return _of_words(p, words, unembedding) - log_sum_exp(rows, unembedding).reshape(words.shape)
+
+
+def fold_norm(e: Unembedding, rows: Float[Tensor, "word d_model"], norm: str, dtype: torch.dtype) -> Tensor:
+    """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
+    rows = rows.to(dtype)
+    if norm == "raw":
+        return rows
+    return centre(rows * e.gamma.to(dtype), e)
+
+
+def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
+    """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as `prepared` gives it."""
+    total = torch.full(p.shape[:1], float("-inf"), dtype=p.dtype, device=p.device)
+    for _, slab in vocab_chunks(unembedding):
+        total = torch.logaddexp(total, (p @ slab.T).logsumexp(-1))
+    return total
+
+
+def rank(
+    v: Float[Tensor, "row d"],
+    words: Int[Tensor, "row word"],
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    through: Float[Tensor, "d d_model"] | None = None,
+) -> Int[Tensor, "row word"]:
+    """Ranks of each row's words by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
+
+    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike. `through`: the vectors are
+    `v @ through`, a head's values by its W_O, never made where that costs more. Operations for V words: 2 rows V d_model,
+    or 2 V d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
+    """
+    check_norm(norm)
+    v, d_model = _wide(v), unembedding.weight.shape[-1]
+    if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
+        v, through = v @ through.to(v), None
+    if through is None:
+        v = direction(v, unembedding, norm)
+    carried = None if through is None else through.to(v)
+
+    def read(words: Tensor) -> Tensor:
+        return _wide(words) if carried is None else fold_norm(unembedding, words, norm, v.dtype) @ carried.T
+
+    above = []
+    for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
+        own = torch.stack([(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T], -1)
+        above.append(torch.zeros_like(targets))
+        for start, slab in vocab_chunks(unembedding):
+            product = rows @ read(slab).T
+            for column, (target, value) in enumerate(zip(targets.T, own.T, strict=True)):
+                above[-1][:, column] += (product > value[:, None]).sum(-1)
+                # A word must not outrank itself by the rounding of another product.
+                here = ((target >= start) & (target < start + len(slab))).nonzero()[:, 0]
+                above[-1][here, column] -= (product[here, target[here] - start] > value[here]).long()
+    return torch.cat(above) + 1
+
+
+def top_words(
+    v: Float[Tensor, "*rows d_model"],
+    k: int,
+    unembedding: Unembedding,
+    norm: str = "frozen",
+    scale: Float[Tensor, "*#rows"] | None = None,
+    without: Int[Tensor, "word"] | None = None,
+) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
+    """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
+
+    `without` names words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are left, these are all.
+    """
+    if norm == "frozen" and scale is None:
+        norm = "recomputed"
+    p = prepared(v, unembedding, norm, scale)
+    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
+    if without is not None:
+        skipped[without.to(p.device)] = True
+    k = min(k, int((~skipped).sum()))
+    best = [_top_words(rows, k, unembedding, skipped) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
+    values, ids = (torch.cat(parts).reshape(*p.shape[:-1], k) for parts in zip(*best, strict=True))
+    return values, ids
+
+
+def _top_words(
+    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, skipped: Bool[Tensor, "word"]
+) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
+    """Of prepared rows. A slab is sorted only for the rows in which one of its words beats the k-th best so far."""
+    values = torch.full((len(rows), k), float("-inf"), dtype=rows.dtype, device=rows.device)
+    ids = torch.zeros(len(rows), k, dtype=torch.long, device=rows.device)
+    for start, slab in vocab_chunks(unembedding):
+        product = rows @ slab.T
+        product[:, skipped[start : start + len(slab)]] = float("-inf")
+        better = (product.amax(-1) > values[:, -1]).nonzero()[:, 0]
+        value, word = product[better].topk(min(k, len(slab)), -1)
+        value, order = torch.cat([values[better], value], -1).topk(k, -1)
+        values[better], ids[better] = value, torch.cat([ids[better], word + start], -1).gather(-1, order)
+    return values, ids
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits / softcap)`."""
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
+def finished(model: Model, final: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
+    """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
+    final = final.to(next(model.final_norm.parameters()).device)
+    logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[:, 0]
+    return capped(logits, model.unembedding.softcap)

@@ -1,0 +1,110 @@
+"""The numbers that the authors' own notebooks print for a plain prompt, measured on the same model.
+
+    measure(model, ids, ["increase of head 21-19", "sum of FFN block increases"])
+    authors_numbers(model)        # every published one of this model, beside what is measured here
+
+The prompt has no demonstrations and no labels: the followed word is the model's top prediction (paper, Definitions:
+log-probability increase; frozen norm). Increases are in nats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from twotowers.errors import TwoTowersError
+
+from towerlab.model import unembed
+from towerlab.model.capture import Capture, capture
+from towerlab.model.increase import increases_along, increases_of_vectors
+from towerlab.model.model import Model
+from towerlab.paper.published import paper_model, published
+from towerlab.prompts.prompt import Encoded, Prompt
+
+SOURCE = "authors' notebook"
+HUB = {"gpt2-large": "openai-community/gpt2-large", "llama-7b": "huggyllama/llama-7b"}
+"""Where the hub has the models whose numbers are printed"""
+TOLERANCE = 0.002
+"""What rounding to three digits and float32 on another machine may change, in nats"""
+
+_BLOCKS = re.compile(r"sum of (attention|FFN) block increases")
+_BLOCK = re.compile(r"increase of (attention|FFN) block (\d+)")
+_HEAD = re.compile(r"(increase|attention) of head (\d+)-(\d+)(?: position (\d+))?")
+_NEURON = re.compile(r"increase of neuron (\d+)-(\d+)")
+
+
+def plain(ids: Sequence[int]) -> Encoded:
+    """Token ids of a text without demonstrations, as `capture` takes them; name the followed words yourself."""
+    last = len(ids) - 1
+    return Encoded(Prompt((), "text", "a", ("a", "b")), tuple(ids), (), (), (0, last), last, {"a": 0, "b": 0})
+
+
+def measure(model: Model, ids: Sequence[int], quantities: Sequence[str]) -> tuple[int, dict[str, float]]:
+    """The top predicted word's id, and each quantity's value; the last position of `ids` predicts.
+
+    Raises TwoTowersError on a quantity that this function cannot read or that the model does not have.
+    """
+    seen = capture(model, [plain(ids)], {"weights", "values", "neurons"})
+    word = seen.logits.argmax(-1)
+    scale = unembed.norm_scale(seen.resid_final, model.unembedding)
+    z = seen.z[:, :, :, None]
+    attention, ffn, heads = (x[0] for x in increases_along(model, seen.resid_pre, z, seen.ffn_output, scale, word))
+    blocks = {"attention": attention, "FFN": ffn}
+    found = {}
+    for quantity in quantities:
+        try:
+            found[quantity] = float(_value(model, seen, word, scale, quantity, blocks, heads[..., 0]))
+        except IndexError:
+            raise TwoTowersError(f"'{quantity}': {model.name} has no such part, choose the paper's model") from None
+    return int(word), found
+
+
+def _value(
+    model: Model, seen: Capture, word: torch.Tensor, scale: torch.Tensor, quantity: str, blocks: dict, heads: torch.Tensor
+):
+    if match := _BLOCKS.fullmatch(quantity):
+        return blocks[match[1]].sum()
+    if match := _BLOCK.fullmatch(quantity):
+        return blocks[match[1]][int(match[2])]
+    if match := _NEURON.fullmatch(quantity):
+        layer, neuron = int(match[1]), int(match[2])
+        x = seen.resid_pre[layer] + seen.attention_output[layer]
+        coefficient, fc2 = seen.neurons[layer][:, [neuron]], model.ffn_weight(layer)[[neuron]]
+        return increases_of_vectors(model, x, coefficient, fc2, scale, word)[0, 0]
+    if match := _HEAD.fullmatch(quantity):
+        layer, head, position = int(match[2]), int(match[3]), match[4]
+        if match[1] == "attention" and position is not None:
+            return seen.weights[layer, 0, head, int(position)]
+        if match[1] == "increase" and position is None:
+            return heads[layer, head]
+        if match[1] == "increase":
+            values = seen.values[[layer]].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=2)
+            z = seen.weights[[layer]][..., None].to(values.dtype) * values
+            parts = seen.resid_pre[[layer]], z, seen.ffn_output[[layer]]
+            return increases_along(model, *parts, scale, word, layers=[layer])[2][0, 0, head, int(position)]
+    raise TwoTowersError(f"'{quantity}' is not among the quantities that can be measured: see data/published.csv")
+
+
+def authors_numbers(model: Model) -> pd.DataFrame:
+    """One row per number the authors print for this model: prompt, predicted, quantity, published, measured, agrees.
+
+    Raises TwoTowersError when they print none for a model of this name.
+    """
+    printed = published(SOURCE)
+    printed = printed[printed["model"] == paper_model(model.name)]
+    if printed.empty:
+        known = " or ".join(published(SOURCE)["model"].unique())
+        raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {known}")
+    rows = []
+    for text, part in printed.groupby("where", sort=False):
+        word, found = measure(model, model.tokenizer(text)["input_ids"], part["quantity"].tolist())
+        predicted = model.tokenizer.decode([word]).strip()
+        for quantity, value in zip(part["quantity"], part["value"].astype(float), strict=True):
+            close = abs(found[quantity] - value) <= TOLERANCE
+            rows.append(
+                {"where": text, "predicted": predicted, "quantity": quantity, "published": value,
+                 "measured": found[quantity], "agrees": close}
+            )  # fmt: skip
+    return pd.DataFrame(rows)

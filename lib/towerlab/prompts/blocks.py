@@ -1,0 +1,197 @@
+"""Blocks of prompts: the unit of drawing and of resampling.
+
+    blocks = draw_blocks(200, Form(4, "line break"), seed=1)     # 800 prompts over 20 class pairs and 10 label pairs
+    about(blocks)["pair"]                                        # what each prompt is, as coordinates of a measurement
+
+A block is four prompts with the same texts: one order of the demonstrations and its mirror (true ones stand where false
+ones stood), each under both assignments of two labels to the two classes. Over a block neither a place nor a label word
+tells the class, so the mean logit difference is what the model owes to the texts (the *choice*), and a liking for one
+label word cancels (the *bias*).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from pydantic import Field
+from twotowers.data_files import Row, Text, damaged, read_table
+from twotowers.errors import TwoTowersError
+from twotowers.forms import OWN_NAMES, SEPARATORS, Form, label_pairs
+from twotowers.paths import data_folder
+
+from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
+
+
+class ClassPair(Row):
+    """A line of data/words/pairs.csv."""
+
+    first: Text
+    second: Text
+
+
+class Word(Row):
+    """A line of data/words/words.csv (its README tells the columns)."""
+
+    word: Text
+    cls: Text = Field(alias="class")
+    heldout: bool = False
+    ambiguous: bool = False
+
+
+@cache
+def class_pairs() -> tuple[str, ...]:
+    """The 20 disjoint pairs of classes of data/words/pairs.csv, such as "animal/country"; the paper's come first.
+
+    Raises TwoTowersError for a class that stands twice: pairs are the clusters of every interval.
+    """
+    path = data_folder() / "words" / "pairs.csv"
+    rows = read_table(path, ClassPair)
+    line_of: dict[str, int] = {}
+    for line, row in enumerate(rows, 2):
+        for cls in (row.first, row.second):
+            if cls in line_of:
+                raise damaged(path, f"the class '{cls}' stands in line {line_of[cls]}, too", line)
+            line_of[cls] = line
+    return tuple(f"{row.first}/{row.second}" for row in rows)
+
+
+@cache
+def words() -> tuple[Word, ...]:
+    """The lines of data/words/words.csv."""
+    return tuple(read_table(data_folder() / "words" / "words.csv", Word, ("word", "class")))
+
+
+@cache
+def class_words() -> Mapping[str, list[str]]:
+    """Class -> its words that belong to no other class, in the order of words.csv."""
+    out: dict[str, list[str]] = {}
+    for row in words():
+        if not row.ambiguous:
+            out.setdefault(row.cls, []).append(row.word)
+    return dict(sorted(out.items()))
+
+
+def draw_blocks(
+    n: int,
+    form: Form,
+    *,
+    seed: int | Sequence[int],
+    pairs: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+    texts: Mapping[str, Sequence[str]] | None = None,
+) -> list[Prompt]:
+    """n blocks of four prompts each, class pairs in turn and label pairs in turn within each class pair.
+
+    `texts`: class -> texts to draw from; default the word lists. Within a class pair both classes are asked equally
+    often. The four prompts of a block follow one another: order, mirror, and both again with the labels exchanged.
+    Raises TwoTowersError for an unknown class, equal labels, and a class with fewer than k + 2 texts.
+    """
+    pairs, labels = list(pairs or class_pairs()), list(labels or label_pairs())
+    texts = class_words() if texts is None else texts
+    if n < 1 or form.k < 1 or form.separator not in SEPARATORS:
+        raise TwoTowersError(f"{n} blocks of the form '{form}': give at least 1, k of at least 1 and a known separator")
+    _check(pairs, labels, texts, form.k)
+    rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
+    rounds = -(-n // len(pairs))
+    turns = [[rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))] for _ in pairs]
+    asked = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
+    prompts = []
+    for block in range(n):
+        turn, at = divmod(block, len(pairs))
+        first, second = pairs[at].split("/")
+        classes = first, second
+        chosen = labels[int(np.concatenate(turns[at])[turn])]
+        one, other = classes if chosen == OWN_NAMES else chosen.split("/")
+        prompts += _block(block, pairs[at], classes, (one, other), int(asked[at][turn]), form, texts, rng)
+    return prompts
+
+
+def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequence[str]], k: int) -> None:
+    for name in {cls for pair in pairs for cls in pair.split("/")}:
+        if name not in texts:
+            raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
+        if len(texts[name]) < k + 2:
+            raise TwoTowersError(f"k={k} needs {k + 2} texts of the class {name}, there are {len(texts[name])}: smaller k")
+    for pair in pairs:
+        if len(set(pair.split("/"))) != 2:
+            raise TwoTowersError(f"'{pair}' is no pair of two classes: write such as animal/country")
+    for pair in labels:
+        if pair != OWN_NAMES and (pair.count("/") != 1 or len(set(pair.split("/")) - {""}) != 2):
+            raise TwoTowersError(f"'{pair}' is no pair of two labels: write such as foo/bar, or {OWN_NAMES}")
+
+
+def _block(
+    block: int, name: str, classes: tuple[str, str], labels: tuple[str, str], asked: int, form: Form,
+    texts: Mapping[str, Sequence[str]], rng: np.random.Generator,
+) -> list[Prompt]:  # fmt: skip
+    own, other = classes[asked], classes[1 - asked]
+    pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))  # a class may name itself
+    true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
+    order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)
+    out = []
+    for assigned in (labels, labels[::-1]):
+        label = dict(zip(classes, assigned, strict=True))
+        for is_true in (order, ~order):
+            left = {True: iter(true), False: iter(false)}
+            shown = [(next(left[bool(t)]), own if t else other) for t in is_true]
+            demonstrations = tuple(Demonstration(text, label[cls], cls) for text, cls in shown)
+            separator = SEPARATORS[form.separator]
+            out.append(Prompt(demonstrations, true[form.k], label[own], labels, own, name, separator, block))
+    return out
+
+
+def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], np.ndarray]]:
+    """What each prompt is: coordinates of a measurement, as (dimensions, values).
+
+    block; pair ("animal/country": the clusters of every interval); labels ("foo/bar", sorted as the pair gives them);
+    cls (the query's class); query; true_label; true_first (the true label is the pair's first: the sign of the bias);
+    order ("TFFT": which places hold the query's class); form; text. Where all prompts have as many demonstrations also
+    true (prompt, place).
+    """
+    columns = {
+        "block": [p.block for p in prompts],
+        "pair": [p.dataset for p in prompts],
+        "labels": ["/".join(p.labels) for p in prompts],
+        "cls": [p.cls for p in prompts],
+        "query": [p.query for p in prompts],
+        "true_label": [p.true_label for p in prompts],
+        "true_first": [p.true_label == p.labels[0] for p in prompts],
+        "order": ["".join("FT"[true] for true in p.is_true) for p in prompts],
+        "text": [p.text for p in prompts],
+    }
+    out: dict = {name: ("prompt", np.array(values)) for name, values in columns.items()}
+    if len({len(p.demonstrations) for p in prompts}) == 1:
+        out["true"] = (("prompt", "place"), np.array([p.is_true for p in prompts]))
+    return out
+
+
+def texts_of_one_length(
+    tokenizer, form: Form, pairs: Sequence[str] | None = None, texts: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, list[str]]:
+    """Class -> those of its texts that have as many tokens as one another and as those of the other class of its pair.
+
+    So any two prompts of a pair have their labels at the same positions. Tokens are counted at the beginning of a prompt
+    and within it; of the lengths, the one that leaves the scarcer class most texts. Pairs with a class of fewer than
+    k + 2 such texts are left out. `texts` as in `draw_blocks`.
+    """
+    texts, out = class_words() if texts is None else texts, {}
+    for pair in pairs or class_pairs():
+        lengths = {cls: _lengths(texts[cls], tokenizer, form) for cls in pair.split("/")}
+        counts = [Counter(of_text.values()) for of_text in lengths.values()]
+        length = max(sorted(counts[0] | counts[1]), key=lambda length: min(count[length] for count in counts))
+        if min(count[length] for count in counts) >= form.k + 2:
+            out.update({cls: [text for text in of_text if of_text[text] == length] for cls, of_text in lengths.items()})
+    return out
+
+
+def _lengths(texts: Sequence[str], tokenizer, form: Form) -> dict[str, tuple[int, int]]:
+    """Text -> its tokens as the first text of a prompt, and after a demonstration."""
+    labels, separator = ("foo", "bar"), SEPARATORS[form.separator]
+    prompts = [Prompt((Demonstration(text, "foo"),), text, "foo", labels, separator=separator) for text in texts]
+    return {
+        e.prompt.query: (e.text_spans[0][1] - e.text_spans[0][0], e.query_span[1] - e.query_span[0])
+        for e in encode_all(prompts, tokenizer)
+    }

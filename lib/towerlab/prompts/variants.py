@@ -1,0 +1,125 @@
+"""Variants of a prompt: one demonstration fewer, other orders, shuffled labels, other queries.
+
+    blocks = draw_blocks(50, Form(2, "space"), seed=1)
+    fewer = [one_fewer(p) for p in blocks]                # v1 section 5.1
+    first = [in_order(p, patterns(p)[0]) for p in blocks] # true ones first, v1 section 5.2
+    factorial(blocks)                                     # order x label assignment x query class
+
+Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt and its variants can
+be joined (`measure.answers.joined`) and resampled together. A pattern such as "FFTT" says which places hold
+demonstrations of the query's label (T); it is the coordinate `order` of a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, product
+
+import numpy as np
+from twotowers.errors import NotTestable, TwoTowersError
+
+from towerlab.prompts.prompt import Prompt
+
+
+def one_fewer(prompt: Prompt, kind: bool = True, which: int = -1) -> Prompt:
+    """The prompt without one true demonstration (`kind` False: a false one), the one nearest the query by default.
+
+    v1 section 5.1 removes the last true one. `which` counts among the demonstrations of that kind. Raises
+    TwoTowersError when there is no such demonstration or none of the kind would be left.
+    """
+    places = [i for i, true in enumerate(prompt.is_true) if true == kind]
+    if len(places) < 2 or not -len(places) <= which < len(places):
+        name = "true" if kind else "false"
+        raise TwoTowersError(f"cannot remove {name} demonstration {which} of {len(places)}: draw with k of at least 2")
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[which]])
+
+
+def in_order(prompt: Prompt, pattern: str) -> Prompt:
+    """The demonstrations in the order of a pattern such as "FFTT"; each kind keeps its own order.
+
+    Raises TwoTowersError for a pattern that does not fit the prompt's true and false demonstrations.
+    """
+    present = "".join("FT"[true] for true in prompt.is_true)
+    if sorted(pattern) != sorted(present):
+        raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{present}': use the same letters")
+    left = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
+    return _arranged(prompt, [next(left[letter]) for letter in pattern])
+
+
+def patterns(prompt: Prompt) -> list[str]:
+    """Every order of true and false demonstrations, each kind in its own order: 6 of 2 + 2, "TTFF" first."""
+    n, true = len(prompt.is_true), sum(prompt.is_true)
+    return ["".join("T" if i in places else "F" for i in range(n)) for places in combinations(range(n), true)]
+
+
+def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
+    """The prompt with another query, a text of the class `cls`, whose label becomes the true one.
+
+    Raises TwoTowersError when no demonstration has the class.
+    """
+    label = next((d.label for d in prompt.demonstrations if d.cls == cls), None)
+    if label is None:
+        raise TwoTowersError(f"no demonstration has the class '{cls}': choose a class of the prompt")
+    return replace(prompt, query=query, cls=cls, true_label=label)
+
+
+def exchanged_labels(prompt: Prompt) -> Prompt:
+    """The two labels exchanged everywhere, the true label included; texts stay."""
+    first, second = prompt.labels
+    other = {first: second, second: first}
+    shown = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
+    return replace(prompt, demonstrations=shown, true_label=other[prompt.true_label])
+
+
+def shuffled_labels(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
+    """Every prompt with labels that say nothing about classes: each class has each label equally often, at random.
+
+    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
+    sixth prompt and reverses it in another. Raises NotTestable for a class with an odd number of demonstrations.
+    """
+    rng, out = np.random.default_rng([seed, 24]), []
+    for prompt in prompts:
+        shown = list(prompt.demonstrations)
+        for cls in dict.fromkeys(d.cls for d in shown):
+            places = [i for i, d in enumerate(shown) if d.cls == cls]
+            if len(places) % 2:
+                raise NotTestable(f"{len(places)} demonstrations of a class cannot share two labels: use an even k")
+            for turn, place in enumerate(rng.permutation(places)):
+                shown[place] = replace(shown[place], label=prompt.labels[turn % 2])
+        out.append(replace(prompt, demonstrations=tuple(shown)))
+    return out
+
+
+def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None, seed: int = 0) -> list[Prompt]:
+    """The first prompt of every block in all orders (or those given) x a query of either class x both assignments.
+
+    A query of the other class is a random text of that class from the other prompts of the set. The design matrix
+    (last label, mean place, match of query and label ...) follows from the coordinates order, labels and true_label.
+    Raises TwoTowersError when no text of the other class is left.
+    """
+    rng, texts = np.random.default_rng([seed, 61]), _texts(blocks)
+    out = []
+    for prompt in {p.block: p for p in reversed(blocks)}.values():
+        other = next((d.cls for d in prompt.demonstrations if d.cls != prompt.cls), "")
+        free = [text for text in texts.get(other, ()) if text not in {d.text for d in prompt.demonstrations}]
+        if not free:
+            raise TwoTowersError(f"no text of the class '{other}' is left for a query: draw more blocks")
+        queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
+        for pattern, (query, cls) in product(orders or patterns(prompt), queries):
+            shown = with_query(in_order(prompt, pattern), query, cls)
+            out += [shown, exchanged_labels(shown)]
+    return sorted(out, key=lambda p: p.block)
+
+
+def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
+    """Class -> the texts of the set that belong to it."""
+    out: dict[str, dict[str, None]] = {}
+    for p in prompts:
+        for text, cls in ((p.query, p.cls), *((d.text, d.cls) for d in p.demonstrations)):
+            out.setdefault(cls, {})[text] = None
+    return {cls: list(texts) for cls, texts in out.items()}
+
+
+def _arranged(prompt: Prompt, places: Sequence[int]) -> Prompt:
+    return replace(prompt, demonstrations=tuple(prompt.demonstrations[i] for i in places))

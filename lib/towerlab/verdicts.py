@@ -1,0 +1,86 @@
+"""All claims of the book on one model: what is missing is measured, the chapters run, and verdicts stand beside what was registered.
+
+    twotowers verdicts path/to/model --blocks 50       # -> OUT/MODEL/SUITE/verdicts.csv
+
+Registered predictions are in data/preregistration.csv: written down, with probabilities, before a model was run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from twotowers import claims, evidence
+from twotowers.errors import TwoTowersError
+from twotowers.paths import book_folder, data_folder
+
+from towerlab.measure.chain import Run
+from towerlab.progress import say
+
+SAID = ["claim", "statement", "verdict", "effect", "effect_low", "effect_high", "unit", "control", "p", "p_holm", "note"]
+
+
+def chapters() -> dict[str, list[str]]:
+    """Chapters that judge claims, in order: their notebook's name -> the measurements that they read."""
+    judging = {claim.chapter for claim in claims.claims().values()}
+    names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if _number(path) in judging]
+    about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names}
+    return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
+
+
+def _number(notebook: Path) -> str:
+    return notebook.stem.partition("-")[0].lstrip("0").upper()
+
+
+def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
+    """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv beside the measurements.
+
+    given: settings as they were typed, which are parameters of every chapter. Raises TwoTowersError for a chapter that
+    fails, naming its reason.
+    """
+    import papermill
+
+    folder = run.path("x").parent
+    rows_of, done = folder / "evidence", folder / "chapters"
+    for place in (rows_of, done):
+        place.mkdir(parents=True, exist_ok=True)
+    needs = dict.fromkeys(name for needed in chapters().values() for name in needed)
+    for name in needs:
+        run.measured(name)
+    os.environ["TWOTOWERS_EVIDENCE"] = str(rows_of.resolve())
+    for name in chapters():
+        say(f"{run.name}: chapter {name}")
+        notebook = book_folder() / f"{name}.ipynb"
+        try:
+            papermill.execute_notebook(
+                notebook, done / notebook.name, dict(given), kernel_name="python3", language="python", progress_bar=False,
+                cwd=Path.cwd(),
+            )  # fmt: skip
+        except papermill.PapermillExecutionError as error:
+            raise TwoTowersError(f"chapter {name} failed: {error.evalue} (as far as it came: {done / notebook.name})") from None
+    rows = evidence.read(rows_of)
+    table = beside_registered(rows[rows["model"] == run.name])
+    table.to_csv(folder / "verdicts.csv", index=False)
+    return table
+
+
+def beside_registered(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of evidence of one model, with the predicted verdict, its probability, and whether it came.
+
+    A prediction whose claim is not testable on the model is neither hit nor miss.
+    """
+    registered = pd.read_csv(data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability"])
+    table = rows[[name for name in SAID if name in rows]].merge(registered, on="claim", how="left")
+    known = table["predicted"].notna() & (table["verdict"] != claims.NOT_TESTABLE)
+    table["hit"] = (table["verdict"] == table["predicted"]).where(known)
+    return table
+
+
+def brier(table: pd.DataFrame) -> float:
+    """Mean squared distance of the probabilities from what came: 0 is perfect, 0.25 is a coin."""
+    tested = table.dropna(subset="hit")
+    return float(((tested["probability"] - tested["hit"].astype(float)) ** 2).mean())

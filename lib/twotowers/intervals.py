@@ -1,0 +1,161 @@
+"""Means and ratios over prompts, with intervals that hold for other class pairs and other label pairs, too.
+
+    mean(values)             # values (prompt,) with coordinates `pair` and `labels`
+    ratio(part, whole)       # mean(part) / mean(whole)
+    f"{mean(values):.2f}"    # '1.12 [0.88, 1.36]'
+
+Prompts share class pairs and label pairs, and both might have been others: two crossed factors. So variances are two-way
+clustered (Cameron, Gelbach and Miller 2011, "Robust Inference With Multiway Clustering"):
+
+    V = V(class pairs) + V(label pairs) - V(cells of both)
+
+and where that is negative, or there is one label pair only, the larger of the first two. Student's t has the smaller number
+of clusters less one as degrees of freedom. The estimate is the mean over class pairs of their means. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import xarray as xr
+
+from twotowers.errors import TwoTowersError
+
+CLUSTERS = ("pair", "labels")
+"""Coordinates of the two factors: class pair and label pair of a prompt"""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with 95% and 90% bounds, NaN where there are fewer than two clusters.
+
+    `n`: clusters of each factor, such as 20 class pairs and 9 label pairs. `p`: of a two-sided test that the estimate is zero.
+    """
+
+    estimate: float
+    n: tuple[int, ...]
+    low: float = np.nan
+    high: float = np.nan
+    low90: float = np.nan
+    high90: float = np.nan
+    p: float = np.nan
+
+    def __format__(self, spec: str) -> str:
+        spec = (spec or "+.2f").replace(".", "z.")  # no -0.00
+        if np.isnan(self.estimate):
+            return "no number"
+        if np.isnan(self.low):
+            return f"{self.estimate:{spec}} [no interval, n = {self.n[0]}]"
+        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+class Sample:
+    """Variables (variable, prompt) of the same prompts: their means (variable,), and how these vary together."""
+
+    def __init__(self, variables: np.ndarray, factors: Sequence[np.ndarray]):
+        """factors: (prompt,) each, the number of every prompt's cluster."""
+        self.factors = factors
+        self.n = tuple(len(np.unique(codes)) for codes in factors)
+        first = factors[0]
+        weights = 1 / (self.n[0] * np.bincount(first)[first]) if len(first) else np.full(0, np.nan)
+        self.means = variables @ weights if len(first) else np.full(len(variables), np.nan)
+        self._residuals = (variables - self.means[:, None]) * weights
+
+    def covariance(self, direction: Sequence[float]) -> np.ndarray:
+        """Covariance of the means (variable, variable): two-way, or one-way where that has no variance along `direction`."""
+        one_way = [self._one_way(codes) for codes, n in zip(self.factors, self.n, strict=True) if n > 1]
+        if len(one_way) == 2:
+            cells = np.unique(np.stack(self.factors), axis=1, return_inverse=True)[1]
+            two_way = one_way[0] + one_way[1] - self._one_way(cells)
+            if direction @ two_way @ direction > 0:
+                return two_way
+        return max(one_way, key=lambda covariance: direction @ covariance @ direction)
+
+    def _one_way(self, codes: np.ndarray) -> np.ndarray:
+        """The covariance where prompts of different clusters of one factor are independent."""
+        sums = np.array([np.bincount(codes, row) for row in self._residuals])
+        n = sums.shape[1]
+        return sums @ sums.T * n / (n - 1)
+
+    @property
+    def freedom(self) -> int:
+        return min(n for n in self.n if n > 1) - 1
+
+    def t(self, quantile: float) -> float:
+        return float(scipy.stats.t.ppf(quantile, self.freedom))
+
+
+def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
+    """The mean of values (prompt,) with clusters of one or two coordinates. All equal: its bounds equal it.
+
+    Raises TwoTowersError for other dimensions, values that are not finite, and a missing coordinate.
+    """
+    sample = _sample([values], clusters)
+    estimate = float(sample.means[0])
+    if sample.n[0] < 2:
+        return Interval(estimate, sample.n)
+    error = float(np.sqrt(sample.covariance([1.0])[0, 0]))
+    wide, narrow = sample.t(0.975) * error, sample.t(0.95) * error
+    p = 2 * float(scipy.stats.t.sf(abs(estimate) / error, sample.freedom)) if error else float(estimate == 0)
+    return Interval(estimate, sample.n, estimate - wide, estimate + wide, estimate - narrow, estimate + narrow, p)
+
+
+def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
+    """mean(part) / mean(whole) of values (prompt,), with Fieller's bounds: those r for which part - r whole may be zero.
+
+    All NaN where the whole is not clear of zero: then any ratio is possible. Raises TwoTowersError as `mean`.
+    """
+    sample, size = _sample([part, whole], clusters), mean(whole, clusters)
+    numerator, denominator = map(float, sample.means)
+    if sample.n[0] < 2 and denominator > 0:
+        return Interval(numerator / denominator, sample.n)
+    if not size.low > 0:
+        return Interval(np.nan, sample.n)
+    covariance = sample.covariance([1.0, -numerator / denominator])
+    wide, narrow = (_fieller(sample.means, covariance, sample.t(quantile)) for quantile in (0.975, 0.95))
+    if np.isnan(wide).any():
+        return Interval(np.nan, sample.n)
+    return Interval(numerator / denominator, sample.n, *wide, *narrow, mean(part, clusters).p)
+
+
+def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float, float]:
+    """The two r at which (part - r whole)^2 = t^2 variance(part - r whole); NaN where these do not enclose part / whole."""
+    constant, linear, square = (means[i] * means[j] - t**2 * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1)))
+    if square <= 0:
+        return np.nan, np.nan
+    spread = np.sqrt(max(linear**2 - square * constant, 0.0))  # below zero by rounding only: part / whole lies between
+    return float((linear - spread) / square), float((linear + spread) / square)
+
+
+def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
+    """Values (prompt,) whose mean is mean(part) / mean(whole) and which spread as that ratio does (delta method).
+
+    For differences of ratios; a single ratio has Fieller's interval (`ratio`).
+    """
+    share = part.mean("prompt") / whole.mean("prompt")
+    return share + (part - share * whole) / whole.mean("prompt")
+
+
+def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
+    """The estimate of each of many variables: (draw, prompt) -> (draw,). Raises TwoTowersError as `mean`."""
+    return _sample(values.transpose("draw", "prompt"), clusters).means
+
+
+def _sample(variables: Sequence[xr.DataArray] | xr.DataArray, clusters: Sequence[str]) -> Sample:
+    """Variables, each (prompt,) and finite, with the clusters of their prompts."""
+    first = variables[0]
+    if first.dims != ("prompt",):
+        raise TwoTowersError(f"values over ({', '.join(map(str, first.dims))}), wanted (prompt): take means over the others first")
+    for name in clusters:
+        if name not in first.coords:
+            raise TwoTowersError(f"values without the coordinate '{name}', which tells their clusters: keep it, or give it")
+    array = np.array([v.values for v in variables] if not isinstance(variables, xr.DataArray) else variables.values, dtype=float)
+    bad = int((~np.isfinite(array)).sum())
+    if bad:
+        many = "all" if bad == array.size else f"{bad} of {array.size}"
+        raise TwoTowersError(f"{many} values are missing or infinite: find out why, or leave such prompts out by name")
+    return Sample(array, [pd.factorize(first[name].values)[0] for name in clusters])

@@ -1,0 +1,202 @@
+"""Measurements on disk: opened where they stand, refused where older code made them, asked of the laboratory where they lack.
+
+    open_recorded("smollm2-135m", "words", "heads")     # from data/measurements, None where there is none
+    Laboratory(settings).measured("heads")              # of any model: from its file, else measured
+    versions("heads")                                   # {"forms": 1, "heads": 1}
+
+A file says in its attribute `identity` what made it: the model, the settings, the texts, and the versions of its code and of all
+it needs. One rule says when it is stale: when one of these is another now. Current versions stand in data/versions.csv, so that
+no file needs the laboratory (the package `towerlab`) to be judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xarray as xr
+from pydantic import PositiveInt
+
+from twotowers.data_files import Row, Text, read_table, read_text
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder, slug
+from twotowers.settings import Settings
+
+COLUMNS = ("measurement", "version", "needs", "judges", "sources")
+LABELS = ("words/labels.csv", "words/stop_words.txt")
+TEXTS = {
+    "words": ("words/words.csv", "words/pairs.csv", *LABELS),
+    "sentences": ("sentences/own.csv", *LABELS),
+    "published": ("sentences/files.csv", *LABELS),  # the SHA-256 of every published file
+}
+"""Suite -> the files in data that say what its prompts are made of"""
+LABORATORY = "towerlab.measure.chain"
+NOT_TESTABLE = "not_testable"
+"""Attribute of a file that holds nothing: why the measurement has no meaning for the model"""
+RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
+"""How a token relates to its prompt: the values of `relation`"""
+DIGITS = 9
+"""Bits of a float's mantissa that are kept in files: one part in 1,024"""
+
+
+class VersionRow(Row):
+    """A line of data/versions.csv; `needs` with spaces between."""
+
+    measurement: Text
+    version: PositiveInt
+    needs: str
+    judges: bool
+    sources: str
+
+
+class Version(NamedTuple):
+    """The version of a measurement's code, and what it is made from."""
+
+    version: int
+    needs: tuple[str, ...]
+    judges: bool
+    """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
+    sources: str
+    """what its code was when this version was pinned: see `towerlab.measure.versions`"""
+
+
+@cache
+def catalogue() -> dict[str, Version]:
+    """Measurement -> its row of data/versions.csv, those that it needs before it."""
+    rows = read_table(data_folder() / "versions.csv", VersionRow, ("measurement",))
+    return {row.measurement: Version(row.version, tuple(row.needs.split()), row.judges, row.sources) for row in rows}
+
+
+def about(name: str) -> Version:
+    """The row of a measurement. Raises TwoTowersError for a name of none."""
+    if name not in catalogue():
+        raise TwoTowersError(f"no measurement '{name}': choose one of {', '.join(catalogue())}")
+    return catalogue()[name]
+
+
+def versions(name: str) -> dict[str, int]:
+    """Versions of the code of a measurement and of all that it needs."""
+    row = about(name)
+    every = {part: version for need in row.needs for part, version in versions(need).items()}
+    return dict(sorted({**every, name: row.version}.items()))
+
+
+def texts(suite: str) -> str:
+    """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made of."""
+    digest = hashlib.sha256()
+    for file in TEXTS[suite]:
+        digest.update(read_text(data_folder() / file).encode())
+    return digest.hexdigest()[:12]
+
+
+def identity(name: str, settings: Settings, fingerprint: str) -> str:
+    """What decides the numbers of a measurement, as JSON; `fingerprint` is that of the model."""
+    deciding = settings.deciding()
+    if not about(name).judges:
+        del deciding["blocks"]
+    made_of = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
+    return json.dumps(deciding | made_of, sort_keys=True)
+
+
+def recorded() -> dict[str, Path]:
+    """Name -> folder of every model whose measurements are recorded in data/measurements."""
+    return {path.name: path for path in sorted((data_folder() / "measurements").glob("*")) if path.is_dir()}
+
+
+def open_recorded(model: str, suite: str, name: str) -> xr.Dataset | None:
+    """A recorded measurement, None where there is none.
+
+    Raises TwoTowersError for one that other texts were measured for, or an older version of its code or of one that it needs.
+    """
+    path = data_folder() / "measurements" / model / suite / f"{name}.nc"
+    if not path.is_file():
+        return None
+    data = load(path)
+    made_of = json.loads(data.attrs.get("identity", "{}"))
+    if made_of.get("texts") != texts(suite):
+        raise TwoTowersError(
+            f"the recorded measurement '{path.name}' of {model} is of other texts than data/{', data/'.join(TEXTS[suite])}: "
+            "record it again"
+        )
+    made_by = made_of.get("versions", {})
+    for part, version in versions(name).items():
+        if made_by.get(part) != version:
+            raise TwoTowersError(
+                f"the recorded measurement '{path.name}' of {model} rests on version {made_by.get(part)} of '{part}', "
+                f"the code is of version {version}: record it again"
+            )
+    return data
+
+
+def folder(settings: Settings) -> Path:
+    """Where the measurements of these settings lie."""
+    return Path(settings.out) / slug(settings.model) / settings.suite
+
+
+class Laboratory:
+    """What measures, for one model and suite: looked up when it is first asked, since it needs packages that reading does not."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+
+    @cached_property
+    def _run(self) -> Any:
+        return importlib.import_module(LABORATORY).Run(self.settings)
+
+    def measured(self, name: str) -> xr.Dataset:
+        """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""
+        try:
+            return self._run.measured(name)
+        except ModuleNotFoundError as error:
+            raise TwoTowersError(
+                f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is not installed (there is no "
+                f"{error.name}): pip install .[measure], or choose a recorded model ({', '.join(recorded())})"
+            ) from None
+
+
+def save(data: xr.Dataset, path: Path, provenance: Mapping[str, Any]) -> None:
+    """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to DIGITS bits.
+
+    Raises TwoTowersError when it cannot be written.
+    """
+    data = data.assign_attrs({k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in provenance.items()})
+    encoding: dict[str, dict[str, Any]] = {}
+    for name, array in {str(name): array for name, array in data.variables.items()}.items():
+        if array.dtype.kind == "U":  # as characters, which compress; strings of varying length do not
+            encoding[name] = {"dtype": "S1", "zlib": True, "complevel": 6}
+        elif array.ndim:
+            encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
+        if array.dtype.kind == "f" and array.ndim:
+            encoding[name]["dtype"] = "float32"
+            if array.ndim > 2:
+                encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data.to_netcdf(part, engine="netcdf4", encoding=encoding)
+        os.replace(part, path)
+    except OSError as error:
+        raise TwoTowersError(f"cannot write '{path}' ({error.strerror or error}): give another folder") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load(path: Path) -> xr.Dataset:
+    """A saved measurement, in memory. Raises TwoTowersError for a file that is missing or damaged."""
+    try:
+        with xr.open_dataset(path, engine="netcdf4") as file:
+            data = file.load()
+    except FileNotFoundError:
+        raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TwoTowersError(f"the measurement '{path}' is damaged ({type(error).__name__}): delete it") from None
+    for name in ("true", "true_first"):
+        if name in data.coords:
+            data[name] = data[name].astype(bool)
+    return data

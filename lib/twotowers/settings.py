@@ -1,0 +1,115 @@
+"""What decides the measurements of a model: one list of settings, checked before any weight is read. No torch here.
+
+    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # TwoTowersError in one line on anything else
+
+A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from twotowers.errors import TwoTowersError
+from twotowers.forms import OWN_NAMES, check_labels
+
+AUTO = (None, "", "auto")
+
+
+def _number(value: Any) -> Any:
+    """papermill's -p passes numbers, other ways in pass text; "auto" means: chosen by rule."""
+    if value in AUTO:
+        return None
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
+def _pairs(value: Any) -> list[str]:
+    """"foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
+    if value in AUTO or value == []:
+        return []
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("write label pairs such as foo/bar, several separated by commas")  # papermill makes a number of 5
+    pairs = [text.strip() for text in texts]
+    for pair in pairs:
+        if pair != OWN_NAMES:
+            check_labels(pair.split("/"), pair.split("/")[0])
+            if pair.count("/") != 1:
+                raise ValueError(f"'{pair}' is no pair: write such as foo/bar, several separated by commas")
+    return pairs
+
+
+def _none(value: Any) -> Any:
+    return None if value in (*AUTO, "none", "None") else value
+
+
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, strict=True)]
+
+
+class Settings(BaseModel):
+    """Every setting with its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: Annotated[str, Field(min_length=1)] = "mini-gpt2"
+    """a shipped or named model, a folder, a GGUF file, or a hub id"""
+    suite: Literal["words", "sentences", "published"] = "words"
+    """texts: word lists, the book's own sentences, or sentences of published sets"""
+    blocks: Count = 50
+    """blocks of four prompts to judge on, where every head is measured"""
+    locate: Count = 40
+    """other blocks, on which the form is chosen and heads are located"""
+    k: Annotated[Count | None, BeforeValidator(_number)] = None
+    """demonstrations of each class; auto: the best-learned form of the grid"""
+    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_none)] = None
+    """between demonstrations: space, line break, or auto"""
+    labels: Annotated[list[str], BeforeValidator(_pairs)] = []
+    """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
+    top_k: Count = 5
+    """how many heads a set holds"""
+    seed: Annotated[int, BeforeValidator(_number), Field(ge=0, strict=True)] = 0
+    """of every draw"""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """of the weights"""
+    device: Annotated[str, Field(min_length=1)] = "cpu"
+    """cpu, cuda, cuda:1 or mps"""
+    device_map: Annotated[str | None, BeforeValidator(_none)] = None
+    """auto: spread the model over all devices"""
+    out: Annotated[str, Field(min_length=1)] = "_build/measurements"
+    """folder of the measurements"""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Settings:
+        """Checked. Raises TwoTowersError, in one line that names the remedy."""
+        for name in given:
+            if name not in cls.model_fields:
+                near = difflib.get_close_matches(name, cls.model_fields, 1)
+                known = ", ".join(cls.model_fields)
+                remedy = f"did you mean '{near[0]}'?" if near else f"known are {known}"
+                raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise TwoTowersError(_one_line(error, given)) from None
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide numbers: all but the model's name, and where things run and lie."""
+        return self.model_dump(exclude={"model", "device", "device_map", "out"})
+
+
+def _one_line(error: ValidationError, given: dict[str, Any]) -> str:
+    """pydantic's first complaint as one line that names the parameter, its value and what it may be."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "settings"
+    context = first.get("ctx", {})
+    if "ge" in context:
+        remedy = f"give a whole number of at least {context['ge']}"
+    elif first["type"].startswith("int"):
+        remedy = "give a whole number"
+    elif first["type"] == "literal_error":
+        remedy = f"choose {context['expected']}"
+    else:
+        remedy = first["msg"].removeprefix("Value error, ")
+    return f"{name}={given.get(name)!r}: {remedy}"

@@ -1,0 +1,77 @@
+"""The analysis stands by itself: twotowers needs neither torch nor the laboratory, and no room imports one above it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+LIB = ROOT / "lib"
+ROOMS = (
+    "twotowers", "towerlab.cache", "towerlab.progress", "towerlab.prompts", "towerlab.model", "towerlab.measure", "towerlab"
+)  # fmt: skip
+"""Each imports from itself and from those before it; the last is all the rest of the laboratory"""
+
+WITHOUT = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):        # any import of these fails, however indirect
+        if name.partition(".")[0] in ("towerlab", "torch", "transformers", "jaxtyping", "tqdm", "pooch", "filelock", "gguf"):
+            raise ModuleNotFoundError(f"no {name}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import twotowers
+for module in pkgutil.iter_modules(twotowers.__path__):
+    importlib.import_module(f"twotowers.{module.name}")
+from twotowers import book, choose, recorded
+from twotowers.errors import TwoTowersError
+chapter = book.open({"model": "smollm2-135m"})
+heads = chapter.measured("heads")
+assert set(heads) == set(recorded.recorded()) and all(map(choose.head_sets, heads.values()))
+try:
+    book.open({"model": "mini-gpt2", "out": "/nowhere"}).measured("heads")
+except TwoTowersError as error:
+    print(error)
+"""
+
+
+def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_imported():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "'heads' of mini-gpt2 is not recorded" in done.stdout and "pip install .[measure]" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["book", "recorded"])
+def test_torch_is_not_loaded_with_the_laboratory_at_hand(name):
+    code = f"import sys; import twotowers.{name}, towerlab.measure.chain; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def room(module: str) -> int:
+    """The place of a module in ROOMS; -1 for one of other packages."""
+    return max((i for i, name in enumerate(ROOMS) if f"{module}.".startswith(f"{name}.")), default=-1, key=lambda i: len(ROOMS[i]))
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of a file's import statements, also of those within functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text("utf8"))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(LIB.rglob("*.py")), ids=lambda path: str(path.relative_to(LIB)))
+def test_no_room_imports_from_one_above_it(path):
+    own = room(".".join(path.relative_to(LIB).with_suffix("").parts))
+    assert [name for name in imported(path) if room(name) > own] == []
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"], ids=lambda path: path.stem)
+def test_the_map_has_every_module(path):
+    assert f"`{path.stem}`" in (ROOT / "CONTRIBUTING.md").read_text("utf8")

@@ -1,0 +1,125 @@
+"""What a chapter does with measurements made by hand: it judges, it makes tables, and it says what is missing or mistyped."""
+
+import json
+import subprocess
+import sys
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from conftest import ROOT
+from twotowers import book, claims, recorded
+from twotowers.errors import TwoTowersError
+
+PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
+
+
+def prompts(n=120):
+    """Coordinates of n prompts: class pairs and label pairs in turn, every tenth prompt with names of classes as labels."""
+    pair = [PAIRS[i % 10] for i in range(n)]
+    labels = [pair[i] if i // 10 % 10 == 9 else LABELS[i // 10 % 3] for i in range(n)]
+    return {"pair": ("prompt", pair), "labels": ("prompt", labels), "block": ("prompt", np.arange(n) // 4)}
+
+
+def dataset(answer=2.0, **variables):
+    """A measurement of a model of two layers with four heads, whose true label leads by `answer` nats, more or less."""
+    lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
+    held = {"log_prob_true": ("prompt", lead), "log_prob_other": ("prompt", np.zeros(120))} | variables
+    identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
+    sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
+    return xr.Dataset(held, prompts(), sizes | {"identity": identity})
+
+
+@pytest.fixture
+def chapter(monkeypatch):
+    """A chapter of three models: "a" learns, "b" is at chance, "c" lacks what is not "heads"."""
+    files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
+    files |= {(model, "steering"): dataset(1.0) for model in "ab"}
+    monkeypatch.setattr(recorded, "recorded", lambda: dict.fromkeys("abc"))
+    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: files.get((model, name)))
+    monkeypatch.setattr(book, "display", lambda shown: said.append(getattr(shown, "data", "")))
+    said: list = []
+    made = book.open({"model": "a"})
+    made.said, made.files = said, files
+    return made
+
+
+def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
+    chapter.compare("learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False)
+    rows = {row.model: row for row in chapter.rows}
+    assert {m: row.verdict for m, row in rows.items()} == {"a": "holds", "b": "absent", "c": "holds"}
+    assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)  # without names of classes
+    assert "a: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space" in chapter.said[0]
+
+
+def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
+    steered = chapter.measured("steering")
+    chapter.compare("attention-chooses", {m: d.logit_difference for m, d in steered.items()}, untestable={})
+    assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
+    assert chapter.rows[1].note.startswith("does not learn the task: accuracy ")
+    command = "twotowers record c steering --blocks 30"
+    assert f"c: not recorded; <code>{command}</code> makes it" in chapter.said[0]
+    chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
+    assert f"this makes it: {command}" in chapter.said[-1] and "Not learned, so in no verdict: b" in chapter.said[-1]
+
+
+def test_effects_in_nats_are_measured_by_the_models_choice(chapter):
+    tiny = {"a": chapter.measured("heads")["a"].logit_difference * 0 + 0.04}
+    chapter.compare("attention-chooses", tiny)
+    assert chapter.rows[0].smallest == pytest.approx(0.05 * 2, abs=0.02) and chapter.rows[0].verdict == claims.ABSENT
+
+
+def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapter):
+    values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
+    with pytest.raises(TwoTowersError, match="no claim 'learnt' in data"):
+        chapter.compare("learnt", values)
+    with pytest.raises(TwoTowersError, match="claim 'learned', a: give whole= for this model, too"):
+        chapter.compare("learned", values, whole={})
+    with pytest.raises(TwoTowersError, match=r"claim 'learned': values over \(layer, prompt\)"):
+        chapter.compare("learned", {m: x.expand_dims(layer=2) for m, x in values.items()})
+
+
+def test_a_table_goes_through_dimensions(chapter):
+    values = {"a": chapter.measured("heads")["a"].logit_difference}
+    many = {"a": xr.concat([values["a"] * n for n in (1, 2, 3)], pd.Index([0.5, 1.0, 2.0], name="dose")).expand_dims(side=2)}
+    table = chapter.table(many, by=("side", "dose"), what="x")
+    assert table[["model", "side", "dose", "what"]].values.tolist() == [["a", s, x, "x"] for s in (0, 1) for x in (0.5, 1.0, 2.0)]
+    once = chapter.table(values).loc[0]
+    assert list(table["value"] / once["value"]) == pytest.approx([1, 2, 3, 1, 2, 3]) and once["n"] == 10
+    shares = chapter.table(many, by=("side", "dose"), whole=values)
+    assert shares["value"].tolist() == pytest.approx([1, 2, 3, 1, 2, 3])
+    assert chapter.table(values, clusters=["block"]).loc[0, "n"] == 28
+    assert np.isnan(chapter.table(values, whole={"a": values["a"] * 0}).loc[0, "value"])
+    for by in ((), ("side",), ("side", "dose", "cut")):
+        with pytest.raises(TwoTowersError, match=r"a table of values over \(side, dose, prompt\), wanted \(prompt"):
+            chapter.table(many, by=by)
+
+
+def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
+    assert chapter.measured("heads")["a"].sizes["prompt"] == 110
+    assert chapter.measured("heads", labels="names")["a"].sizes["prompt"] == 10
+    assert chapter.measured("heads", labels="all")["a"].sizes["prompt"] == 120
+    chapter.files |= {(model, "locating"): dataset() for model in "abc"}
+    assert chapter.measured("locating")["a"].sizes["prompt"] == 120  # blocks that choose are not those that judge
+
+
+def cell(*lines):
+    return {"In": ["", "model = 'a'", "\n".join(lines), "x = 3"], "model": "a", "x": 3}
+
+
+def test_a_parameter_that_nobody_knows_is_refused():
+    with pytest.raises(TwoTowersError, match="unknown parameter 'blcoks': did you mean 'blocks'"):
+        book.open(cell("# Parameters", "blcoks = 20"))
+    assert book.open(cell("# Parameters", "blocks = 20") | {"blocks": 20}).settings.blocks == 20
+    assert book.open(cell("# Parameters", 'texts = "own"'), own=["texts"]).settings.model == "a"
+    assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
+
+
+@pytest.mark.slow
+def test_papermill_s_own_cell_is_the_one_that_is_read(tmp_path):
+    """papermill says only in a warning that a notebook has no such parameter, and goes on."""
+    command = [sys.executable, "-m", "papermill", ROOT / "book/04-attention-weights.ipynb", tmp_path / "out.ipynb"]
+    run = subprocess.run([*command, "-p", "blcoks", "20", "--no-progress-bar"], capture_output=True, text=True)
+    assert run.returncode == 1 and "unknown parameter 'blcoks': did you mean 'blocks'?" in run.stderr

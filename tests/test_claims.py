@@ -1,0 +1,101 @@
+"""The tables that decide what the book says: whole as they are shipped, and named with file and line where they are not."""
+
+import csv
+import io
+
+import pytest
+from conftest import ROOT
+from twotowers import claims
+from twotowers.errors import TwoTowersError
+
+
+def test_the_shipped_tables_are_whole():
+    known = claims.claims()
+    assert next(iter(known)) == "learned"
+    assert {c.control for c in known.values() if c.heads == ""} == {"none"}  # controls are of sets of heads
+    assert set(claims.findings()["claim"]) <= set(known)
+    assert list(claims.rules().columns) == ["date", "rule", "seen", "before"]
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """(table, change): the shipped tables with one of them changed, where `claims` reads them."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("claims", "findings", "rules"):
+        (folder / f"{name}.csv").write_bytes((ROOT / f"data/{name}.csv").read_bytes())
+    monkeypatch.setattr(claims, "data_folder", lambda: folder)
+
+    def edit(name, change):
+        path = folder / f"{name}.csv"
+        rows = list(csv.reader(io.StringIO(path.read_text("utf8"))))
+        with path.open("w", newline="", encoding="utf8") as out:
+            csv.writer(out, lineterminator="\n").writerows(change(rows))
+
+    return edit
+
+
+def cell(column, value, line=3):
+    """A change of one cell of a line of the file."""
+
+    def change(rows):
+        rows[line - 1][rows[0].index(column)] = value
+        return rows
+
+    return change
+
+
+def without(column):
+    def change(rows):
+        at = rows[0].index(column)
+        return [row[:at] + row[at + 1 :] for row in rows]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (cell("null", "O"), "line 3: null 'O'"),
+        (cell("null", ""), "line 3: null ''"),
+        (cell("smallest", "nan"), "line 3: smallest 'nan'"),
+        (cell("smallest", "0", 2), "line 2: give a 'smallest' above 0"),
+        (cell("smallest", "", 5), "line 5: only where the unit is nats may 'smallest' be empty"),
+        (cell("id", "learned"), "line 3: id 'learned' stands in line 2, too"),
+        (cell("heads", "writer", 6), "line 6: heads 'writer': no rule defines these heads: choose one of located, writers"),
+        (cell("control", "random"), "line 3: control 'random'"),
+        (cell("statement", "Heads look"), "line 3: statement 'Heads look'"),
+        (cell("rule", ""), "line 3: rule ''"),
+        (without("control"), "line 1: its columns are"),
+        (lambda rows: [[*row, ""] for row in rows[:1]] + rows[1:], "line 1: its columns are"),
+        (lambda rows: rows[:1], "it has no rows"),
+    ],
+)
+def test_a_wrong_claim_is_named_with_its_line(edited, change, message):
+    edited("claims", change)
+    with pytest.raises(TwoTowersError) as caught:
+        claims.claims()
+    assert message in str(caught.value) and "claims.csv" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (cell("verdict", "hold"), "line 3: verdict 'hold': no verdict: choose one of holds, small"),
+        (cell("claim", "mrr"), "line 3: no claim 'mrr' in data/claims.csv"),
+        (cell("page", "intro"), "line 3: give page, sentence and chapter, or leave all three empty"),
+        (lambda rows: [rows[0], *rows[2:]], "line 2: the first line has no sentence"),
+        (lambda rows: [*rows[:3], rows[2], *rows[3:]], "line 4: 'exchange-query' of smollm2-135m stands twice under a sentence"),
+    ],
+)
+def test_a_wrong_finding_is_named_with_its_line(edited, change, message):
+    edited("findings", change)
+    with pytest.raises(TwoTowersError) as caught:
+        claims.findings()
+    assert message in str(caught.value) and "findings.csv" in str(caught.value)
+
+
+def test_a_finding_goes_on_with_the_sentence_before():
+    rows = claims.findings()
+    assert (rows[["page", "sentence", "chapter"]] != "").all(axis=None)
+    assert rows.groupby("sentence", sort=False).size().iloc[0] > 1

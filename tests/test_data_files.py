@@ -1,0 +1,94 @@
+"""Tables that people edit: whatever is wrong is told in one line, with the file and the line."""
+
+import pytest
+from pydantic import Field, model_validator
+from towerlab.prompts import blocks
+from twotowers import forms
+from twotowers.data_files import Row, Text, read_table
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
+
+GOOD = "id,class,size,note\na,one,2.5,\nb,two,1e3,\"said, so\"\n"
+
+
+class Thing(Row):
+    id: Text
+    cls: Text = Field(alias="class")
+    size: float
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _rule(self):
+        if self.id == self.cls:
+            raise ValueError("a thing is no class")
+        return self
+
+
+@pytest.fixture
+def table(tmp_path):
+    def read(text, **options):
+        path = tmp_path / "things.csv"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_table(path, Thing, **options)
+
+    return read
+
+
+def test_a_line_is_an_object_with_its_numbers(table):
+    rows = table("\ufeff" + GOOD, unique=("id",))
+    assert [(row.id, row.cls, row.size, row.note) for row in rows] == [("a", "one", 2.5, ""), ("b", "two", 1000, "said, so")]
+    (row,) = table("size,class,id\n1,one,a\n")  # note has a default
+    assert (row.id, row.size, row.note) == ("a", 1, "")
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (GOOD.replace("2.5", "O"), r"line 2: size 'O': .*number"),
+        (GOOD.replace("1e3", ""), r"line 3: size ''"),
+        (GOOD.replace("1e3", "nan"), r"line 3: size 'nan': .*finite"),
+        (GOOD.replace("b,two", " b,two"), r"line 3: id ' b': .*spaces"),
+        (GOOD.replace("b,two", "two,two"), r"line 3: a thing is no class"),
+        (GOOD.replace("b,two", "a,two"), r"line 3: id 'a' stands in line 2, too"),
+        (GOOD.replace("a,one,2.5,", "a,one,2.5"), r"line 2: 3 cells, not 4"),
+        (GOOD.replace('so"', "so"), "unexpected end of data"),
+        (GOOD.replace('so"', 'so\nc,one,1,"'), r"line 3: an open quote"),
+        (GOOD.replace("size", "length"), r"line 1: its columns are id, class, length, note, not id, class, size, note"),
+        (GOOD.replace("size", "id"), r"line 1: its columns"),
+        (GOOD.replace("class,", "").replace("one,", "").replace("two,", ""), r"line 1: its columns"),
+        (GOOD[:-5], "unexpected end|cut off"),
+        (GOOD.removesuffix("\n"), "cut off"),
+        ("id,class,size,note\n", "no rows"),
+        ("", "it is empty"),
+        (GOOD.encode("utf-16"), "no UTF-8 text"),
+        (GOOD.replace("b", "b\0"), "it is no text"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_and_line(table, wrong, words):
+    with pytest.raises(TwoTowersError, match=words) as error:
+        table(wrong, unique=("id",))
+    assert "things.csv" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "file, change, words",
+    [
+        ("words.csv", ("love,sentiment,0,0", "love,sentiment,0,no?"), "line 2: ambiguous 'no\\?'"),
+        ("words.csv", ("like,sentiment", "love,sentiment"), "line 3: word, class 'love, sentiment' stands in line 2, too"),
+        ("pairs.csv", ("animal,country", "animal,number"), "line 3: the class 'number' stands in line 2, too"),
+        ("labels.csv", ("left,right,plain", "left,left,plain"), "line 3: give two different labels"),
+        ("labels.csv", ("left,right,plain", "left,,plain"), "line 3: give two different labels"),
+        ("labels.csv", (",,class names", "x,,class names"), "line 11: give two different labels, or none"),
+        ("labels.csv", ("left,right,plain", "left,right,dull"), "line 3: kind 'dull'"),
+    ],
+)
+def test_the_lists_of_words_classes_and_labels(tmp_path, monkeypatch, file, change, words):
+    (tmp_path / "words").mkdir()
+    text = (data_folder() / "words" / file).read_text()
+    assert change[0] in text
+    (tmp_path / "words" / file).write_text(text.replace(*change, 1))
+    for module in (blocks, forms):
+        monkeypatch.setattr(module, "data_folder", lambda: tmp_path)
+    read = {"words.csv": blocks.words, "pairs.csv": blocks.class_pairs, "labels.csv": blocks.label_pairs}[file]
+    with pytest.raises(TwoTowersError, match=words):
+        read.__wrapped__()

@@ -1,0 +1,170 @@
+"""Intervals by numbers that can be checked by hand, against slow sums, and by how often they hold the truth."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import xarray as xr
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from twotowers.errors import TwoTowersError
+from twotowers.intervals import mean, means, ratio
+
+
+def prompts(values, pair, labels):
+    coords = {"pair": ("prompt", list(pair)), "labels": ("prompt", list(labels))}
+    return xr.DataArray(np.asarray(values, dtype=float), dims="prompt", coords=coords)
+
+
+def test_with_one_factor_it_is_students_t_over_cluster_means():
+    values = prompts([0.5, 1.5, 2.0, 2.0, 3.0, 6.0, 6.0], "aabbcdd", "x" * 7)
+    of_clusters = np.array([1.0, 2.0, 3.0, 6.0])
+    low, high = scipy.stats.t.interval(0.95, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
+    for got in (mean(values, ["pair"]), mean(values)):  # one label pair only: class pairs alone
+        np.testing.assert_allclose([got.estimate, got.low, got.high], [3.0, low, high])
+        assert got.low < got.low90 < got.high90 < got.high
+        np.testing.assert_allclose(got.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
+    assert mean(values, ["pair"]).n == (4,) and mean(values).n == (4, 1)
+
+
+def slow_variances(values):
+    """Variances of the mean of class pairs' means with clusters of class pairs, label pairs, cells: sums over all pairs of prompts."""
+    pair, labels, x = values.pair.values, values.labels.values, values.values
+    weights = np.array([1 / (len(set(pair)) * (pair == p).sum()) for p in pair])
+    residuals = weights * (x - weights @ x)
+    out = []
+    for clusters in (pair, labels, np.char.add(pair, labels)):
+        n = len(set(clusters))
+        both = [a * b for a, c in zip(residuals, clusters, strict=True) for b, d in zip(residuals, clusters, strict=True) if c == d]
+        out.append(sum(both) * n / (n - 1))
+    return out
+
+
+@given(st.integers(0, 10_000))
+def test_two_ways_equal_slow_sums_and_never_a_negative_variance(seed):
+    rng = np.random.default_rng(seed)
+    pair, labels = list("aabbccdda"), list(rng.permutation(list("xyzxyzxyz")))
+    effect = np.array([{"x": 1.0, "y": -1.0, "z": 0.0}[label] for label in labels]) if seed % 2 else 0.0
+    values = prompts(effect + rng.normal(size=9), pair, labels)
+    of_pairs, of_labels, of_cells = slow_variances(values)
+    both = of_pairs + of_labels - of_cells
+    error = np.sqrt(both if both > 0 else max(of_pairs, of_labels))
+    got = mean(values)
+    np.testing.assert_allclose(got.high - got.estimate, scipy.stats.t.ppf(0.975, 2) * error)
+    assert got.n == (4, 3)
+
+
+def test_a_negative_variance_is_the_larger_one_way():
+    crossed = prompts([2.0, -1.0, -1.0, 2.0], "aabb", "xyxy")  # means of both factors are all alike
+    of_pairs, of_labels, of_cells = slow_variances(crossed)
+    assert of_pairs + of_labels < of_cells and mean(crossed).high == mean(crossed).estimate
+    tilted = prompts([2.2, -1.0, -1.0, 2.0], "aabb", "xyxy")
+    of_pairs, of_labels, of_cells = slow_variances(tilted)
+    assert of_pairs + of_labels < of_cells
+    np.testing.assert_allclose(mean(tilted).high - 0.55, scipy.stats.t.ppf(0.975, 1) * np.sqrt(max(of_pairs, of_labels)))
+
+
+def test_equal_values_one_cluster_and_none():
+    equal = mean(prompts([0.5, 0.5, 0.5], "abc", "xyx"))
+    assert equal.low == equal.high == 0.5 and equal.p == 0
+    one = mean(prompts([0.5, 0.7], "aa", "xy"))
+    assert one.estimate == 0.6 and np.isnan(one.low) and f"{one:.1f}" == "0.6 [no interval, n = 1]"
+    none = mean(prompts([], "", ""))
+    assert np.isnan(none.estimate) and f"{none}" == "no number"
+    assert f"{mean(prompts([-0.001, 0.001, 0.0], 'abc', 'xxx')):+.2f}" == "+0.00 [+0.00, +0.00]"
+
+
+@pytest.mark.parametrize("of_labels", [0.0, 0.5, 1.0])
+def test_a_crossed_design_is_covered(of_labels):
+    """45 blocks of four prompts, as interventions have: random effects of 20 class pairs, 9 label pairs and blocks; truth 0."""
+    rng, runs, covered = np.random.default_rng(0), 1500, 0
+    for _ in range(runs):
+        pair = np.arange(45) % 20
+        labels = np.concatenate([rng.permutation(9) for _ in range(5)])
+        effect = rng.normal(size=20)[pair] + of_labels * rng.normal(size=9)[labels] + rng.normal(size=45)
+        got = mean(prompts(np.repeat(effect, 4), np.repeat(pair, 4), np.repeat(labels, 4)))
+        covered += got.low <= 0 <= got.high
+    assert 0.93 <= covered / runs <= 0.97
+
+
+def recorded_share():
+    """Qwen's accuracy that is lost without the paper's twelve heads, and what there was: as its reviewer took them, all prompts."""
+    d = xr.open_dataset(ROOT / "data/measurements/qwen2.5-coder-1.5b/words/ablations.nc").load()
+    right = 1.0 * (d.says == 0).sel(positions="all", replacement="zero")
+    whole = right.sel(heads="none", drop=True)
+    return whole - right.sel(heads="paper's twelve", drop=True), whole
+
+
+def test_intervals_of_recorded_numbers_are_the_reviewers():
+    part, whole = recorded_share()
+    of_all = whole.groupby("pair").mean().mean().item()
+    share = ratio(part, whole)
+    linear = share.estimate + (part - share.estimate * whole) / of_all  # the delta method, as the review has it
+    got = mean(linear)
+    np.testing.assert_allclose([got.estimate, got.low, got.high], [0.315, 0.100, 0.530], atol=5e-4)
+    one_way = mean(linear, ["pair"])
+    np.testing.assert_allclose([one_way.low, one_way.high], [0.178, 0.452], atol=5e-4)
+    assert share.low < got.low and share.high < got.high  # Fieller's leans where part and whole vary together
+
+
+def test_fieller_by_hand():
+    """Means 2 and 5, variances and covariance 1/3, t = 4.3027 with two degrees of freedom."""
+    part, whole = prompts([1, 2, 3], "abc", "xxx"), prompts([4, 5, 6], "abc", "xxx")
+    square, linear, constant = 25 - 18.5128 / 3, 10 - 18.5128 / 3, 4 - 18.5128 / 3
+    by_hand = [(linear + sign * np.sqrt(linear**2 - square * constant)) / square for sign in (-1, 1)]
+    got = ratio(part, whole)
+    np.testing.assert_allclose([got.estimate, got.low, got.high], [0.4, *by_hand], atol=1e-5)
+    for bound in (got.low, got.high):  # what defines them: there part - bound x whole is just clear of zero
+        assert mean(part - bound * whole).p == pytest.approx(0.05)
+    for bound in (got.low90, got.high90):
+        assert mean(part - bound * whole).p == pytest.approx(0.1)
+    assert got.p == mean(part).p
+
+
+@given(st.integers(0, 1000))
+def test_a_ratio_lies_within_bounds_that_are_just_rejected(seed):
+    rng = np.random.default_rng(seed)
+    pair, labels = np.arange(24) % 6, np.arange(24) % 4
+    whole = prompts(3 + rng.normal(size=24) + rng.normal(size=6)[pair], pair, labels)
+    part = 0.3 * whole + prompts(rng.normal(size=24) + rng.normal(size=4)[labels], pair, labels)
+    got = ratio(part, whole)
+    if not np.isnan(got.estimate):
+        assert got.low < got.low90 < got.estimate < got.high90 < got.high
+    else:
+        assert mean(whole).low <= 0
+
+
+def test_a_share_of_what_may_be_zero_has_no_number():
+    whole = prompts([1.0, -0.5, 0.2], "abc", "xxx")
+    got = ratio(whole / 2, whole)
+    assert np.isnan([got.estimate, got.low, got.high]).all() and f"{got:.0%}" == "no number"
+    assert np.isnan(ratio(whole, -5 - whole).estimate)  # below zero it is no whole either
+    exact = ratio(prompts([1, 2, 3], "abc", "xyx") / 4, prompts([1, 2, 3], "abc", "xyx") + 10)
+    assert exact.low < exact.estimate < exact.high
+
+
+def test_the_same_share_everywhere_has_no_spread():
+    whole = prompts([10.0, 12.0, 11.0], "abc", "xxx")
+    got = ratio(whole / 4, whole)
+    np.testing.assert_allclose([got.low, got.estimate, got.high], 0.25)
+
+
+def test_means_of_many_equal_the_mean_of_each():
+    rng = np.random.default_rng(0)
+    values = xr.concat([prompts(rng.normal(size=6), "aabccc", "xyxyxy") for _ in range(3)], "draw")
+    np.testing.assert_allclose(means(values), [mean(one).estimate for one in values])
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        (prompts([1.0, np.nan, 2.0], "abc", "xxx"), "1 of 3 values are missing or infinite"),
+        (prompts([1.0, np.inf, 2.0], "abc", "xxx"), "1 of 3"),
+        (prompts([np.nan] * 3, "abc", "xxx"), "all values are missing"),
+        (prompts([1.0, 2.0], "ab", "xx").drop_vars("labels"), "without the coordinate 'labels'"),
+        (prompts([1.0, 2.0], "ab", "xx").expand_dims(layer=3), r"over \(layer, prompt\), wanted \(prompt\)"),
+    ],
+)
+def test_what_has_no_interval_is_refused(values, message):
+    with pytest.raises(TwoTowersError, match=message):
+        mean(values)

@@ -1,0 +1,125 @@
+"""Recipes: the factorial design, steering across labels, what more judging blocks leave as it is, and what each reads."""
+
+from functools import cached_property
+
+import numpy as np
+import pytest
+from towerlab.measure import steering
+from towerlab.measure.answers import ORDERS, spread_orders
+from towerlab.measure.chain import JUDGING, Run
+from towerlab.measure.observations import observations
+from towerlab.measure.registry import measurements
+from towerlab.prompts.blocks import class_pairs, draw_blocks
+from towerlab.prompts.variants import factorial
+from twotowers.errors import NotTestable
+from twotowers.forms import Form
+from twotowers.heads import Head
+from twotowers.recorded import about, catalogue, versions
+from twotowers.settings import Settings
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_the_design_is_balanced(k):
+    blocks = draw_blocks(4, Form(k, "space"), seed=1, pairs=["animal/country"], labels=["foo/bar"])
+    orders = spread_orders(blocks[0])
+    assert len(set(orders)) == (2 if k == 1 else ORDERS)
+    assert {order.translate(str.maketrans("TF", "FT")) for order in orders} == set(orders)
+    prompts = factorial(blocks, orders)
+    match = np.array([1 if p.true_label == "foo" else -1 for p in prompts])
+    last = np.array([1 if p.demonstrations[-1].label == "foo" else -1 for p in prompts])
+    assert match.sum() == last.sum() == (match * last).sum() == 0
+
+
+LABELS = ("foo/bar", "baz/qux", "plugh/thud")
+SEEDS = [(0, 20), (4, 19)]  # and class pairs left: with the second seed, one half asks but one class of a pair
+
+
+@pytest.mark.parametrize("seed, pairs", SEEDS)
+def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monkeypatch):
+    """Every prompt is steered twice: along directions from label pairs with its own among them, and from all the others."""
+
+    def labels(encoded):
+        return {"/".join(e.prompt.labels) for e in encoded}
+
+    def datasets(encoded):
+        return {e.prompt.dataset for e in encoded}
+
+    def steered(model, encoded, directions, sets, *args, **kwargs):
+        same = {"comparers, same labels": True, "comparers, other labels": False}[next(iter(sets))]
+        assert labels(encoded) == directions if same else labels(encoded) | directions == set(LABELS)
+        assert same or not labels(encoded) & directions
+        zeros = np.zeros((1, len(encoded)), np.float32)
+        return observations(encoded, {"says": (("heads", "prompt"), zeros, "")}, heads=list(sets))
+
+    def directions(model, encoded):
+        assert all(len({e.prompt.cls for e in encoded if e.prompt.dataset == pair}) == 2 for pair in datasets(encoded))
+        return labels(encoded)
+
+    monkeypatch.setattr(steering, "class_directions", directions)
+    monkeypatch.setattr(steering, "steering", steered)
+    run = Run(Settings(k=1, separator="space", labels=LABELS, seed=seed))
+    run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
+    measured = measurements()["steering_labels"].make(run)
+    assert len(set(measured.pair.values)) == pairs
+    assert measured.sizes == {"heads": 2, "prompt": 4 * 2 * pairs}
+    alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
+    with pytest.raises(NotTestable, match="at least two"):
+        measurements()["steering_labels"].make(alone)
+
+
+@pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels
+def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatch, tmp_path):
+    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them."""
+
+    def blocks(run, n, seed, form=None, drawn=Run.blocks):
+        assert seed != JUDGING
+        return drawn(run, n, seed, form)
+
+    monkeypatch.setattr(Run, "blocks", blocks)
+    few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", out=str(tmp_path))) for n in (20, 200))
+    same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
+    assert same == ["forms", "locating", "norms", "singles", "rankings"]
+    for name in same:
+        few.measured(name)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
+    for name in same:
+        many.measured(name)
+    assert made == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
+
+
+class Recording(Run):
+    """Notes which measurements a recipe reads."""
+
+    @cached_property
+    def names(self) -> set[str]:
+        return set()
+
+    def measured(self, name, again=False):
+        self.names.add(name)
+        return super().measured(name, again)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Settings of a few blocks under which no recipe is without meaning, with what others are made from already there."""
+    settings = Settings(blocks=4, locate=4, k=2, labels=LABELS[:2], out=str(tmp_path_factory.mktemp("small")))
+    run = run_of_two_pairs(Run, settings)
+    for need in {need for name in catalogue() for need in about(name).needs}:
+        run.measured(need)
+    return settings, run.model
+
+
+def run_of_two_pairs(kind, settings):
+    run = kind(settings)
+    run.__dict__["pairs"] = class_pairs()[:2]
+    return run
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_a_recipe_reads_what_it_says_it_needs(name, small):
+    """A need that is not said would leave the file as it is when what it was made from has changed."""
+    settings, model = small
+    run = run_of_two_pairs(Recording, settings)
+    run.__dict__["model"] = model
+    measurements()[name].make(run)
+    assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
