@@ -13,7 +13,7 @@ from pathlib import Path
 
 import vl_convert
 import yaml
-from twotowers.building import FAILED, why
+from towerlab.building import FAILED, why
 
 CHART = re.compile(r'<div id="altair-viz-')
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything

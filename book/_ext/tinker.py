@@ -12,11 +12,12 @@ import json
 from pathlib import Path
 
 import xarray as xr
+from towerlab.measure.chain import LOCATING
+from towerlab.measure.steering import BLOCKS
+from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
 from twotowers import choose
-from twotowers.measure.chain import LOCATING
-from twotowers.measure.steering import BLOCKS
+from twotowers.forms import Form, label_pairs
 from twotowers.paths import data_folder
-from twotowers.prompts.blocks import Form, class_pairs, class_words, draw_blocks, label_pairs
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
