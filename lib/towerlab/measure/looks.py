@@ -8,13 +8,13 @@ The prompts of a block are donors for one another. For prompt i, *labels exchang
 the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
 places, and the same right answer; *both exchanged* is both.
 
-**What its query asks for.** `preference` (query_of, query_position, prompt, layer, head): attention on labels of the query's class minus
-that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the prompt's own.
-A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is about
-to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its own
-query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
-prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead.
-At the last position, at the last token of the query's text, and the mean over all tokens of that text.
+**What its query asks for.** `preference` (query_of, query_position, prompt, layer, head): attention on labels of the query's
+class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
+prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
+about to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its
+own query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
+prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead. At
+the last position, at the last token of the query's text, and the mean over all tokens of that text.
 
 **What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
 minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
@@ -22,19 +22,18 @@ reversed, values stay (`model.reversal`); *labels exchanged*, *texts exchanged* 
 it feeds to W_O is that of the other prompt: which label, which place. All that comes later responds. `direct_effect`: the same
 with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
 
-**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each
-by itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt), and together, `joint_effect_by_route`
-(contrast, output, queries, mlps, sender_set, prompt): effects where what they write is read (1) or not (0) by the final norm
-(`output`), by the attention of later layers (`queries`, with the last position's own key and value) and by MLPs:
-see `model.routes`. Coordinates `sender_layer`, `sender_head`. `sender_set`: all of them, those for the answer (mean effect
-of *reversed* above zero), and those against it.
+**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
+itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt), and together, `joint_effect_by_route` (contrast,
+output, queries, mlps, sender_set, prompt): effects where what they write is read (1) or not (0) by the final norm
+(`output`), by the attention of later layers (`queries`, with the last position's own key and value) and by MLPs: see
+`model.routes`. Coordinates `sender_layer`, `sender_head`. `sender_set`: all of them, those for the answer (mean effect of
+*reversed* above zero), and those against it.
 
-**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the preferences of all heads
-reversed at once, at the last position, in the query's text, in both (from the query's text to the end), and at every
-position. Each has the weights of the plain run, reversed; values are those of the run. In `logit_difference_outputs_held` (prompt) the
-last position's own values are those of the plain run, too: every head writes there what it would write were it reversed
-alone. `logit_difference` (prompt) is plain.
-"""
+**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
+preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
+end), and at every position. Each has the weights of the plain run, reversed; values are those of the run. In
+`logit_difference_outputs_held` (prompt) the last position's own values are those of the plain run, too: every head writes
+there what it would write were it reversed alone. `logit_difference` (prompt) is plain. """
 
 from __future__ import annotations
 
