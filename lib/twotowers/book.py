@@ -299,15 +299,16 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models, known = list(dict.fromkeys(rows["model"])), claims.claims()
-    lines = ["<tr><th>claim</th><th>source</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
+    titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
+    lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for row in of if row["verdict"])
         link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
-        source = known[name].source if name in known else ""
+        source = "" if only else f"<td>{html.escape(known[name].source if name in known else '')}</td>"
         parts = "".join(_cell(known.get(name), row, bool(only)) for row in of)
-        lines.append(f'<tr><th scope="row">{link}</th><td>{html.escape(source)}</td>{parts}</tr>')
+        lines.append(f'<tr><th scope="row">{link}</th>{source}{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
 
@@ -318,7 +319,7 @@ def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> st
         told = row.get("note", "")
     else:
         told = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
-        told += f"; control {row['control']:{_format(claim)}}" if row["draws"] else ""
+        told += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
     shown, hidden = (f"<br><small>{html.escape(told)}</small>", "") if numbers else ("", html.escape(told))
     return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{html.escape(verdict)}{shown}</td>'
 
