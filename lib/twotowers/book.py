@@ -304,7 +304,7 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
-        first = next(row for row in of if row["verdict"])
+        first = next(row for (claim, _), row in cells.items() if claim == name)
         link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
         source = "" if only else f"<td>{html.escape(known[name].source if name in known else '')}</td>"
         parts = "".join(_cell(known.get(name), row, bool(only)) for row in of)
