@@ -314,14 +314,14 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
 
 def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> str:
     """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
-    verdict = row["verdict"]
+    verdict = html.escape(row["verdict"])
     if verdict in ("", NOT_TESTABLE) or claim is None:
         told = row.get("note", "")
     else:
         told = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
         told += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
     shown, hidden = (f"<br><small>{html.escape(told)}</small>", "") if numbers else ("", html.escape(told))
-    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{html.escape(verdict)}{shown}</td>'
+    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{shown}</td>'
 
 
 def _number(stem: str) -> str:
