@@ -12,6 +12,7 @@ import xarray as xr
 from conftest import ROOT
 from twotowers import book, claims, recorded
 from twotowers.errors import TwoTowersError
+from twotowers.opened import Opened
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
 
@@ -26,10 +27,15 @@ def prompts(n=120):
 def dataset(answer=2.0, **variables):
     """A measurement of a model of two layers with four heads, whose true label leads by `answer` nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
-    held = {"log_prob_true": ("prompt", lead), "log_prob_other": ("prompt", np.zeros(120))} | variables
+    held = {"log_prob_true": lead, "log_prob_other": np.zeros(120), "logit_difference": lead}
+    held = {name: ("prompt", values) for name, values in held.items()} | variables
     identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
     return xr.Dataset(held, prompts(), sizes | {"identity": identity})
+
+
+def of(data):
+    return None if data is None else Opened(data)
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def chapter(monkeypatch):
     files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
     files |= {(model, "steering"): dataset(1.0) for model in "ab"}
     monkeypatch.setattr(recorded, "recorded", lambda: dict.fromkeys("abc"))
-    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: files.get((model, name)))
+    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: of(files.get((model, name))))
     monkeypatch.setattr(book, "display", lambda shown: said.append(getattr(shown, "data", "")))
     said: list = []
     made = book.open({"model": "a"})

@@ -84,4 +84,5 @@ def test_siblings_share_the_group():
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
     picked = choose.pick(values, [Head(1, 2), Head(0, 1)])
-    assert picked.values.tolist() == [5.0, 1.0] and picked["heads"].values.tolist() == ["1-2", "0-1"]
+    assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == ["1-2", "0-1"]
+    assert picked["layer"].values.tolist() == [1, 0] and picked["head"].values.tolist() == [2, 1]

@@ -10,6 +10,7 @@ from reference import Reference, log_prob
 from towerlab.measure.answers import answers
 from towerlab.measure.heads import heads
 from twotowers.errors import TwoTowersError
+from twotowers.opened import Opened
 from twotowers.recorded import load, save
 
 
@@ -90,8 +91,8 @@ def test_a_measurement_comes_back_from_its_file(tmp_path):
     encoded = tiny_blocks.blocks(2)
     found = heads(tiny("gpt2"), encoded)
     path = tmp_path / "a" / "heads.nc"
-    save(found, path, {"model": "m", "version": 1, "sets": {"a": [1]}})
-    again = load(path)
+    save(Opened(found), path, {"measurement": "heads", "model": "m", "version": 1, "sets": {"a": [1]}})
+    again = load(path).data
     assert again.attrs["model"] == "m" and again.true.dtype == bool and list(again.pair.values) == list(found.pair.values)
     np.testing.assert_allclose(again.increase, found.increase, rtol=2**-9, atol=1e-6)
     assert [p.name for p in path.parent.iterdir()] == ["heads.nc"]
@@ -103,11 +104,11 @@ def test_a_measurement_comes_back_from_its_file(tmp_path):
 
 
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
-    values = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
-    data = xr.Dataset({"large": (("prompt", "layer", "head"), values[:, None, None]), "small": ("prompt", values)})
-    save(data, tmp_path / "a.nc", {})
-    again = load(tmp_path / "a.nc")
-    large = again.large.values.ravel()
-    assert large.dtype == np.float32 and (again.small.values == values.astype(np.float32))[~np.isnan(values)].all()
+    values, data = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0]), heads(tiny("gpt2"), tiny_blocks.blocks(2))
+    data["increase"][:6, 0, 0] = data["log_prob_true"][:6] = values
+    save(Opened(data), tmp_path / "a.nc", {"measurement": "heads"})
+    again = load(tmp_path / "a.nc").data
+    large, small = again["increase"].values[:6, 0, 0], again["log_prob_true"].values[:6]
+    assert large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()
     np.testing.assert_allclose(large, values.astype(np.float32), rtol=2**-10)
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(1 / 3)

@@ -11,6 +11,7 @@ from towerlab.measure.label_reads import label_reads
 from towerlab.model import unembed
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
+from twotowers.opened import Opened
 from twotowers.recorded import load, save
 
 
@@ -19,17 +20,18 @@ def test_every_number_is_that_of_the_slow_reference(kind, float64, tmp_path):
     model, encoded = shared_tiny(kind), random_prompts(4, lengths=(14,))
     heads = [Head(1, model.n_heads - 1), Head(0, 1), Head(1, 0)]
     found = label_reads(model, encoded, heads, max_tokens=30)
-    assert found["rank"].dims == ("prompt", "head", "place") and list(found["head"].values) == [str(h) for h in heads]
+    assert found["own_rank"].dims == ("prompt", "listed_head", "place")
+    assert list(found["listed_head"].values) == [str(h) for h in heads]
     for i, one in enumerate(encoded):
         slow = Reference(model, one.ids)
         for j, (layer, head) in enumerate(heads):
             for p, (position, shown) in enumerate(zip(one.label_positions, one.prompt.demonstrations, strict=True)):
-                at = found.isel(prompt=i, head=j, place=p)
+                at = found.isel(prompt=i, listed_head=j, place=p)
                 vo = slow.value_output(layer, head, position)
                 bs = unembed.bs_values(vo, model.unembedding, "frozen", slow.scale)
                 own, other = one.label_ids[shown.label], 16 - one.label_ids[shown.label]
                 order = bs.argsort(descending=True).tolist()
-                assert (int(at["rank"]), int(at["other_rank"])) == (order.index(own) + 1, order.index(other) + 1)
+                assert (int(at["own_rank"]), int(at["other_rank"])) == (order.index(own) + 1, order.index(other) + 1)
                 assert float(at["reading"]) == pytest.approx(float(bs[own] - bs[other]), abs=1e-9)
                 assert float(at["attention"]) == pytest.approx(float(slow.attentions[layer][head, position]), abs=1e-12)
                 ratio = math.exp(at["score"] - found["score"][i, j, 0])  # the softmax hides a constant
@@ -37,8 +39,10 @@ def test_every_number_is_that_of_the_slow_reference(kind, float64, tmp_path):
                 assert ratio == pytest.approx(float(expected[0] / expected[1]), rel=1e-9)
         logits = model.hf(torch.tensor([one.ids])).logits[0, -1].log_softmax(-1)
         assert float(found["log_prob_true"][i]) == pytest.approx(float(logits[one.true_id]), abs=1e-9)
-    save(found, tmp_path / "reads.nc", {})
-    assert (load(tmp_path / "reads.nc")["rank"] == found["rank"]).all()
+    save(Opened(found), tmp_path / "reads.nc", {"measurement": "label_reads"})
+    again = load(tmp_path / "reads.nc").data
+    assert (again["own_rank"] == found["own_rank"]).all()
+    assert [Head(*at) for at in zip(again["layer"].values, again["head"].values, strict=True)] == heads
 
 
 def test_what_cannot_be_read_is_refused():

@@ -1,66 +1,94 @@
-"""What chapters see of a measurement: labels of one kind, a logit difference, random sets as a dimension."""
+"""What chapters see of a measurement: labels of one kind, and random sets that come back from a file with what they share."""
 
 import numpy as np
 import pytest
 import xarray as xr
+from conftest import shared_tiny
+from tiny_blocks import blocks
+from towerlab.measure.ablations import ablations
+from towerlab.measure.sets import rows, with_control
+from twotowers import schema
 from twotowers.errors import TwoTowersError
-from twotowers.opened import opened
+from twotowers.opened import Opened, of_labels, with_shared
+from twotowers.recorded import catalogue, load, save
 
-NAMES = ["none", "comparers", "comparers, 5 heads", *(f"{name}, random {i}" for name in ("comparers", "writers") for i in range(11))]
-
-
-def measured(heads, dim="heads"):
-    """Four prompts, the last one with names of classes as labels; every entry has a value of its own."""
-    values = np.arange(4.0 * len(heads)).reshape(len(heads), 4)
-    coords = {dim: heads, "pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]), "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])}
-    variables = {"log_prob_true": ((dim, "prompt"), values), "log_prob_other": ((dim, "prompt"), values / 4),
-                 "base_log_prob_true": ("prompt", values[0]), "base_log_prob_other": ("prompt", -values[0])}  # fmt: skip
-    return xr.Dataset(variables, coords, attrs={"model": "m"})
+PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
+DRAWS = {"own": [[(1, 1)], [(1, 2)], [(0, 3)]], "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]]}
+SIZED = {"own": [[(0, 1)], [(0, 1), (1, 0)]], "two": [[(0, 0)]]}
 
 
-def test_the_logit_difference_stands_in_what_has_answers():
-    data = opened(measured(["none"])).data
-    np.testing.assert_array_equal(data["logit_difference"], data["log_prob_true"] - data["log_prob_other"])
-    np.testing.assert_array_equal(data["base_logit_difference"], 2 * data["base_log_prob_true"])
-    assert data["logit_difference"].attrs["units"] == "nats" and data.attrs["model"] == "m"
+@pytest.fixture(scope="module")
+def measured():
+    """Ablations of two sets, of three random sets matched to each, and of sets of growing size."""
+    model, encoded = shared_tiny("gpt2"), blocks(2)
+
+    def measure(sets):
+        return ablations(model, encoded, sets, ["all"])
+
+    opened = with_control(measure, PLACE, DRAWS)
+    sized = measure({f"{name} {len(heads)}": heads for name, of in SIZED.items() for heads in of})
+    by_size = with_shared(rows(sized, 1, SIZED, "size", (1, 2)), opened.data)
+    return opened._replace(by_size=by_size), measure
+
+
+def test_random_sets_and_sizes_are_dimensions(measured):
+    opened, measure = measured
+    assert opened.data["heads"].values.tolist() == ["none", "own", "two"]
+    assert opened.control["heads"].values.tolist() == ["own", "two"] and opened.control["draw"].values.tolist() == [0, 1, 2]
+    assert opened.control["control"] == "random sets"
+    for name, of in DRAWS.items():
+        for draw, heads in enumerate(of):
+            alone = measure({"x": heads})["logit_difference"].sel(heads="x")
+            np.testing.assert_allclose(opened.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6)
+    of_size = opened.by_size["logit_difference"]
+    np.testing.assert_allclose(of_size.sel(heads="own", size=1), opened.data["logit_difference"].sel(heads="own"), atol=1e-6)
+    assert of_size.sel(heads="two", size=2).isnull().all() and (opened.by_size["says"].sel(heads="two", size=2) == -1).all()
+    assert with_control(measure, PLACE, {}).control is None
+
+
+def test_every_part_comes_back_from_its_file(measured, tmp_path):
+    opened, _ = measured
+    save(opened, tmp_path / "a.nc", {"measurement": "ablations", "model": "m"})
+    for part, again in zip(opened, load(tmp_path / "a.nc"), strict=True):
+        xr.testing.assert_allclose(part.drop_attrs(deep=False), again.drop_attrs(deep=False), rtol=2**-9)
+        assert again["pair"].dims == ("prompt",) and again.attrs["model"] == "m"
 
 
 def test_prompts_have_labels_of_one_kind():
-    every = measured(["none"])
-    assert opened(every).data.sizes["prompt"] == 3
-    assert opened(every, "names").data["pair"].values.tolist() == ["c/d"]
-    assert opened(every, "all").data.sizes["prompt"] == 4
+    values = xr.Dataset({"x": ("prompt", np.arange(4.0))}, {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]),
+                                                            "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])})  # fmt: skip
+    every = Opened(values, values)
+    assert [part.sizes["prompt"] for part in of_labels(every, "arbitrary")[:2]] == [3, 3]
+    assert of_labels(every, "names").data["pair"].values.tolist() == ["c/d"]
+    assert of_labels(every, "all").data.sizes["prompt"] == 4
     with pytest.raises(TwoTowersError, match="no labels 'nonsense'"):
-        opened(every, "nonsense")
+        of_labels(every, "nonsense")
 
 
-def test_random_sets_are_a_dimension():
-    every = measured(NAMES)
-    data, control = opened(every, "all")
-    assert data["heads"].values.tolist() == ["none", "comparers", "comparers, 5 heads"]
-    assert control["heads"].values.tolist() == ["comparers", "writers"] and control["draw"].values.tolist() == list(range(11))
-    assert control["log_prob_true"].dims == ("heads", "draw", "prompt") and control["control"] == "random sets"
-    for name in ("comparers", "writers"):
-        for draw in range(11):  # 10 comes after 2: numbers, not texts
-            one = every["log_prob_true"].sel(heads=f"{name}, random {draw}")
-            np.testing.assert_array_equal(control["log_prob_true"].sel(heads=name, draw=draw), one)
-    assert control["base_log_prob_true"].dims == ("prompt",)
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda d: d.drop_vars("logit_difference"), "it lacks logit_difference"),
+        (lambda d: d.drop_vars("pair"), "it lacks pair"),
+        (lambda d: d.assign(more=d["says"]), "more is not in the schema"),
+        (lambda d: d.isel(replacement=0), r"'replacement' is over \(\), not \(replacement\)"),
+        (lambda d: d.assign(says=d["says"].astype(float).assign_attrs(d["says"].attrs)), "'says' is no int"),
+        (lambda d: d.assign_coords(heads=np.arange(3)), "'heads' is no str"),
+        (lambda d: d.assign(says=d["says"].assign_attrs(units="words")), "'says' is not in 0 true label"),
+    ],
+)
+def test_another_form_is_refused_by_name(change, said, measured, tmp_path):
+    data = measured[0].data
+    schema.check("ablations", Opened(data))
+    with pytest.raises(schema.OtherForm, match=said):
+        schema.check("ablations", Opened(change(data)))
+    with pytest.raises(TwoTowersError, match=f"is not written: {said}"):
+        save(Opened(change(data)), tmp_path / "a.nc", {"measurement": "ablations"})
+    with pytest.raises(schema.OtherForm, match="in its group 'control'"):
+        schema.check("ablations", Opened(data, data))
 
 
-def test_random_directions_are_told_from_random_sets():
-    data, control = opened(measured(["comparers", "comparers, random direction 0"]))
-    assert control["control"] == "random directions" and data.sizes["heads"] == 1
-    assert opened(measured(["comparers"])).control is None
-
-
-def test_ways_of_a_path_are_a_dimension():
-    ways = [f"{name}, {way}" for name in ("writers", "writers, random 0") for way in ("total", "direct")]
-    names = ["none", "senders ablated", *ways]
-    every = measured(names, "variant")
-    data, control = opened(every, "all")
-    assert data["heads"].values.tolist() == ["none", "senders ablated", "writers"] and control["heads"].values.tolist() == ["writers"]
-    for way in ("total", "direct"):
-        of = {name: every["log_prob_true"].sel(variant=name) for name in names}
-        np.testing.assert_array_equal(data["log_prob_true"].sel(heads="writers", way=way), of[f"writers, {way}"])
-        np.testing.assert_array_equal(data["log_prob_true"].sel(heads="none", way=way), of["none"])
-        np.testing.assert_array_equal(control["log_prob_true"].sel(heads="writers", draw=0, way=way), of[f"writers, random 0, {way}"])
+def test_no_variable_has_the_name_of_a_dimension():
+    assert not {name for of in schema.VARIABLES.values() for name in of} & set(schema.DIMENSIONS)
+    assert set(schema.VARIABLES) == set(catalogue())

@@ -1,5 +1,6 @@
 """Path patching against whole runs of one prompt at a time in which plain hooks hold everything else still."""
 
+import itertools
 from contextlib import ExitStack
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from conftest import random_prompts, tiny
 from towerlab.measure.ablations import ablations, mean_z
-from towerlab.measure.path_patching import PATHS, path_patching, variant
+from towerlab.measure.path_patching import WAYS, path_patching
 from towerlab.model.attention_hooks import reading_attention
 from twotowers.errors import TwoTowersError
 
@@ -53,13 +54,13 @@ def put(model, heads, new):
 
 
 def slow(model, encoded, senders, receivers, replacement):
-    """Variant or (path, head) -> logits or attention weights of all positions."""
+    """(Set, way) -> logits, and (way, head) -> attention weights of all positions."""
     new = lambda layer, head: 0.0 if replacement is None else replacement[layer, head]  # noqa: E731
     plain, ablated = run(model, encoded), run(model, encoded, put(model, senders, new))
     held = run(
         model, encoded, lambda layer, z: put(model, senders, new)(layer, plain["z"][layer].clone()), plain["ffn"]
     )
-    out = {"none": plain["logits"], "senders ablated": ablated["logits"]}
+    out = {(name, way): x["logits"] for name, x in (("none", plain), ("senders ablated", ablated)) for way in WAYS}
     for path, other in (("none", plain), ("total", ablated), ("direct", held)):
         z = {}
         for layer, head in {head for heads in receivers.values() for head in heads}:
@@ -73,7 +74,7 @@ def slow(model, encoded, senders, receivers, replacement):
             out[path, f"{layer}-{head}"] = scores.softmax(-1)
             z[layer, head] = scores.softmax(-1) @ value[0, model.value_head(head)]
         for name, heads in receivers.items():
-            out[variant(name, path)] = run(model, encoded, put(model, heads, lambda *at, z=z: z[at]))["logits"]
+            out[name, path] = run(model, encoded, put(model, heads, lambda *at, z=z: z[at]))["logits"]
     return out
 
 
@@ -88,42 +89,39 @@ def test_every_variant_equals_runs_in_which_all_else_is_held(any_model, replaced
     encoded, (senders, receivers) = random_prompts(3, lengths=(11, 13)), sets_of(any_model)
     replacement = mean_z(any_model, random_prompts(3, seed=1))["last"] if replaced_by == "mean" else None
     found = path_patching(any_model, encoded, senders, receivers, replacement, max_tokens=24)
-    assert found.log_prob_true.dims == ("variant", "prompt")
-    assert found.attention.dims == ("path", "prompt", "receiver", "place") and "true" in found.coords
+    assert found.log_prob_true.dims == ("heads", "way", "prompt")
+    assert found.attention.dims == ("way", "prompt", "listed_head", "place") and "true" in found.coords
     for i, one in enumerate(encoded):
         expected = slow(any_model, one, senders, receivers, replacement)
-        for name in found["variant"].values:
-            log_prob = expected[name].log_softmax(-1)
-            assert float(found.log_prob_true.sel(variant=name)[i]) == pytest.approx(
-                float(log_prob[one.true_id]), abs=1e-9
-            )
-        for path in found["path"].values:
-            for head in found["receiver"].values:
-                weights = expected[path, head][list(one.label_positions)]
-                np.testing.assert_allclose(found.attention.sel(path=path, receiver=head)[i], weights, atol=1e-6)
+        for name, way in itertools.product(found["heads"].values, WAYS):
+            log_prob = float(expected[name, way].log_softmax(-1)[one.true_id])
+            assert float(found.log_prob_true.sel(heads=name, way=way)[i]) == pytest.approx(log_prob, abs=1e-9)
+        attention = {"none": found.attention_plain, **{way: found.attention.sel(way=way) for way in WAYS}}
+        for way, head in itertools.product(attention, found["listed_head"].values):
+            weights = expected[way, head][list(one.label_positions)]
+            np.testing.assert_allclose(attention[way].sel(listed_head=head)[i], weights, atol=1e-6)
     less = path_patching(any_model, encoded, senders, receivers, replacement, answers_only=["also"])
-    assert set(less.receiver.values) == {f"{layer}-{head}" for name in ("above", "below") for layer, head in receivers[name]}
+    assert set(less.listed_head.values) == {f"{layer}-{head}" for name in ("above", "below") for layer, head in receivers[name]}
     np.testing.assert_allclose(less.log_prob_true, found.log_prob_true, **EXACT)
-    lost = abs(found.log_prob_true - found.log_prob_true.sel(variant="none")).max("prompt")
-    assert float(lost.sel(variant=[variant("above", path) for path in PATHS]).min()) > 1e-5
+    lost = abs(found.log_prob_true - found.log_prob_true.sel(heads="none")).max("prompt")
+    assert float(lost.sel(heads="above").min()) > 1e-5
 
 
 def test_what_must_be_equal_by_definition(any_model):
     encoded, (senders, receivers) = random_prompts(2, lengths=(11,)), sets_of(any_model)
     found = path_patching(any_model, encoded, senders, receivers).log_prob_true
-    plain = found.sel(variant="none")
-    for path in PATHS:
-        np.testing.assert_allclose(found.sel(variant=variant("below", path)), plain, **EXACT)
+    plain = found.sel(heads="none")
+    np.testing.assert_allclose(found.sel(heads="below"), plain, **EXACT)
     at_last = ablations(any_model, encoded, {"senders": senders}, ["last"]).log_prob_true.sel(heads="senders").squeeze()
-    np.testing.assert_allclose(found.sel(variant="senders ablated"), at_last, **EXACT)
+    np.testing.assert_allclose(found.sel(heads="senders ablated", way="total"), at_last, **EXACT)
     # In the layer after the senders nothing lies between but their own layer's FFN, which only a sequential block lets respond.
     next_layer = path_patching(any_model, encoded, [(0, 1)], {"next": [(1, 0), (1, 1)]}).log_prob_true
-    total, direct = (next_layer.sel(variant=variant("next", path)) for path in PATHS)
+    total, direct = (next_layer.sel(heads="next", way=way) for way in WAYS)
     assert np.allclose(total, direct, **EXACT) == any_model.parallel
 
 
 def test_no_receiver_and_a_head_outside_the_model():
     model, encoded = tiny("gpt2"), random_prompts(2, lengths=(11,))
-    assert path_patching(model, encoded, [(0, 0)], {"empty": []}).log_prob_true.sizes["variant"] == 4
+    assert path_patching(model, encoded, [(0, 0)], {"empty": []}).log_prob_true.sizes["heads"] == 3
     with pytest.raises(TwoTowersError, match="is not in"):
         path_patching(model, encoded, [(0, 0)], {"a": [(0, 99)]})

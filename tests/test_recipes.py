@@ -11,9 +11,11 @@ from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurements
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
+from twotowers import schema
 from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
+from twotowers.opened import Opened
 from twotowers.recorded import about, catalogue, versions
 from twotowers.settings import Settings
 
@@ -45,11 +47,10 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
         return {e.prompt.dataset for e in encoded}
 
     def steered(model, encoded, directions, sets, *args, **kwargs):
-        same = {"comparers, same labels": True, "comparers, other labels": False}[next(iter(sets))]
-        assert labels(encoded) == directions if same else labels(encoded) | directions == set(LABELS)
-        assert same or not labels(encoded) & directions
-        zeros = np.zeros((1, len(encoded)), np.float32)
-        return observations(encoded, {"says": (("heads", "prompt"), zeros, "")}, heads=list(sets))
+        same = labels(encoded) == directions
+        assert same or (labels(encoded) | directions == set(LABELS) and not labels(encoded) & directions)
+        values = np.full((1, len(encoded)), same, np.float32)
+        return Opened(observations(encoded, {"says": (("heads", "prompt"), values, "")}, heads=list(sets)))
 
     def directions(model, encoded):
         assert all(len({e.prompt.cls for e in encoded if e.prompt.dataset == pair}) == 2 for pair in datasets(encoded))
@@ -61,7 +62,8 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
     run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
     measured = measurements()["steering_labels"].make(run)
     assert len(set(measured.pair.values)) == pairs
-    assert measured.sizes == {"heads": 2, "prompt": 4 * 2 * pairs}
+    assert measured.sizes == {"labels_of_direction": 2, "heads": 1, "prompt": 4 * 2 * pairs}
+    assert measured["says"].sel(labels_of_direction="same").all() and not measured["says"].sel(labels_of_direction="other").any()
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
         measurements()["steering_labels"].make(alone)
@@ -117,9 +119,10 @@ def run_of_two_pairs(kind, settings):
 
 @pytest.mark.parametrize("name", catalogue())
 def test_a_recipe_reads_what_it_says_it_needs(name, small):
-    """A need that is not said would leave the file as it is when what it was made from has changed."""
+    """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
     settings, model = small
     run = run_of_two_pairs(Recording, settings)
     run.__dict__["model"] = model
-    measurements()[name].make(run)
+    made = measurements()[name].make(run)
+    schema.check(name, made if isinstance(made, Opened) else Opened(made))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}

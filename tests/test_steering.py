@@ -46,7 +46,7 @@ def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind
     directions = class_directions(model, tiny_blocks.blocks(4))
     measured = steering(
         model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60
-    )
+    ).data
 
     def hook_of(layer, head, dose):
         added = torch.tensor(directions["query"].values[0, layer, head]) * dose / model.score_scaling(layer)
@@ -72,7 +72,7 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(float6
     model, encoded = tiny(kind), tiny_blocks.blocks(2, seed=1)
     heads = [(1, head) for head in range(model.n_heads) if model.value_head(head) == 1]  # all that share its keys
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured = steering(model, encoded, directions, {"group": heads}, (0.0, 1.5), ("keys",), random=0)
+    measured = steering(model, encoded, directions, {"group": heads}, (0.0, 1.5), ("keys",), random=0).data
     for i, e in enumerate(encoded):
         ids, cache = model.token_ids([e]), DynamicCache()
         model.hf(input_ids=ids[:, :-1], past_key_values=cache)
@@ -90,12 +90,15 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(float6
 def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
     model, encoded, sets = tiny("llama"), tiny_blocks.blocks(1, seed=1), {"one": [(1, 2)], "all": [(0, 0), (1, 2)]}
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
-    assert measured["heads"].values.tolist()[:4] == ["one", "all", "one, random direction 0", "one, random direction 1"]
+    measured, control, _ = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
+    assert measured["heads"].values.tolist() == control["heads"].values.tolist() == ["one", "all"]
+    assert control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"
+    first = steering(model, encoded, random_directions(directions, [0, 0]), sets, (0.0, 1.0), random=0).data["log_prob_true"]
+    np.testing.assert_allclose(control["log_prob_true"].sel(draw=0), first, rtol=0, atol=1e-9)
     flat = directions.copy(deep=True)
     flat["keys"] *= 0
-    alone = steering(model, encoded, flat, sets, (0.0, 1.0), random=0)["log_prob_true"]
-    known = measured["log_prob_true"].sel(heads=["one", "all"])
+    alone = steering(model, encoded, flat, sets, (0.0, 1.0), random=0).data["log_prob_true"]
+    known = measured["log_prob_true"]
     np.testing.assert_allclose(alone.sel(tower="both"), known.sel(tower="query"), rtol=0, atol=1e-9)
     assert (abs(known.sel(tower="both", dose=1) - known.sel(tower="query", dose=1)) > 1e-7).all()
     drawn = random_directions(directions, 0)
@@ -119,10 +122,11 @@ def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_o
 def test_directions_given_are_steered_along_like_random_ones(float64):
     model, encoded = tiny("gpt2"), tiny_blocks.blocks(1, seed=1)
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured = steering(model, encoded, directions, {"one": [(1, 0)]}, (1.0,), ("query",), random=0, others=[2 * directions])
+    measured = steering(model, encoded, directions, {"one": [(1, 0)]}, (1.0,), ("query",), others=[2 * directions])
     double = steering(model, encoded, directions, {"one": [(1, 0)]}, (2.0,), ("query",), random=0)
-    along = measured["log_prob_true"].sel(heads="one, random direction 0", dose=1.0)
-    np.testing.assert_allclose(along, double["log_prob_true"].sel(heads="one", dose=2.0), rtol=0, atol=1e-12)
+    along = measured.control["log_prob_true"].sel(draw=0, dose=1.0)
+    assert measured.control["control"] == "other class pairs"
+    np.testing.assert_allclose(along, double.data["log_prob_true"].sel(dose=2.0), rtol=0, atol=1e-12)
 
 
 def test_what_cannot_be_steered_is_refused():

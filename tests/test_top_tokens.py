@@ -13,6 +13,7 @@ from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.heads import Head
+from twotowers.opened import Opened
 from twotowers.recorded import load, save
 
 KINDS = ["gpt2", "gptj", "llama"]
@@ -54,15 +55,15 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(kind, floa
             for what, rows in vectors.items():
                 mean = sum(rows) / len(rows)
                 for name, taken in (("kept", 0), ("taken out", mean)):
-                    at = found.sel(what=what, mean=name).isel(prompt=2, head=j, place=place)
+                    at = found.sel(what=what, mean=name).isel(prompt=2, listed_head=j, place=place)
                     if what == "key, attention only" and layer == 0:
                         assert set(at["token"].values) == {""} and at["bs_value"].isnull().all()
                         continue
                     tokens, bs = sorted_tokens(model, rows[2] - taken, slow[2].scale, 5)
                     assert at["token"].values.tolist() == tokens
                     np.testing.assert_allclose(at["bs_value"], bs, atol=1e-9)
-    save(found, tmp_path / "top.nc", {})
-    assert (load(tmp_path / "top.nc")["token"] == found["token"]).all()
+    save(Opened(found), tmp_path / "top.nc", {"measurement": "top_tokens"})
+    assert (load(tmp_path / "top.nc").data["token"] == found["token"]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,7 +126,7 @@ def test_a_label_is_known_by_its_token_and_never_passed_over(float64):
     token = encoded[0].label_ids["foo"]
     plain = ["the" if i == token else f"word{i}" for i in range(VOCABULARY)]  # a piece of "foo", and a stop word
     found = measured.top_tokens(model, encoded, [Head(1, 1)], VOCABULARY, Lexicon(LEXICON.texts, tuple(plain)), CLASSES)
-    at = found.sel(what="value", mean="kept").isel(prompt=0, head=0)
+    at = found.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
     for place, d in enumerate(encoded[0].prompt.demonstrations):
         relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]
         assert relation.tolist() == [measured.RELATIONS.index("own label" if d.label == "foo" else "other label")]

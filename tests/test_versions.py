@@ -83,7 +83,7 @@ def test_identity_is_model_settings_texts_and_versions(lib):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "data/measurements").glob("*/*/*.nc")), ids=lambda path: "/".join(path.parts[-3:]))
 def test_a_recorded_file_is_of_these_texts_and_versions(path):
-    assert recorded.open_recorded(path.parts[-3], path.parts[-2], path.stem).attrs["measurement"] == path.stem
+    assert recorded.open_recorded(path.parts[-3], path.parts[-2], path.stem).data.attrs["measurement"] == path.stem
 
 
 def test_recorded_files_of_other_texts_or_older_code_are_refused_by_name(lib):

@@ -32,7 +32,7 @@ from twotowers.evidence import Judged
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
-from twotowers.opened import Opened, opened
+from twotowers.opened import Opened, of_labels
 from twotowers.paths import book_folder, slug
 from twotowers.recorded import Laboratory
 from twotowers.settings import Settings
@@ -68,7 +68,7 @@ class Chapter:
         self.left_out: dict[str, str] = {}
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {}
-        self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
+        self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
         self._sets: dict[str, dict[str, list[Head]]] = {}
 
@@ -89,23 +89,23 @@ class Chapter:
         labels = labels or ("arbitrary" if recorded.about(name).judges else "all")
         key = (suite or self.settings.suite, name, labels)
         if key not in self._views:
-            self._views[key] = {model: opened(dataset, labels) for model, dataset in self._datasets(name, suite).items()}
+            self._views[key] = {model: of_labels(every, labels) for model, every in self._files(name, suite).items()}
         return self._views[key]
 
-    def _datasets(self, name: str, suite: str | None) -> dict[str, xr.Dataset]:
+    def _files(self, name: str, suite: str | None = None) -> dict[str, Opened]:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
             every = {model: recorded.open_recorded(model, suite, name) for model in recorded.recorded()}
-            datasets = {model: dataset for model, dataset in every.items() if dataset is not None}
-            if self.model not in datasets:
+            files = {model: opened for model, opened in every.items() if opened is not None}
+            if self.model not in files:
                 of_suite = Laboratory(self.settings.model_copy(update={"suite": suite}))
-                datasets[self.model] = self._laboratories.setdefault(suite, of_suite).measured(name)
-            for model in sorted(every.keys() - datasets.keys()):
+                files[self.model] = self._laboratories.setdefault(suite, of_suite).opened(name)
+            for model in sorted(every.keys() - files.keys()):
                 self.not_recorded.setdefault(model, []).append(_command(model, suite, name))
             why = recorded.NOT_TESTABLE
-            self.left_out |= {m: d.attrs[why] for m, d in datasets.items() if why in d.attrs}
-            datasets = {m: d for m, d in datasets.items() if why not in d.attrs}
-            self._open[suite, name] = dict(sorted(datasets.items(), key=lambda item: item[1].attrs["parameters"]))
+            self.left_out |= {m: of.data.attrs[why] for m, of in files.items() if why in of.data.attrs}
+            files = {m: of for m, of in files.items() if why not in of.data.attrs}
+            self._open[suite, name] = dict(sorted(files.items(), key=lambda item: item[1].data.attrs["parameters"]))
         return self._open[suite, name]
 
     @property
@@ -130,10 +130,10 @@ class Chapter:
     def forms(self) -> dict[str, Form]:
         """Model -> the form of its prompts: what its measurements were given, else the best-learned one."""
         out = {}
-        for model, dataset in self._datasets("heads", None).items():
-            asked = json.loads(dataset.attrs["identity"])
+        for model, of in self._files("heads").items():
+            asked = json.loads(of.data.attrs["identity"])
             both = asked["k"] and asked["separator"]
-            out[model] = Form(asked["k"], asked["separator"]) if both else choose.form(self._datasets("forms", None)[model])
+            out[model] = Form(asked["k"], asked["separator"]) if both else choose.form(self._files("forms")[model].data)
         return out
 
     def compare(
@@ -188,7 +188,7 @@ class Chapter:
 
     def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
         """Random sets matched to a named set, or to some heads: same layers, other key-value groups."""
-        about = self._datasets("heads", None)[model].attrs
+        about = self._files("heads")[model].data.attrs
         layers, n_heads, n_kv = (int(about[name]) for name in ("layers", "heads", "key_value_heads"))
         of = self.sets[model][heads] if isinstance(heads, str) else [Head(*at) for at in heads]
         return choose.matched_sets(of, layers, n_heads, n_heads // n_kv, draws)
@@ -248,7 +248,7 @@ class Chapter:
 def _command(model: str, suite: str, name: str) -> str:
     """What records a measurement that a recorded model lacks, on as many blocks as its others."""
     heads = recorded.open_recorded(model, suite, "heads")
-    blocks = "" if heads is None else f" --blocks {json.loads(heads.attrs['identity'])['blocks']}"
+    blocks = "" if heads is None else f" --blocks {json.loads(heads.data.attrs['identity'])['blocks']}"
     return f"twotowers record {model} {name}{blocks}" + ("" if suite == "words" else f" --suite {suite}")
 
 

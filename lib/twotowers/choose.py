@@ -27,7 +27,7 @@ import xarray as xr
 
 from twotowers.errors import NotTestable
 from twotowers.forms import Form
-from twotowers.heads import Head
+from twotowers.heads import Head, listed
 
 TOP = 5
 MOST_K = 4
@@ -123,9 +123,9 @@ def matched_sets(
 
 
 def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
-    """Values (..., layer, head) of some heads, or of none: (..., heads), with their names ("18-6") as coordinate."""
-    layer, head = (xr.DataArray([int(at[axis]) for at in heads], dims="heads").astype(int) for axis in (0, 1))
-    return values.isel(layer=layer, head=head).assign_coords(heads=[str(Head(*h)) for h in heads])
+    """Values (..., layer, head) of some heads, or of none: (..., listed_head), with the coordinates of `heads.listed`."""
+    layer, head = (xr.DataArray([int(at[axis]) for at in heads], dims="listed_head").astype(int) for axis in (0, 1))
+    return values.isel(layer=layer, head=head).assign_coords(listed(heads))
 
 
 def turns(data: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:

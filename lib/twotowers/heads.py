@@ -37,6 +37,12 @@ def named(heads: Iterable[tuple[int, int]]) -> list[str]:
     return [f"{layer}-{head}" for layer, head in heads]
 
 
+def listed(heads: Iterable[tuple[int, int]]) -> dict[str, tuple[str, list]]:
+    """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer` and `head` beside them."""
+    dim, every = "listed_head", [Head(*head) for head in heads]
+    return {dim: (dim, named(every)), "layer": (dim, [h.layer for h in every]), "head": (dim, [h.head for h in every])}
+
+
 def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, name: str) -> None:
     """Raise TwoTowersError for a head that a model of this name and size does not have."""
     for layer, head in heads:

@@ -1,7 +1,7 @@
 """Measurements on disk: opened where they stand, refused where older code made them, asked of the laboratory where they lack.
 
-    open_recorded("smollm2-135m", "words", "heads")     # from data/measurements, None where there is none
-    Laboratory(settings).measured("heads")              # of any model: from its file, else measured
+    open_recorded("smollm2-135m", "words", "heads").data     # from data/measurements, None where there is none
+    Laboratory(settings).opened("heads").data           # of any model: from its file, else measured
     versions("heads")                                   # {"forms": 1, "heads": 1}
 
 A file says in its attribute `identity` what made it: the model, the settings, the texts, and the versions of its code and of all
@@ -18,13 +18,15 @@ import os
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import xarray as xr
 from pydantic import PositiveInt
 
+from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
+from twotowers.opened import GROUPS, Opened, own, with_shared
 from twotowers.paths import data_folder, slug
 from twotowers.settings import Settings
 
@@ -42,7 +44,7 @@ NOT_TESTABLE = "not_testable"
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
 DIGITS = 9
-"""Bits of a float's mantissa that are kept in files: one part in 1,024"""
+"""Bits of a float's mantissa that are kept in files: one part in 1,024; but for differences of large numbers, which are judged"""
 
 
 class VersionRow(Row):
@@ -109,7 +111,7 @@ def recorded() -> dict[str, Path]:
     return {path.name: path for path in sorted((data_folder() / "measurements").glob("*")) if path.is_dir()}
 
 
-def open_recorded(model: str, suite: str, name: str) -> xr.Dataset | None:
+def open_recorded(model: str, suite: str, name: str) -> Opened | None:
     """A recorded measurement, None where there is none.
 
     Raises TwoTowersError for one that other texts were measured for, or an older version of its code or of one that it needs.
@@ -117,8 +119,8 @@ def open_recorded(model: str, suite: str, name: str) -> xr.Dataset | None:
     path = data_folder() / "measurements" / model / suite / f"{name}.nc"
     if not path.is_file():
         return None
-    data = load(path)
-    made_of = json.loads(data.attrs.get("identity", "{}"))
+    opened = load(path)
+    made_of = json.loads(opened.data.attrs.get("identity", "{}"))
     if made_of.get("texts") != texts(suite):
         raise TwoTowersError(
             f"the recorded measurement '{path.name}' of {model} is of other texts than data/{', data/'.join(TEXTS[suite])}: "
@@ -131,7 +133,7 @@ def open_recorded(model: str, suite: str, name: str) -> xr.Dataset | None:
                 f"the recorded measurement '{path.name}' of {model} rests on version {made_by.get(part)} of '{part}', "
                 f"the code is of version {version}: record it again"
             )
-    return data
+    return opened
 
 
 def folder(settings: Settings) -> Path:
@@ -149,10 +151,10 @@ class Laboratory:
     def _run(self) -> Any:
         return importlib.import_module(LABORATORY).Run(self.settings)
 
-    def measured(self, name: str) -> xr.Dataset:
+    def opened(self, name: str) -> Opened:
         """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""
         try:
-            return self._run.measured(name)
+            return self._run.opened(name)
         except ModuleNotFoundError as error:
             raise TwoTowersError(
                 f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is not installed (there is no "
@@ -160,12 +162,33 @@ class Laboratory:
             ) from None
 
 
-def save(data: xr.Dataset, path: Path, provenance: Mapping[str, Any]) -> None:
+def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
     """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to DIGITS bits.
 
-    Raises TwoTowersError when it cannot be written.
+    Raises TwoTowersError when it has another form than the schema says, and when it cannot be written.
     """
-    data = data.assign_attrs({k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in provenance.items()})
+    about = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in provenance.items()}
+    data = opened.data.assign_attrs(about)
+    try:
+        schema.check(str(data.attrs.get("measurement")), opened)
+    except schema.OtherForm as error:
+        raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or twotowers/schema.py") from None
+    parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(opened, name)) is not None}
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for group, part in parts.items():
+            mode: Literal["w", "a"] = "w" if group == "/" else "a"
+            part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))
+        os.replace(scratch, path)
+    except OSError as error:
+        raise TwoTowersError(f"cannot write '{path}' ({error.strerror or error}): give another folder") from None
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
+    """How each variable is kept."""
     encoding: dict[str, dict[str, Any]] = {}
     for name, array in {str(name): array for name, array in data.variables.items()}.items():
         if array.dtype.kind == "U":  # as characters, which compress; strings of varying length do not
@@ -174,29 +197,29 @@ def save(data: xr.Dataset, path: Path, provenance: Mapping[str, Any]) -> None:
             encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
         if array.dtype.kind == "f" and array.ndim:
             encoding[name]["dtype"] = "float32"
-            if array.ndim > 2:
+            if array.ndim > 2 and name != "logit_difference":
                 encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data.to_netcdf(part, engine="netcdf4", encoding=encoding)
-        os.replace(part, path)
-    except OSError as error:
-        raise TwoTowersError(f"cannot write '{path}' ({error.strerror or error}): give another folder") from None
-    finally:
-        part.unlink(missing_ok=True)
+    return encoding
 
 
-def load(path: Path) -> xr.Dataset:
-    """A saved measurement, in memory. Raises TwoTowersError for a file that is missing or damaged."""
+def load(path: Path) -> Opened:
+    """A saved measurement, in memory. Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of
+    another form."""
     try:
-        with xr.open_dataset(path, engine="netcdf4") as file:
-            data = file.load()
+        groups = {name.strip("/"): data.load() for name, data in xr.open_groups(path, engine="netcdf4").items()}
+        for data in groups.values():
+            data.close()
     except FileNotFoundError:
         raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
     except (OSError, ValueError, RuntimeError) as error:
         raise TwoTowersError(f"the measurement '{path}' is damaged ({type(error).__name__}): delete it") from None
+    data = groups.pop("")
     for name in ("true", "true_first"):
         if name in data.coords:
             data[name] = data[name].astype(bool)
-    return data
+    try:
+        opened = Opened(data, **{name: with_shared(part, data) for name, part in groups.items() if name in GROUPS})
+        schema.check(str(data.attrs.get("measurement")), opened)
+    except (schema.OtherForm, ValueError) as error:
+        raise schema.OtherForm(f"the measurement '{path}' has another form ({error}): measure it again") from None
+    return opened

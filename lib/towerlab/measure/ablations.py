@@ -9,7 +9,7 @@ Ablating a head replaces what it feeds to W_O, everywhere or at the last positio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -20,12 +20,13 @@ from torch import Tensor
 from tqdm import tqdm
 from twotowers import choose
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, check_inside
+from twotowers.heads import Head, Heads, check_inside
+from twotowers.opened import Opened, with_shared
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import controls, present
+from towerlab.measure.sets import drawn, present, rows, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
 from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
@@ -140,40 +141,42 @@ def mean_z(
     return {where: (sums[where] / count[where]).unflatten(1, (model.n_heads, model.d_head)) for where in POSITIONS}
 
 
-DOSES = (1, 2, 5, 10, 20)
+SIZES = (1, 2, 5, 10, 20)
 """Numbers of heads that are ablated together"""
 
 
-def _ablated_sets(run: Run) -> dict[str, list[Head]]:
-    """The sets of the rules and of growing size, siblings, and random sets matched to three of them.
+def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> Opened:
+    """The sets of the rules and siblings; the first heads of two rankings by number; random sets matched to three sets.
 
     On sentences, which are long, only the paper's twelve heads and the random sets matched to them.
     """
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
-    many = choose.head_sets(run.measured("locating"), max(DOSES))
-    twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(DOSES)), 12)}
+    many = choose.head_sets(run.measured("locating"), max(SIZES))
+    twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(SIZES)), 12)}
     if run.settings.suite != "words":
-        return twelve | controls(run, "paper's twelve", twelve["paper's twelve"])
-    sets = dict(run.sets) | twelve
+        return with_control(measure, twelve, {name: drawn(run, heads) for name, heads in twelve.items()})
+    sets = dict(run.sets) | twelve | {"first comparer": many["comparers"][:1]}
     group = run.model.n_heads // run.model.n_key_value_heads
     for name in ("comparers", "writers"):
-        sets |= {f"{name}, {n} heads": many[name][:n] for n in DOSES if n <= len(many[name])}
         sets[f"siblings of {name}"] = choose.siblings(sets[name], group, run.model.n_heads)
     sets = present(sets)
-    for name in ("comparers", "writers", "paper's twelve"):
-        if name in sets:
-            sets |= controls(run, name, sets[name])
-    return sets
+    first = {name: [many[name][:n] for n in SIZES if n <= len(many[name])] for name in ("comparers", "writers") if name in sets}
+    flat = {f"{name}, {len(heads)}": heads for name, of in first.items() for heads in of}
+    draws = {name: drawn(run, sets[name]) for name in ("comparers", "writers", "paper's twelve") if name in sets}
+    data, control, _ = with_control(measure, {**sets, **flat}, draws)
+    n = data.sizes["heads"] - len(flat)
+    named = data.isel(heads=slice(n))
+    return Opened(named, control, with_shared(rows(data, n, first, "size", SIZES), named) if first else None)
 
 
 @measurement("ablations", needs=("locating", "singles"), version=2)
-def _ablations(run: Run) -> xr.Dataset:
+def _ablations(run: Run) -> Opened:
     """Sets of heads zeroed at all positions, as the EMNLP version does."""
-    return ablations(run.model, run.encode(run.few()), _ablated_sets(run), ("all",))
+    return _of_sets(run, lambda sets: ablations(run.model, run.encode(run.few()), sets, ("all",)))
 
 
 @measurement("ablations_last", needs=("locating", "singles"), version=2)
-def _ablations_last(run: Run) -> xr.Dataset:
+def _ablations_last(run: Run) -> Opened:
     """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
     replacements = {"zero": None, "mean": mean_z(run.model, run.locating())}
-    return ablations(run.model, run.encode(run.few()), _ablated_sets(run), ("last",), replacements)
+    return _of_sets(run, lambda sets: ablations(run.model, run.encode(run.few()), sets, ("last",), replacements))

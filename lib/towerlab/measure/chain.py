@@ -27,8 +27,10 @@ from twotowers import choose, recorded
 from twotowers.errors import NotTestable
 from twotowers.forms import Form, label_pairs
 from twotowers.heads import Head
+from twotowers.opened import Opened, each_part
 from twotowers.paths import shipped_models, slug
 from twotowers.recorded import NOT_TESTABLE
+from twotowers.schema import OtherForm
 from twotowers.settings import Settings
 
 from towerlab.model import files
@@ -42,6 +44,14 @@ if TYPE_CHECKING:
 
 LOCATING, JUDGING = 1, 2
 """Seeds of the blocks on which forms and heads are chosen, and of those that judge"""
+
+
+def _load(path: Path) -> Opened | None:
+    """A file, None for one of another form: older code wrote it."""
+    try:
+        return recorded.load(path)
+    except OtherForm:
+        return None
 
 
 @dataclass(frozen=True)
@@ -78,25 +88,29 @@ class Run:
 
         Where it has no meaning for the model it is empty, and its attribute NOT_TESTABLE says why.
         """
+        return self.opened(name, again).data
+
+    def opened(self, name: str, again: bool = False) -> Opened:
+        """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
-        if path.is_file() and not again:
-            data = recorded.load(path)
-            if data.attrs.get("identity") == identity:
-                return data
+        if path.is_file() and not again and (before := _load(path)) and before.data.attrs.get("identity") == identity:
+            return before
         for need in recorded.about(name).needs:
             self.measured(need)  # before the clock starts
         from towerlab.measure.registry import measurements
 
         started = time.monotonic()
         try:
-            data = measurements()[name].make(self)
+            made = measurements()[name].make(self)
         except NotTestable as error:
-            data = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
+            made = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
+        opened = made if isinstance(made, Opened) else Opened(made)
         seconds = time.monotonic() - started
         if self.settings.suite == "published":  # the sentences are not ours to pass on
-            data = data.drop_vars(["query", "text", "source_text"], errors="ignore")
-        recorded.save(data, path, self._provenance(name, identity, seconds))
-        why = data.attrs.get(NOT_TESTABLE)
+            texts = ["query", "text", "source_text"]
+            opened = each_part(opened, lambda part: part.drop_vars(texts, errors="ignore"))
+        recorded.save(opened, path, self._provenance(name, identity, seconds))
+        why = opened.data.attrs.get(NOT_TESTABLE)
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
         return recorded.load(path)
 

@@ -25,11 +25,12 @@ import torch
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads, check_inside
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import controls, present
+from towerlab.measure.sets import drawn, present, with_control
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
@@ -159,7 +160,7 @@ def interchanges(
 
 
 @measurement("interchanges", needs=("locating",), version=2)
-def _interchanges(run: Run) -> xr.Dataset:
+def _interchanges(run: Run) -> Opened:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
     classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
@@ -170,5 +171,6 @@ def _interchanges(run: Run) -> xr.Dataset:
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
-    sets = present(sets | {"first by attention": comparing[:1]}) | controls(run, "by attention", comparing)
-    return interchanges(run.model, pairs, sets, ("query", "keys", "values"))
+    sets = present(sets | {"first by attention": comparing[:1]})
+    draws = {"by attention": drawn(run, comparing)}
+    return with_control(lambda sets: interchanges(run.model, pairs, sets, ("query", "keys", "values")), sets, draws)

@@ -21,7 +21,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Heads, check_inside, named
+from twotowers.heads import Heads, check_inside, listed
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -108,7 +108,7 @@ def knockouts(
 
     At cut l, "below" blocks layers 0 to l - 1 and "from" layers l to the last; cut 0 is always measured, so "from" there
     is the full block, the positive control, and "below" there blocks nothing. `cuts`: `default_cuts`. With `heads`, also
-    `d_prime` (edges, side, cut, head, prompt): how far their keys at label positions tell the class of the text (see
+    `d_prime` (edges, side, cut, listed_head, prompt): how far their keys at label positions tell the class of the text (see
     `class_in_keys`), which needs whole blocks and several of each class pair. Cost for each of the edges: two whole
     runs, and for each cut two of the layers from it on, or of the last position alone where no other is cut off. Raises
     TwoTowersError for cuts and heads outside the model, and for a position that may not attend to itself.
@@ -126,11 +126,11 @@ def knockouts(
             keys = _of_edges(model, encoded, maker, cuts, heads, max_tokens, answers, e, bar)
             for at in np.ndindex(keys.shape[:3]):
                 d_prime[(e, *at)] = class_in_keys(keys[at], encoded)
-    coordinates = {"edges": list(edges), "side": list(SIDES), "cut": cuts}
+    coordinates: dict[str, Any] = {"edges": list(edges), "side": list(SIDES), "cut": cuts}
     variables = answers.variables(*coordinates)
     if heads:
-        variables["d_prime"] = ((*coordinates, "head", "prompt"), d_prime, "standard deviations")
-        coordinates["head"] = named(heads)
+        variables["d_prime"] = ((*coordinates, "listed_head", "prompt"), d_prime, "standard deviations")
+        coordinates |= listed(heads)
     return observations(encoded, variables, **coordinates)
 
 

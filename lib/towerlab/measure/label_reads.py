@@ -1,11 +1,11 @@
 """What some heads read off each label position, closely: ranks in the vocabulary, attention, score. Chapters 2, 3, 4, 6.
 
     data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
-    (1 / found["rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
+    (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
 
-`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables, (prompt, head, place):
+`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables, (prompt, listed_head, place):
 
-- `rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label that stands there, and of the
+- `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label that stands there, and of the
   other label (1 = highest; equal logits share the best rank). A head that writes one word wherever it looks ranks both
   alike, averaged over places;
 - `attention`: weight of the last position on the label position; `score` before the softmax (nats);
@@ -24,12 +24,12 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from twotowers.heads import Head, check_inside
+from twotowers.heads import Head, check_inside, listed
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import controls, present
+from towerlab.measure.sets import drawn, present
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, captures
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
@@ -71,18 +71,18 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
         for n in captures(model, encoded, {"weights", "scores", "values"}, max_tokens, read=read):
             bar.update(n)
     ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
-    dims = ("prompt", "head", "place")
+    dims = ("prompt", "listed_head", "place")
     return observations(
         encoded,
         {
-            "rank": (dims, ranks[..., 0], "1 = highest logit"),
+            "own_rank": (dims, ranks[..., 0], "1 = highest logit"),
             "other_rank": (dims, ranks[..., 1], "1 = highest logit"),
             "attention": (dims, attention, "share"),
             "score": (dims, score, "nats"),
             "reading": (dims, reading, "nats"),
             **answers.variables(),
         },
-        head=[str(head) for head in heads],
+        **listed(heads),
         vocabulary=model.unembedding.vocabulary,
     )
 
@@ -102,5 +102,5 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
 def _label_reads(run: Run) -> xr.Dataset:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)
-    sets |= controls(run, "located", run.sets["located"])
-    return label_reads(run.model, run.encode(run.few()), list(dict.fromkeys(head for heads in sets.values() for head in heads)))
+    every = [*sets.values(), *drawn(run, run.sets["located"])]
+    return label_reads(run.model, run.encode(run.few()), list(dict.fromkeys(head for heads in every for head in heads)))

@@ -1,6 +1,6 @@
 """The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our reading). Chapter 8.
 
-    data = mitigations(model, encoded, {"located": heads, "random 1": ...})
+    data = mitigations(model, encoded, {"located": heads, "others": ...})
 
 Remedies, each in every named set of heads:
 
@@ -26,14 +26,15 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, check_inside
+from twotowers.heads import Heads, check_inside
+from twotowers.opened import Opened
 
 from towerlab.measure.answers import joined
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import controls, present
+from towerlab.measure.sets import drawn, present, with_control
 from towerlab.model import query_key
 from towerlab.model.attention_hooks import last_scores
 from towerlab.model.capture import Capture, label_log_probs
@@ -53,7 +54,7 @@ SHARE = (0.5, 0.5)
 def mitigations(
     model: Model,
     encoded: Sequence[Encoded],
-    sets: Mapping[str, Sequence[Head]],
+    sets: Mapping[str, Heads],
     a_c: float = A_C,
     share: tuple[float, float] = SHARE,
     max_tokens: int = 2048,
@@ -115,7 +116,7 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
     return few, counts[many] / counts[few]
 
 
-def minority_shortcut(capture: Capture, model: Model, heads: Sequence[Head]) -> Float[Tensor, "batch d_model"]:
+def minority_shortcut(capture: Capture, model: Model, heads: Heads) -> Float[Tensor, "batch d_model"]:
     """a_v times what the heads write from the minority label's positions, sum of `alpha vo`. Zero for equal counts."""
     factor = torch.zeros_like(capture.weights[0, :, 0])
     for row, e in enumerate(capture.prompts):
@@ -157,7 +158,7 @@ def without_position(
 
 def recency_shortcut(
     model: Model,
-    heads: Sequence[Head],
+    heads: Heads,
     mixed: dict[tuple[int, int], Float[Tensor, "batch position"]],
     capture: Capture,
     share: tuple[float, float] = SHARE,
@@ -184,10 +185,14 @@ def recency_shortcut(
 
 
 @measurement("mitigations", needs=("locating",), version=1)
-def _mitigations(run: Run) -> xr.Dataset:
+def _mitigations(run: Run) -> Opened:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)
-    sets = present({"located": run.sets["located"]}) | controls(run, "located", run.sets["located"])
+    sets = present({"located": run.sets["located"]})
     names = [name for name in CONDITIONS if name != "plain"]
-    parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
-    return joined([part.drop_vars(["attention", "true"], errors="ignore") for part in parts], condition=names)
+
+    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
+        parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
+        return joined([part.drop_vars(["attention", "true"], errors="ignore") for part in parts], condition=names)
+
+    return with_control(measure, sets, {name: drawn(run, heads) for name, heads in sets.items()})

@@ -27,20 +27,21 @@ Variables = Mapping[str, tuple[Sequence[str], Any, str]]
 
 
 def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates: Any) -> xr.Dataset:
-    """A dataset over prompts, with their properties and those given as coordinates."""
+    """A dataset over prompts, with their properties and those given as coordinates; layers and heads count from 0."""
     of_prompts = about([e.prompt for e in encoded])
     arrays = {name: xr.DataArray(np.asarray(values), dims=dims, attrs={"units": unit})
               for name, (dims, values, unit) in variables.items()}  # fmt: skip
     if not any("place" in array.dims for array in arrays.values()):
         of_prompts.pop("true", None)
-    return xr.Dataset(arrays, coords={**of_prompts, **coordinates})
+    sizes = {dim: n for array in arrays.values() for dim, n in array.sizes.items() if dim in ("layer", "head")}
+    return xr.Dataset(arrays, coords={**{dim: range(n) for dim, n in sizes.items()}, **of_prompts, **coordinates})
 
 
 class Answers:
     """The model's answers to prompts, filled batch by batch: log-probabilities (nats) of both labels, and the top token.
 
-    `variables()` gives `log_prob_true`, `log_prob_other` and `says` (an index of SAYS), each over `dims`. Leading axes
-    are whatever was varied (sets of heads, doses).
+    `variables()` gives `log_prob_true`, `log_prob_other`, their difference and `says` (an index of SAYS), each over `dims`.
+    Leading axes are whatever was varied (sets of heads, doses).
     """
 
     def __init__(self, encoded: Sequence[Encoded], *shape: int):
@@ -70,5 +71,6 @@ class Answers:
         return {
             "log_prob_true": (dims, self.log_prob[..., 0], "nats"),
             "log_prob_other": (dims, self.log_prob[..., 1], "nats"),
+            "logit_difference": (dims, self.log_prob[..., 0] - self.log_prob[..., 1], "nats"),
             "says": (dims, self.says, "0 true label, 1 other label, 2 another token"),
         }

@@ -1,16 +1,16 @@
 """How much of what some heads do goes through the queries of others (path patching, Wang et al. 2022). Chapter 6.
 
     data = path_patching(model, encoded, comparers, {"writers": writers, "matched": others})
-    data.log_prob_true.sel(variant=variant("writers", "direct"))          # (prompt,)
-    data.attention.sel(path="direct", receiver="6-3")                     # (prompt, place)
+    data.log_prob_true.sel(heads="writers", way="direct")                 # (prompt,)
+    data.attention.sel(way="direct", listed_head="6-3")                   # (prompt, place)
 
-Senders are ablated, receivers change their queries; both at the last position only. Over the variants:
+Senders are ablated, receivers change their queries; both at the last position only. Over `heads`:
 
-- "none": the plain run;
-- "senders ablated": all that comes after the senders responds, as in `ablations`;
-- "writers, total": the writers' queries are those of the run with senders ablated. They differ by what the senders write
-  and by what all heads and FFN blocks in between make of it;
-- "writers, direct": the writers' queries differ only by what the senders themselves write. To the input of each
+- "none": the plain run, in both ways;
+- "senders ablated": all that comes after the senders responds, as in `ablations`, in both ways;
+- "writers", way "total": the writers' queries are those of the run with senders ablated. They differ by what the senders
+  write and by what all heads and FFN blocks in between make of it;
+- "writers", way "direct": the writers' queries differ only by what the senders themselves write. To the input of each
   writer's layer comes the change of the senders' attention blocks; all heads and FFN blocks in between stay as they were.
 
 With these queries and the keys and values of the plain run, the receivers' outputs are `softmax(q k) v`; they take the
@@ -26,13 +26,14 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.heads import Head, Heads, check_inside, listed
+from twotowers.opened import Opened
 
 from towerlab.measure.ablations import NONE
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import controls, present, with_comparers
+from towerlab.measure.sets import drawn, present, with_comparers, with_control
 from towerlab.model import query_key
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.label_positions import check_labels_left
@@ -43,16 +44,11 @@ from towerlab.model.routes import attention_block_output
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, batches
 
-PATHS = ("total", "direct")
+WAYS = ("total", "direct")
 SENDERS_ABLATED = "senders ablated"
 
 Queries = dict[int, Float[Tensor, "batch head 1 d_head"]]
 """Layer -> queries of the last position, as the layer's attention is given them"""
-
-
-def variant(receivers: str, path: str) -> str:
-    """The variant in which a named set of receivers has the queries of a path of PATHS."""
-    return f"{receivers}, {path}"
 
 
 @torch.inference_mode()
@@ -65,12 +61,12 @@ def path_patching(
     answers_only: Sequence[str] = (),
     max_tokens: int = 2048,
 ) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says (variant, prompt): see the module.
+    """log_prob_true, log_prob_other (nats) and says (heads, way, prompt): see the module.
 
-    And `attention` (path, prompt, receiver, place): the weight of each receiver on each label, with its queries of the
-    plain run ("none") and of each path; not for receivers named in `answers_only`. `replacement`: what senders feed to
-    W_O when ablated, by default zero; their means are `mean_z(...)["last"]`. Cost: a plain run, and one of the last
-    position for every variant. Memory: keys and values of `max_tokens` tokens. Raises TwoTowersError on a head outside
+    And `attention` (way, prompt, listed_head, place): the weight of each receiver on each label, with its queries of each
+    of WAYS, `attention_plain` with those of the plain run; not for receivers named in `answers_only`. `replacement`: what
+    senders feed to W_O when ablated, by default zero; their means are `mean_z(...)["last"]`. Cost: a plain run, and one of
+    the last position for every set and way. Memory: keys and values of `max_tokens` tokens. Raises TwoTowersError on a head outside
     the model, and as `heads` on prompts.
     """
     check_labels_left(encoded)
@@ -80,41 +76,43 @@ def path_patching(
     ablation = Ablation(frozenset(Head(*head) for head in senders), replacement)
     each = list(dict.fromkeys(Head(*h) for name, heads in receivers.items() if name not in answers_only for h in heads))
     layers = sorted({layer for heads in receivers.values() for layer, _ in heads})
-    variants = [NONE, SENDERS_ABLATED, *(variant(name, path) for name in receivers for path in PATHS)]
-    answers = Answers(encoded, len(variants))
-    attention = np.empty((1 + len(PATHS), len(encoded), len(each), len(encoded[0].label_positions)), dtype=np.float32)
+    answers = Answers(encoded, 2 + len(receivers), len(WAYS))
+    attention = np.empty((1 + len(WAYS), len(encoded), len(each), len(encoded[0].label_positions)), dtype=np.float32)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        def put(name: str, top: Tensor, log_prob: Tensor) -> None:
-            answers.put((variants.index(name),), index, top, log_prob)
+        def put(row: int, top: Tensor, log_prob: Tensor) -> None:
+            for way in range(len(WAYS)):
+                answers.put((row, way), index, top, log_prob)
 
         last, places = LastPosition(model, batch), torch.tensor([e.label_positions for e in batch])
-        put(NONE, *last.plain_answer())
+        put(0, *last.plain_answer())
         responding: Queries = {}
         top, log_prob = last.answers([reading_queries(ablation.edit(), layers, responding)])
-        put(SENDERS_ABLATED, top[0], log_prob[0])
+        put(1, top[0], log_prob[0])
         queries = {
             NONE: {layer: last.plain[layer].query for layer in layers},
             "total": responding,
             "direct": direct_queries(model, last, ablation, layers),
         }
         z = {}
-        for row, (path, of_layer) in enumerate(queries.items()):
+        for row, (way, of_layer) in enumerate(queries.items()):
             attended = {layer: attend(last.plain[layer], query) for layer, query in of_layer.items()}
-            z[path] = {layer: output for layer, (_, output) in attended.items()}
+            z[way] = {layer: output for layer, (_, output) in attended.items()}
             for i, (layer, head) in enumerate(each):
                 weights = attended[layer][0][:, head].cpu()
                 attention[row, index, i] = weights.gather(1, places).float().numpy()
-        patched = {variant(name, path): replaced(heads, z[path]) for name, heads in receivers.items() for path in PATHS}
-        answers.put_each(((variants.index(name),) for name in patched), index, *last.answers(list(patched.values())))
+        patched = {(row, w): replaced(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
+                   for w, way in enumerate(WAYS)}  # fmt: skip
+        answers.put_each(patched, index, *last.answers(list(patched.values())))
 
     with progress("path patching", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
             bar.update(len(index))
     return observations(
         encoded,
-        {**answers.variables("variant"), "attention": (("path", "prompt", "receiver", "place"), attention, "share")},
-        variant=variants, path=[NONE, *PATHS], receiver=[str(head) for head in each],
+        {**answers.variables("heads", "way"), "attention": (("way", "prompt", "listed_head", "place"), attention[1:], "share"),
+         "attention_plain": (("prompt", "listed_head", "place"), attention[0], "share")},
+        heads=[NONE, SENDERS_ABLATED, *receivers], way=list(WAYS), **listed(each),
     )  # fmt: skip
 
 
@@ -164,10 +162,14 @@ def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) 
 
 
 @measurement("path_patching", needs=("locating",), version=3)
-def _path_patching(run: Run) -> xr.Dataset:
+def _path_patching(run: Run) -> Opened:
     """From comparers to the queries of writers, of random sets matched to the writers, and of all heads that come later."""
     sets = with_comparers(run)
     first = min(layer for layer, _ in sets["comparers"])
     later = [Head(layer, h) for layer in range(first + 1, run.model.n_layers) for h in range(run.model.n_heads)]
-    receivers = present({"writers": sets["writers"]}) | controls(run, "writers", sets["writers"]) | {"all later heads": later}
-    return path_patching(run.model, run.encode(run.few()), sets["comparers"], receivers, answers_only=["all later heads"])
+    receivers = present({"writers": sets["writers"]}) | {"all later heads": later}
+
+    def measure(receivers: Mapping[str, Heads]) -> xr.Dataset:
+        return path_patching(run.model, run.encode(run.few()), sets["comparers"], receivers, answers_only=["all later heads"])
+
+    return with_control(measure, receivers, {"writers": drawn(run, sets["writers"])})

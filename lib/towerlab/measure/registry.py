@@ -18,15 +18,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import xarray as xr
+from twotowers.opened import Opened
 
 if TYPE_CHECKING:
     from towerlab.measure.chain import Run
 
 
 class Measurement(NamedTuple):
-    """`make(run)` gives the dataset; `needs` are measurements that it reads."""
+    """`make(run)` gives the dataset, with its control where it has one; `needs` are measurements that it reads."""
 
-    make: Callable[[Run], xr.Dataset]
+    make: Callable[[Run], xr.Dataset | Opened]
     needs: tuple[str, ...]
     version: int
     """to be raised when numbers change: recorded files of the old version are then refused by name"""
@@ -45,7 +46,7 @@ _REGISTRY: dict[str, Measurement] = {}
 def measurement(name: str, *, needs: tuple[str, ...], version: int, judges: bool = True) -> Callable:
     """Register a recipe under a name."""
 
-    def register(make: Callable[[Run], xr.Dataset]) -> Callable[[Run], xr.Dataset]:
+    def register(make: Callable[[Run], xr.Dataset | Opened]) -> Callable[[Run], xr.Dataset | Opened]:
         _REGISTRY[name] = Measurement(make, needs, version, judges)
         return make
 

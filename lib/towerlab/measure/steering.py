@@ -20,6 +20,7 @@ attends to, and nothing that it reads or writes there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -28,12 +29,13 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads, check_inside
+from twotowers.opened import Opened
 
 from towerlab.measure.answers import joined
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import DRAWS, controls, present, random_name, with_comparers
+from towerlab.measure.sets import DRAWS, drawn, present, with_comparers
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
@@ -104,13 +106,13 @@ def steering(
     others: Sequence[xr.Dataset] = (),
     seed: int = 0,
     max_tokens: int = 2048,
-) -> xr.Dataset:
+) -> Opened:
     """Answers with the heads of each set steered along the direction of the prompt's class pair: (tower, heads, dose, prompt).
 
-    `directions` of `class_directions`, on other prompts. `heads`: the names of `sets`, and for each as many of "NAME, random
-    direction 0" as `random` says: the same heads steered along random directions of the same norm, head by head; then along
-    `others`. Cost: a run of each prompt, and one of the last position alone for each tower, entry of heads and dose. Raises
-    TwoTowersError for a tower not of TOWERS, heads outside the model, and a class pair without a direction.
+    `directions` of `class_directions`, on other prompts. `heads`: the names of `sets`. The control, with a dimension `draw`:
+    the same heads steered along `others`, else along as many random directions as `random` says, of the same norm, head by
+    head. Cost: a run of each prompt, and one of the last position alone for each tower, set of heads, direction and dose.
+    Raises TwoTowersError for a tower not of TOWERS, heads outside the model, and a class pair without a direction.
     """
     if unknown := [tower for tower in towers if tower not in TOWERS]:
         raise TwoTowersError(f"tower '{unknown[0]}': choose among {', '.join(TOWERS)}")
@@ -119,28 +121,28 @@ def steering(
     if missing := {e.prompt.dataset for e in encoded} - set(directions["pair"].values.tolist()):
         raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads in sets.values() for layer, _ in heads})
-    drawn = [*(random_directions(directions, [seed, draw]) for draw in range(random)), *others]
+    drawn = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
     every_direction = [directions, *drawn]
-    entries = {name: (heads, 0) for name, heads in sets.items()}
-    entries |= {f"{name}, random direction {i}": (heads, i + 1) for name, heads in sets.items() for i in range(len(drawn))}
-    answers = Answers(encoded, len(towers), len(entries), len(doses))
+    answers = Answers(encoded, len(towers), len(sets), len(every_direction), len(doses))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         at = torch.tensor([e.label_positions for e in batch])
         added = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
         edits: dict[tuple, Edit] = {}
         for t, tower in enumerate(towers):
-            for h, (heads, draw) in enumerate(entries.values()):
-                query, keys = added[draw]
+            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(added)):
                 vectors = (None if tower == "keys" else query, None if tower == "query" else keys)
-                edits |= {(t, h, d): steer(heads, *vectors, at, dose) for d, dose in enumerate(doses)}
+                edits |= {(t, h, draw, d): steer(heads, *vectors, at, dose) for d, dose in enumerate(doses)}
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
     with progress("steering", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
             bar.update(len(index))
-    coordinates = {"tower": list(towers), "heads": list(entries), "dose": list(doses)}
-    return observations(encoded, answers.variables(*coordinates), **coordinates)
+    coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
+    both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
+    kind = "other class pairs" if others else "random directions"
+    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(drawn)), control=kind)
+    return Opened(both.isel(draw=0), control if drawn else None)
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -191,27 +193,27 @@ def _directions(run: Run) -> xr.Dataset:
 
 
 @measurement("steering", needs=("locating",), version=2)
-def _steering(run: Run) -> xr.Dataset:
+def _steering(run: Run) -> Opened:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
-    other = controls(run, "comparers", sets["comparers"])[random_name("comparers", 0)]
+    other = drawn(run, sets["comparers"])[0]
     steered = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
     return steering(run.model, run.encode(run.few()), _directions(run), steered)
 
 
 @measurement("steering_random", needs=("locating",), version=2)
-def _steering_random(run: Run) -> xr.Dataset:
+def _steering_random(run: Run) -> Opened:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
     sets = {"comparers": with_comparers(run)["comparers"]}
     return steering(run.model, run.encode(run.few()), _directions(run), sets, (-1.0, 1.0), ("query", "keys"), DRAWS)
 
 
 @measurement("steering_pairs", needs=("locating",), version=1)
-def _steering_pairs(run: Run) -> xr.Dataset:
+def _steering_pairs(run: Run) -> Opened:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
     others = directions_of_other_pairs(directions)
-    return steering(run.model, run.encode(run.few()), directions, sets, (-1.0, 1.0), ("query", "keys"), 0, others)
+    return steering(run.model, run.encode(run.few()), directions, sets, (-1.0, 1.0), ("query", "keys"), others=others)
 
 
 @measurement("steering_labels", needs=("locating",), version=2)
@@ -234,9 +236,9 @@ def _steering_labels(run: Run) -> xr.Dataset:
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
     directions = [class_directions(run.model, half) for half in located]
-    parts = []
-    for which, of_halves in (("same", directions), ("other", directions[::-1])):
-        sets = {f"comparers, {which} labels": with_comparers(run)["comparers"]}
-        each = zip(few, of_halves, strict=True)
-        parts.append(joined([steering(run.model, half, d, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, d in each]))
-    return xr.concat(parts, "heads")
+    sets, parts = {"comparers": with_comparers(run)["comparers"]}, []
+    for of_halves in (directions, directions[::-1]):
+        steered = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
+                   for half, of_half in zip(few, of_halves, strict=True)]  # fmt: skip
+        parts.append(joined([of.data for of in steered]))
+    return xr.concat(parts, xr.Variable("labels_of_direction", ["same", "other"]))

@@ -28,7 +28,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from twotowers.heads import Head, check_inside
+from twotowers.heads import Head, check_inside, listed
 from twotowers.recorded import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
@@ -98,7 +98,7 @@ def top_tokens(
     bs, ids = (np.moveaxis(part, -2, 3) for part in best(vectors))  # (prompt, head, what, mean, place, rank)
     query_bs, query_ids = best(queries)
     readings = {"": (bs, ids, all_relations[:, :-1]), "query_": (query_bs, query_ids, all_relations[:, -1])}
-    dims = {"": ("prompt", "head", "what", "mean", "place", "rank"), "query_": ("prompt", "head", "mean", "rank")}
+    dims = {"": ("prompt", "listed_head", "what", "mean", "place", "rank"), "query_": ("prompt", "listed_head", "mean", "rank")}
     texts = np.array(lexicon.texts)
     variables: dict[str, tuple] = {}
     for name, (values, tokens, relations) in readings.items():
@@ -110,13 +110,12 @@ def top_tokens(
     data = observations(
         encoded,
         variables,
-        head=[str(h) for h in heads],
+        **listed(heads),
         what=list(WHAT),
         mean=list(MEAN),
         rank=np.arange(1, bs.shape[-1] + 1),
     )
-    layer = xr.DataArray([head.layer for head in heads], dims="head")
-    empty = (data["what"] == WHAT[2]) & (layer == 0)
+    empty = (data["what"] == WHAT[2]) & (data["layer"] == 0)
     return data.assign(token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty),
                         relation=data["relation"].where(~empty, 0))  # fmt: skip
 

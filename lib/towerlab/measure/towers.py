@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from twotowers.heads import Head
+from twotowers.heads import Head, listed
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
@@ -20,9 +20,10 @@ from towerlab.prompts.prompt import Encoded
 
 
 def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
-    """`query_vector` (prompt, heads, component) and `key_vector` (prompt, heads, place, component), before any rotation to positions.
+    """`query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head, place, component).
 
-    The scaling is part of the query, so their product is the score (nats) as if no position were rotated.
+    Both before any rotation to positions. The scaling is part of the query, so their product is the score (nats) as if no
+    position were rotated.
     """
     check_labels_left(encoded)
     n, places, d = len(encoded), len(encoded[0].label_positions), model.d_head
@@ -41,9 +42,9 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
     with progress("towers", n) as bar:
         for done in captures(model, encoded, {"streams"}, read=read):
             bar.update(done)
-    variables = {"query_vector": (("prompt", "heads", "component"), query, "sqrt nats"),
-                 "key_vector": (("prompt", "heads", "place", "component"), key, "sqrt nats")}  # fmt: skip
-    return observations(encoded, variables, heads=[str(Head(*head)) for head in heads])
+    variables = {"query_vector": (("prompt", "listed_head", "component"), query, "sqrt nats"),
+                 "key_vector": (("prompt", "listed_head", "place", "component"), key, "sqrt nats")}  # fmt: skip
+    return observations(encoded, variables, **listed(heads))
 
 
 @measurement("towers", needs=("locating",), version=1)

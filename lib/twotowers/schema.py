@@ -1,0 +1,176 @@
+"""The form of every measurement: its variables with dimensions and units, and its coordinates. Checked on save and on load.
+
+- `head` is the number beside `layer`, both from 0. Single heads that are listed lie along `listed_head`, whose names ("18-6")
+  have `layer` and `head` beside them; `heads` are named sets of heads.
+- Random sets and random directions are a dimension `draw`, sizes of sets a dimension `size`, both in groups of their own, with
+  the same variables as the data: over (..., heads, draw, ...) in `control`, over (..., heads, size, ...) in `by_size`.
+- Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other.
+- No variable has the name of a dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import xarray as xr
+
+from twotowers.errors import TwoTowersError
+from twotowers.opened import GROUPS, Opened
+
+
+class Variable(NamedTuple):
+    """Dimensions in any order, unit, and type of the values."""
+
+    dims: tuple[str, ...]
+    units: str
+    type: type = float
+
+
+KINDS = {str: "UOST", int: "iu", float: "f", bool: "b"}
+"""Type -> kinds of numpy's types that hold it"""
+DIMENSIONS: dict[str, type | None] = {
+    "prompt": None, "place": None, "component": None, "sender": None, "layer": int, "head": int, "listed_head": str, "heads": str,
+    "draw": int, "size": int, "dose": float, "tower": str, "labels_of_direction": str, "what": str, "mean": str, "rank": int,
+    "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
+    "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
+    "output": int, "queries": int, "mlps": int, "sender_set": str,
+}  # fmt: skip
+"""Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
+Coordinates = dict[str, tuple[tuple[str, ...], type]]
+OF_PROMPTS: Coordinates = {name: (("prompt",), str) for name in ("pair", "labels", "cls", "query", "true_label", "order", "text")}
+OF_PROMPTS |= {"block": (("prompt",), int), "true_first": (("prompt",), bool)}
+BESIDE: dict[str, Coordinates] = {
+    "listed_head": {"layer": (("listed_head",), int), "head": (("listed_head",), int)},
+    "sender": {"sender_layer": (("sender",), int), "sender_head": (("sender",), int)},
+    "place": {"true": (("prompt", "place"), bool)},
+    "draw": {"control": ((), str)},
+}
+"""Dimension -> other coordinates that stand with it"""
+ALSO: dict[str, Coordinates] = {
+    "forms": {"k": (("prompt",), int), "separator": (("prompt",), str)},
+    "mitigations": {"condition": (("prompt",), str)},
+    "interchanges": {"pair_kind": (("prompt",), str), "source_text": (("prompt",), str)},
+    "label_reads": {"vocabulary": ((), int)},
+    "singles": {"positions": ((), str)},
+    **{name: {"norm": ((), str)} for name in ("heads", "locating", "norms")},
+}
+"""Measurement -> coordinates of its own"""
+OPTIONAL = {"query", "text", "source_text", "d_prime"}
+"""Texts are left out where they are not ours to pass on, d' where no head is listed"""
+PARTS = {"control": "draw", "by_size": "size"}
+"""Group -> the dimension that it has beside `heads`"""
+
+
+def _answers(*dims: str, side: str = "") -> dict[str, Variable]:
+    units = dict.fromkeys(("log_prob_true", "log_prob_other", "logit_difference"), "nats")
+    says = Variable((*dims, "prompt"), "0 true label, 1 other label, 2 another token", int)
+    return {f"{side}{name}": Variable((*dims, "prompt"), unit) for name, unit in units.items()} | {f"{side}says": says}
+
+
+EACH, AT_PLACES, BLOCKS = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place"), ("prompt", "layer", "kind")
+LISTED, TOKENS = ("prompt", "listed_head", "place"), ("prompt", "listed_head", "what", "mean", "place", "rank")
+OF_QUERY, ROUTE = ("prompt", "listed_head", "mean", "rank"), ("contrast", "output", "queries", "mlps")
+RELATION = "index of none, own label, other label, own text, own class, other class"
+_HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contribution", "increase")} | {
+    "attention": Variable(AT_PLACES, "share"), "block_increase": Variable(BLOCKS, "nats"),
+    "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
+}  # fmt: skip
+VARIABLES: dict[str, dict[str, Variable]] = {
+    "forms": _answers(), "answers": _answers(), "factorial": _answers(), "locating": _HEADS, "heads": _HEADS,
+    "norms": {"increase": Variable(EACH, "nats")},
+    "conditions": _answers("condition")
+    | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
+    | {f"attention_{name}": Variable(EACH, "share") for name in ("left", "removed")},
+    "towers": {"query_vector": Variable(("prompt", "listed_head", "component"), "sqrt nats"),
+               "key_vector": Variable((*LISTED, "component"), "sqrt nats")},
+    "label_reads": {name: Variable(LISTED, "1 = highest logit", int) for name in ("own_rank", "other_rank")} | _answers()
+    | {"attention": Variable(LISTED, "share"), "score": Variable(LISTED, "nats"), "reading": Variable(LISTED, "nats")},
+    "top_tokens": {f"{of}{name}": Variable(dims, unit, kind) for of, dims in (("", TOKENS), ("query_", OF_QUERY))
+                   for name, unit, kind in (("token", "token", str), ("bs_value", "nats", float), ("relation", RELATION, int))},
+    "steering": _answers("tower", "heads", "dose"), "steering_random": _answers("tower", "heads", "dose"),
+    "steering_pairs": _answers("tower", "heads", "dose"),
+    "steering_labels": _answers("labels_of_direction", "tower", "heads", "dose"),
+    "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
+    "path_patching": _answers("heads", "way") | {"attention": Variable(("way", *LISTED), "share"),
+                                                 "attention_plain": Variable(LISTED, "share")},
+    "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},
+    "ablations": _answers("positions", "replacement", "heads"), "ablations_last": _answers("positions", "replacement", "heads"),
+    "knockouts": _answers("edges", "side", "cut")
+    | {"d_prime": Variable(("edges", "side", "cut", "listed_head", "prompt"), "standard deviations")},
+    "mitigations": _answers("remedy", "heads"),
+    "rankings": {"score": Variable(("ranking", "layer", "head"), "see the ranking"), "induction_control": Variable(EACH[1:], "share")}
+    | {name: Variable(EACH, unit) for name, unit in (("function_vector", "probability"), ("attribution", "nats"),
+                                                     ("task_recognition", "norm"), ("task_learning", "logit / norm"))},
+    "looks": {
+        "logit_difference": Variable(("prompt",), "nats"), "logit_difference_outputs_held": Variable(("prompt",), "nats"),
+        "logit_difference_all_reversed": Variable(("reversed_position", "prompt"), "nats"),
+        "preference": Variable(("query_of", "query_position", *EACH), "share"),
+        "effect": Variable(("contrast", *EACH), "nats"), "direct_effect": Variable(("contrast", *EACH), "nats"),
+        "effect_by_route": Variable((*ROUTE, "sender", "prompt"), "nats"),
+        "joint_effect_by_route": Variable((*ROUTE, "sender_set", "prompt"), "nats"),
+    },
+}  # fmt: skip
+"""Measurement -> its variables"""
+
+
+def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
+    """Coordinate -> its dimensions and type, of some variables of a measurement."""
+    dims = dict.fromkeys(dim for variable in variables.values() for dim in variable.dims)
+    out: Coordinates = {dim: ((dim,), kind) for dim in dims if (kind := DIMENSIONS[dim])} | (OF_PROMPTS if "prompt" in dims else {})
+    return {c: row for dim in dims for c, row in BESIDE.get(dim, {}).items()} | out | ALSO.get(name, {})
+
+
+def check(name: str, opened: Opened) -> None:
+    """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one that holds nothing has."""
+    if name not in VARIABLES:
+        raise OtherForm(f"no measurement '{name}'")
+    for group in ("data", *GROUPS):
+        part = getattr(opened, group)
+        if part is None or (group == "data" and not part.variables):
+            continue
+        try:
+            _check(name, part, VARIABLES[name] if group == "data" else of_group(name, group))
+        except OtherForm as error:
+            raise OtherForm(f"{error}" + f", in its group '{group}'" * (group != "data")) from None
+
+
+def of_group(name: str, group: str) -> dict[str, Variable]:
+    """The variables of a group: those of the measurement, with one dimension more where they have `heads`."""
+    return {
+        variable: about._replace(dims=(*about.dims, PARTS[group])) if "heads" in about.dims else about
+        for variable, about in VARIABLES[name].items()
+    }
+
+
+class OtherForm(TwoTowersError):
+    """A measurement has another form than the schema says."""
+
+
+def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> None:
+    wanted: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
+    wanted = coordinates(name, {variable: variables[variable] for variable in wanted}) | wanted
+    if missing := {*variables, *wanted} - {*map(str, data.variables)} - OPTIONAL:
+        raise OtherForm(f"it lacks {', '.join(sorted(missing))}")
+    if more := {*map(str, data.variables)} - {*wanted}:
+        raise OtherForm(f"{', '.join(sorted(more))} is not in the schema")
+    for variable, (dims, kind) in wanted.items():
+        if variable not in data.variables:
+            continue
+        array = data[variable]
+        if set(array.dims) != set(dims) or len(array.dims) != len(dims):
+            raise OtherForm(f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})")
+        if array.dtype.kind not in KINDS[kind] or (array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)):
+            raise OtherForm(f"'{variable}' is no {kind.__name__}")
+        if variable in variables and array.attrs.get("units") != variables[variable].units:
+            raise OtherForm(f"'{variable}' is not in {variables[variable].units}")
+
+
+def listing() -> str:
+    """Every variable of every measurement, as a table in reStructuredText: a page shows it."""
+    rows = [(name, variable, ", ".join(about.dims), about.units) for name, of in VARIABLES.items() for variable, about in of.items()]
+    lines = "".join("   " + ", ".join(f'"{cell}"' for cell in row) + "\n" for row in rows)
+    return f"\n.. csv-table::\n   :header: measurement, variable, dimensions, unit\n\n{lines}"
+
+
+__doc__ = (__doc__ or "") + listing()
