@@ -9,6 +9,7 @@ from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurements
+from towerlab.measure.sets import present
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
 from twotowers import schema
@@ -126,3 +127,15 @@ def test_a_recipe_reads_what_it_says_it_needs(name, small):
     made = measurements()[name].make(run)
     schema.check(name, made if isinstance(made, Opened) else Opened(made))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
+
+
+def test_named_sets_sizes_and_draws_of_one_name_are_kept_apart(small):
+    """Five writers zeroed are the same as a named set and as the first five by size; none of the random sets is."""
+    settings, model = small
+    run = run_of_two_pairs(Run, settings)
+    run.__dict__["model"] = model
+    named, control, by_size = measurements()["ablations"].make(run)
+    assert set(present({**run.sets, "paper's twelve": [Head(0, 0)]})) <= set(named["heads"].values.tolist())
+    writers = named.sel(heads="writers")["log_prob_true"]
+    np.testing.assert_array_equal(by_size.sel(heads="writers", size=5)["log_prob_true"].values.ravel(), writers.values.ravel())
+    assert not (control.sel(heads="writers")["log_prob_true"] == writers).all("prompt").any()

@@ -5,6 +5,7 @@ twotowers record smollm2-135m --blocks 200      # into data/measurements; interr
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 twotowers verdicts path/to/model                # every claim on a model of one's own, beside what was registered
 twotowers models                                # those with a name; with names: fetch them now
+twotowers check data/measurements/NAME           # a recorded folder, before it is handed in or taken
 twotowers verify --model gpt2-large             # the numbers that the authors print
 twotowers versions --pin                        # after a change of what measures
 """
@@ -50,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
     models.add_argument("names", nargs="*", metavar="NAME")
     versions = commands.add_parser("versions", help="measurements whose code changed since data/versions.csv was written")
     versions.add_argument("--pin", action="store_true", help="write it: where numbers change, raise the version first")
+    check = commands.add_parser("check", help="whether a folder of recorded measurements is what the book takes")
+    check.add_argument("folder", help="such as data/measurements/NAME")
     verify = commands.add_parser("verify", help="measure the numbers that the authors' own notebooks print")
     verify.add_argument("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
     return top
@@ -149,6 +152,19 @@ def _versions(arguments: argparse.Namespace, command: str) -> int:
     return int(bool(changed) and not arguments.pin)
 
 
+def _check(arguments: argparse.Namespace, command: str) -> int:
+    from pathlib import Path
+
+    from twotowers.contributed import faults
+
+    folder = Path(arguments.folder).resolve()
+    if not folder.is_dir():
+        raise TwoTowersError(f"'{arguments.folder}' is no folder")
+    lines = faults(folder)
+    print("\n".join(lines) or f"{folder.name}: {len(list(folder.rglob('*.nc')))} measurements, all as the schema says")
+    return 2 if lines else 0
+
+
 def _verify(arguments: argparse.Namespace, command: str) -> int:
     from towerlab.paper import verify
     from towerlab.paper.published import paper_model
@@ -172,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is stopped lets go as on Ctrl-C
     does = {
         "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
-        "models": _models, "versions": _versions, "verify": _verify,
+        "models": _models, "versions": _versions, "check": _check, "verify": _verify,
     }  # fmt: skip
     try:
         return does[parsed.do](parsed, shlex.join(["twotowers", *typed]))

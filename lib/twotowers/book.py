@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import xarray as xr
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers import choose, claims, evidence, figures, intervals, recorded
+from twotowers import choose, claims, contributed, evidence, figures, intervals, recorded
 from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import Judged
@@ -95,7 +96,7 @@ class Chapter:
     def _files(self, name: str, suite: str | None = None) -> dict[str, Opened]:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
-            every = {model: recorded.open_recorded(model, suite, name) for model in recorded.recorded()}
+            every = {model: recorded.open_recorded(model, suite, name) for model in self.models}
             files = {model: opened for model, opened in every.items() if opened is not None}
             if self.model not in files:
                 of_suite = Laboratory(self.settings.model_copy(update={"suite": suite}))
@@ -107,6 +108,15 @@ class Chapter:
             files = {m: of for m, of in files.items() if why not in of.data.attrs}
             self._open[suite, name] = dict(sorted(files.items(), key=lambda item: item[1].data.attrs["parameters"]))
         return self._open[suite, name]
+
+    @cached_property
+    def models(self) -> list[str]:
+        """Recorded models. Folders that are odd are left out, each named in a line."""
+        odd = {name: lines for name, folder in recorded.recorded().items() if (lines := contributed.faults(folder))}
+        for name, lines in odd.items():
+            more = f"; {len(lines) - 1} more" if len(lines) > 1 else ""
+            note(f"Left out: data/measurements/{name}: {lines[0]}{more}. All with: twotowers check data/measurements/{name}")
+        return [name for name in recorded.recorded() if name not in odd]
 
     @property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
@@ -349,9 +359,22 @@ def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%"
         for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
     ]
     wide = table.assign(cell=cell).pivot_table(index=list(rows), columns=column, values="cell", aggfunc="first", sort=False)
-    return wide.fillna("").style
+    return shown(wide.fillna(""), index=True)
+
+
+def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
+    """A table for a page, every text in it escaped. `index`: with its index; form: as of `Styler.format`."""
+    styler = table.style.format(escape="html", **form)
+    for axis in (0, 1):
+        styler = styler.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)
+    return styler if index else styler.hide(axis="index")
 
 
 def note(text: str) -> None:
-    """Show a sentence made in a cell."""
+    """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag."""
+    display(HTML(f'<p class="note">{html.escape(text)}</p>'))
+
+
+def markdown(text: str) -> None:
+    """Show Markdown. Give nothing that comes from a measurement."""
     display(Markdown(text))

@@ -107,8 +107,8 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
 
 
 def recorded() -> dict[str, Path]:
-    """Name -> folder of every model whose measurements are recorded in data/measurements."""
-    return {path.name: path for path in sorted((data_folder() / "measurements").glob("*")) if path.is_dir()}
+    """Name -> folder of every model whose measurements are recorded in data/measurements, not yet checked."""
+    return {path.name: path for path in sorted((data_folder() / "measurements").glob("[!.]*")) if path.is_dir()}
 
 
 def open_recorded(model: str, suite: str, name: str) -> Opened | None:
@@ -120,20 +120,24 @@ def open_recorded(model: str, suite: str, name: str) -> Opened | None:
     if not path.is_file():
         return None
     opened = load(path)
-    made_of = json.loads(opened.data.attrs.get("identity", "{}"))
+    check_current(json.loads(opened.data.attrs.get("identity", "{}")), model, suite, name)
+    return opened
+
+
+def check_current(made_of: Mapping[str, Any], model: str, suite: str, name: str) -> None:
+    """Raises TwoTowersError where an identity is of other texts, or of an older version of a measurement or of its needs."""
     if made_of.get("texts") != texts(suite):
         raise TwoTowersError(
-            f"the recorded measurement '{path.name}' of {model} is of other texts than data/{', data/'.join(TEXTS[suite])}: "
+            f"the recorded measurement '{name}.nc' of {model} is of other texts than data/{', data/'.join(TEXTS[suite])}: "
             "record it again"
         )
     made_by = made_of.get("versions", {})
     for part, version in versions(name).items():
         if made_by.get(part) != version:
             raise TwoTowersError(
-                f"the recorded measurement '{path.name}' of {model} rests on version {made_by.get(part)} of '{part}', "
+                f"the recorded measurement '{name}.nc' of {model} rests on version {made_by.get(part)} of '{part}', "
                 f"the code is of version {version}: record it again"
             )
-    return opened
 
 
 def folder(settings: Settings) -> Path:
@@ -202,13 +206,14 @@ def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
     return encoding
 
 
-def load(path: Path) -> Opened:
-    """A saved measurement, in memory. Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of
-    another form."""
+def load(path: Path, lazy: bool = False) -> Opened:
+    """A saved measurement, in memory; `lazy`: its form is checked, values are read when asked for.
+
+    Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of another form."""
     try:
-        groups = {name.strip("/"): data.load() for name, data in xr.open_groups(path, engine="netcdf4").items()}
-        for data in groups.values():
-            data.close()
+        groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
+        for part in () if lazy else groups.values():
+            part.load().close()
     except FileNotFoundError:
         raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
     except (OSError, ValueError, RuntimeError) as error:

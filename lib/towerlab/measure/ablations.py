@@ -161,7 +161,7 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
         sets[f"siblings of {name}"] = choose.siblings(sets[name], group, run.model.n_heads)
     sets = present(sets)
     first = {name: [many[name][:n] for n in SIZES if n <= len(many[name])] for name in ("comparers", "writers") if name in sets}
-    flat = {f"{name}, {len(heads)}": heads for name, of in first.items() for heads in of}
+    flat = {f"{name}, first {len(heads)}": heads for name, of in first.items() for heads in of}
     draws = {name: drawn(run, sets[name]) for name in ("comparers", "writers", "paper's twelve") if name in sets}
     data, control, _ = with_control(measure, {**sets, **flat}, draws)
     n = data.sizes["heads"] - len(flat)

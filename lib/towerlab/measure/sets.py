@@ -31,7 +31,9 @@ def with_control(
 
     `draws`: name -> the random sets matched to that set, as many for each name.
     """
-    flat = {f"{name}, {i}": heads for name, of in draws.items() for i, heads in enumerate(of)}
+    flat = {f"{name}, random {i}": heads for name, of in draws.items() for i, heads in enumerate(of)}
+    if shared := set(sets) & set(flat):
+        raise ValueError(f"two sets are called '{shared.pop()}'")
     both = measure({**sets, **flat})
     n = both.sizes["heads"] - len(flat)
     data = both.isel(heads=slice(n))

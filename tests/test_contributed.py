@@ -1,0 +1,213 @@
+"""A stranger's recorded folder is data: what is odd is named and left out, and no text of it becomes a tag of a page."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import papermill
+import pytest
+import xarray as xr
+from conftest import ROOT
+from towerlab import cli
+from twotowers import book, recorded
+from twotowers.contributed import faults
+from twotowers.opened import Opened, each_part
+
+SMOLLM2 = ROOT / "data/measurements/smollm2-135m"
+TAG = "<x-evil><img src=x onerror=alert(1)>"
+
+
+def without_recorded(folder: Path) -> Path:
+    """A home with the book's data, and no recorded folder."""
+    (folder / "data/measurements").mkdir(parents=True)
+    for path in (ROOT / "data").iterdir():
+        if path.name != "measurements":
+            (folder / "data" / path.name).symlink_to(path)
+    (folder / "book").symlink_to(ROOT / "book")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOTOWERS_HOME", str(tmp_path))
+    return without_recorded(tmp_path)
+
+
+@pytest.fixture
+def someone(home):
+    """A recorded folder of a few measurements."""
+    return copied(home / "data/measurements/someone", ("forms", "locating", "singles", "towers"))
+
+
+def copied(folder: Path, names) -> Path:
+    """Recorded files of SmolLM2, as of the model that the folder is named after."""
+    (folder / "words").mkdir(parents=True)
+    for name in names:
+        shutil.copy(SMOLLM2 / f"words/{name}.nc", folder / "words")
+        change(folder, name, model=folder.name)
+    return folder
+
+
+def change(folder: Path, file: str, **attributes) -> None:
+    with netCDF4.Dataset(folder / f"words/{file}.nc", "a") as data:
+        for name, value in attributes.items():
+            data.delncattr(name) if value is None else data.setncattr(name, value)
+
+
+def identity(folder: Path, **settings) -> str:
+    """The identity of its singles, with some settings changed."""
+    with netCDF4.Dataset(folder / "words/singles.nc") as data:
+        return json.dumps(json.loads(data.identity) | settings)
+
+
+def huge(folder: Path) -> None:
+    """A small file that unpacks to 24 GB."""
+    with netCDF4.Dataset(folder / "words/norms.nc", "w") as data:
+        data.createDimension("prompt", 3_000_000_000)
+        data.createVariable("increase", "f8", ("prompt",), zlib=True, chunksizes=(30_000_000,))
+    assert (folder / "words/norms.nc").stat().st_size < 1e6
+
+
+def group(folder: Path) -> None:
+    with netCDF4.Dataset(folder / "words/singles.nc", "a") as data:
+        data.createGroup("more")
+
+
+def renamed(old: str, new: str):
+    def rename(folder: Path) -> None:
+        with netCDF4.Dataset(folder / "words/singles.nc", "a") as data:
+            data.renameVariable(old, new)
+
+    return rename
+
+
+def tag_in_a_name(folder: Path) -> None:
+    opened = recorded.load(folder / "words/singles.nc")
+    named = opened.data.assign_coords(pair=opened.data["pair"].copy(data=np.full(opened.data.sizes["prompt"], f"a/b{TAG}")))
+    recorded.save(Opened(named), folder / "words/singles.nc", {})
+
+
+def head_beyond(folder: Path) -> None:
+    with netCDF4.Dataset(folder / "words/towers.nc", "a") as data:
+        data["layer"][0] = 99
+
+
+ODD = [
+    (lambda f: change(f, "singles", parameters=None), "'parameters': Field required"),
+    (lambda f: change(f, "singles", layers="many"), "'layers': Input should be a valid integer"),
+    (lambda f: change(f, "singles", page="x"), "'page': Extra inputs"),
+    (lambda f: change(f, "singles", identity="[1]"), "'identity' is no list of settings"),
+    (lambda f: change(f, "singles", identity="{"), "'identity' is no list of settings"),
+    (lambda f: change(f, "singles", identity=identity(f, locate="a lot")), "locate='a lot': give a whole number"),
+    (lambda f: change(f, "singles", identity=identity(f, seed=1)), "its seed is 1, that of files before it 0"),
+    (lambda f: change(f, "singles", identity=identity(f, model="other@1")), "its identity is of 'other@1'"),
+    (lambda f: change(f, "singles", identity=identity(f, texts="0")), "is of other texts than data"),
+    (lambda f: change(f, "singles", identity=identity(f, versions={"forms": 0})), "rests on version 0 of 'forms'"),
+    (lambda f: change(f, "singles", fingerprint="x", identity=identity(f, model="x")), "its fingerprint is x, that of files before"),
+    (lambda f: change(f, "singles", model="smollm2-135m"), "it says 'smollm2-135m', and lies where 'someone' belongs"),
+    (lambda f: change(f, "singles", measurement="norms"), "has another form"),
+    (lambda f: change(f, "singles", layers=31), "'layer' does not count from 0 to 30"),
+    (lambda f: (f / "words/singles.nc").write_bytes(b"CDF"), "it is damaged"),
+    (lambda f: (f / "words/singles.nc").rename(f / "words/more.nc"), "write SUITE/NAME.nc"),
+    (lambda f: (f / "words").rename(f / "poems"), "write SUITE/NAME.nc"),
+    (lambda f: shutil.rmtree(f / "words"), "it holds no measurement"),
+    (renamed("pair", "pears"), "it lacks pair"),
+    (tag_in_a_name, "its 'pair' holds a sign of HTML"),
+    (huge, "it would take 22 GiB"),
+    (group, "the group 'more' is not in the schema"),
+    (head_beyond, "its 'layer' goes beyond 29"),
+]
+
+
+@pytest.mark.parametrize("spoil, said", ODD, ids=[said for _, said in ODD])
+def test_an_odd_folder_is_named_and_left_out(spoil, said, someone, monkeypatch, capsys):
+    assert faults(someone) == [] and cli.main(["check", str(someone)]) == 0
+    spoil(someone)
+    lines = faults(someone)
+    assert said in "\n".join(lines) and all(line.isprintable() for line in lines)
+    assert cli.main(["check", str(someone)]) == 2 and lines[0] in capsys.readouterr().out
+    shown = []
+    monkeypatch.setattr(book, "display", lambda html: shown.append(html.data))
+    copied(someone.parent / "sound", ("forms", "locating"))
+    chapter = book.open({"model": "sound"})
+    assert list(chapter.measured("forms")) == ["sound"] and list(chapter.sets) == ["sound"]
+    assert len(shown) == 1 and "Left out: data/measurements/someone: " in shown[0]
+
+
+def test_the_name_of_a_folder_is_no_tag(home, monkeypatch):
+    folder = home / f"data/measurements/{TAG}"
+    copied(folder, ("forms",))
+    assert faults(folder)[0].endswith("is no name of a model: use letters, digits, '.', '_' and '-'")
+    copied(folder.parent / "sound", ("forms",))
+    shown = []
+    monkeypatch.setattr(book, "display", lambda html: shown.append(html.data))
+    assert list(book.open({"model": "sound"}).measured("forms")) == ["sound"]
+    assert "Left out" in shown[0] and tags(shown[0]) == ["p"]
+
+
+def test_recorded_folders_are_sound():
+    assert not any(faults(folder) for folder in recorded.recorded().values())
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+
+
+def tags(html: str) -> list[str]:
+    parser = Tags()
+    parser.feed(html)
+    return parser.names
+
+
+def hostile(path: Path, model: str) -> None:
+    """Puts a tag into every text of a measurement that may hold any."""
+    opened = recorded.load(path)
+
+    def spoiled(part: xr.Dataset) -> xr.Dataset:
+        for name in {"query", "text", "source_text", "token", "query_token"} & {*map(str, part.variables)}:
+            part = part.assign({name: part[name].copy(data=np.char.add(part[name].values.astype(str), TAG))})
+        return part
+
+    texts = {name: TAG for name in ("quantisation", "command", "date", "machine", "libraries", "licence")}
+    recorded.save(each_part(opened, spoiled), path, texts | {"model": model})
+
+
+@pytest.fixture(scope="module")
+def hostile_home(tmp_path_factory):
+    """A home with two recorded folders: SmolLM2's, and the same with tags in its texts."""
+    home = without_recorded(tmp_path_factory.mktemp("home"))
+    folder = home / "data/measurements/hostile"
+    folder.with_name(SMOLLM2.name).symlink_to(SMOLLM2)
+    shutil.copytree(SMOLLM2, folder)
+    for path in folder.rglob("*.nc"):
+        hostile(path, folder.name)
+    for name in ("words/mitigations", "sentences/ablations"):  # which have no meaning, and say why
+        path = folder / f"{name}.nc"
+        attributes = recorded.load(path).data.attrs | {"not_testable": f"{TAG} [x](javascript:alert(1))"}
+        recorded.save(Opened(xr.Dataset(attrs=attributes)), path, {})
+    return home
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", ["02-project", "08-mitigation", "a-real-sentences"])
+def test_no_text_of_a_file_becomes_a_tag(chapter, hostile_home, monkeypatch):
+    assert faults(hostile_home / "data/measurements/hostile") == []
+    monkeypatch.setenv("TWOTOWERS_HOME", str(hostile_home))
+    monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(hostile_home / "evidence"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "lib"))
+    run = papermill.execute_notebook(
+        ROOT / f"book/{chapter}.ipynb", None, {"model": "hostile"}, cwd=str(hostile_home), progress_bar=False
+    )
+    outputs = [out.get("data", {}) for cell in run.cells if cell.cell_type == "code" for out in cell.outputs]
+    pages = [html for data in outputs if "vegaEmbed" not in (html := "".join(data.get("text/html", ""))) or "x-evil" in html]
+    assert "&lt;x-evil&gt;" in "".join(pages)
+    assert not {"x-evil", "img", "script"} & set(tags("".join(pages)))
+    assert not [data for data in outputs if "javascript:" in "".join(data.get("text/markdown", ""))]
