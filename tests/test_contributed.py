@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 from conftest import ROOT
 from towerlab import cli
-from twotowers import book, recorded
+from twotowers import book, pages, recorded
 from twotowers.contributed import faults
 from twotowers.opened import Opened, each_part
 
@@ -130,7 +130,7 @@ def test_an_odd_folder_is_named_and_left_out(spoil, said, someone, monkeypatch, 
     assert said in "\n".join(lines) and all(line.isprintable() for line in lines)
     assert cli.main(["check", str(someone)]) == 2 and lines[0] in capsys.readouterr().out
     shown = []
-    monkeypatch.setattr(book, "display", lambda html: shown.append(html.data))
+    monkeypatch.setattr(pages, "display", lambda html: shown.append(html.data))
     copied(someone.parent / "sound", ("forms", "locating"))
     chapter = book.open({"model": "sound"})
     assert list(chapter.measured("forms")) == ["sound"] and list(chapter.sets) == ["sound"]
@@ -143,7 +143,7 @@ def test_the_name_of_a_folder_is_no_tag(home, monkeypatch):
     assert faults(folder)[0].endswith("is no name of a model: use letters, digits, '.', '_' and '-'")
     copied(folder.parent / "sound", ("forms",))
     shown = []
-    monkeypatch.setattr(book, "display", lambda html: shown.append(html.data))
+    monkeypatch.setattr(pages, "display", lambda html: shown.append(html.data))
     assert list(book.open({"model": "sound"}).measured("forms")) == ["sound"]
     assert "Left out" in shown[0] and tags(shown[0]) == ["p"]
 
@@ -207,7 +207,7 @@ def test_no_text_of_a_file_becomes_a_tag(chapter, hostile_home, monkeypatch):
         ROOT / f"book/{chapter}.ipynb", None, {"model": "hostile"}, cwd=str(hostile_home), progress_bar=False
     )
     outputs = [out.get("data", {}) for cell in run.cells if cell.cell_type == "code" for out in cell.outputs]
-    pages = [html for data in outputs if "vegaEmbed" not in (html := "".join(data.get("text/html", ""))) or "x-evil" in html]
-    assert "&lt;x-evil&gt;" in "".join(pages)
-    assert not {"x-evil", "img", "script"} & set(tags("".join(pages)))
+    parts = [html for data in outputs if "vegaEmbed" not in (html := "".join(data.get("text/html", ""))) or "x-evil" in html]
+    assert "&lt;x-evil&gt;" in "".join(parts)
+    assert not {"x-evil", "img", "script"} & set(tags("".join(parts)))
     assert not [data for data in outputs if "javascript:" in "".join(data.get("text/markdown", ""))]

@@ -1,0 +1,142 @@
+"""What pages show beside charts: the sentence under a claim, the table of verdicts, tables and notes; every text in them is escaped.
+
+    pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
+    pages.shown(table, precision=2)
+    pages.note("A sentence made in a cell.")
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from IPython.display import HTML, Markdown, display
+from pandas.io.formats.style import Styler
+
+from twotowers import claims, evidence
+from twotowers.claims import NOT_TESTABLE, Claim
+from twotowers.paths import book_folder
+
+CHANCE = 0.5
+
+
+def _format(claim: Claim) -> str:
+    """How a claim's numbers are written."""
+    whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
+    return "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+
+
+def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
+    """A row's effect with its interval."""
+    return "{:{f}} [{:{f}}, {:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
+
+
+def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
+
+    `missing`: model -> commands that would record what it lacks.
+    """
+    items, rests_on = "", []
+    for row in table.to_dict("records"):
+        text = f"<b>{html.escape(row['verdict'])}</b>"
+        if row["verdict"] == NOT_TESTABLE:
+            text += f": {html.escape(row['note'])}"
+        else:
+            text += f", {_effect(claim, row)}"
+            if row["draws"]:
+                reach = round(row["share"] * row["draws"])
+                text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
+            each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
+            rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
+        items += f"<li>{html.escape(row['model'])}: {text}</li>"
+    for model, commands in (missing or {}).items():
+        items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
+    small = f'<p><small>{"; ".join(rests_on)}</small></p>' if rests_on else ""
+    return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
+
+
+def all_evidence() -> pd.DataFrame:
+    """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
+    return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+
+
+def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
+    """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter.
+
+    only: ids of claims, in the order wanted; their numbers stand in the cells.
+    """
+    pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+    models, known = list(dict.fromkeys(rows["model"])), claims.claims()
+    titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
+    lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
+    cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
+    for name in only or dict.fromkeys(rows["claim"]):
+        of = [cells.get((name, model), {"verdict": ""}) for model in models]
+        first = next(row for (claim, _), row in cells.items() if claim == name)
+        link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
+        source = "" if only else f"<td>{html.escape(known[name].source if name in known else '')}</td>"
+        parts = "".join(_cell(known.get(name), row, bool(only)) for row in of)
+        lines.append(f'<tr><th scope="row">{link}</th>{source}{parts}</tr>')
+    return HTML(f'<table class="ladder">{"".join(lines)}</table>')
+
+
+def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> str:
+    """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
+    verdict = html.escape(row["verdict"])
+    if verdict in ("", NOT_TESTABLE) or claim is None:
+        told = row.get("note", "")
+    else:
+        told = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
+        told += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
+    shown, hidden = (f"<br><small>{html.escape(told)}</small>", "") if numbers else ("", html.escape(told))
+    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{shown}</td>'
+
+
+def _number(stem: str) -> str:
+    """The chapter of a file name, as claims name it: "07-two-towers" is chapter 7, "b-what-decides" chapter B."""
+    return stem.partition("-")[0].lstrip("0").upper()
+
+
+def answer(rows: pd.DataFrame) -> str:
+    """The sentences of the opening page, each with its chapter: the first by itself, the others as a list.
+
+    A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
+    """
+    verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), claims.findings(), []
+    for i, ((text, chapter), part) in enumerate(table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False)):
+        if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
+            where = f"([chapter {_number(chapter)}]({chapter}))"
+            lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
+    return "\n".join(lines)
+
+
+def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
+    """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come."""
+    cell = [
+        "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}}, {high:{fmt}}]"
+        for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
+    ]
+    wide = table.assign(cell=cell).pivot_table(index=list(rows), columns=column, values="cell", aggfunc="first", sort=False)
+    return shown(wide.fillna(""), index=True)
+
+
+def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
+    """A table for a page, every text in it escaped. `index`: with its index; form: as of `Styler.format`."""
+    styler = table.style.format(escape="html", **form)
+    for axis in (0, 1):
+        styler = styler.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)
+    return styler if index else styler.hide(axis="index")
+
+
+def note(text: str) -> None:
+    """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag."""
+    display(HTML(f'<p class="note">{html.escape(text)}</p>'))
+
+
+def markdown(text: str) -> None:
+    """Show Markdown. Give nothing that comes from a measurement."""
+    display(Markdown(text))
