@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
+import explorer  # book/_ext is on the path since tinker_page
 from tinker_page import HEAD, PAGE, ROOT
-
-import explorer  # noqa: E402,I001  beside tinker, which tinker_page finds
 
 DATA = explorer.SCRIPTS[0]
 

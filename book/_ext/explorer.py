@@ -23,6 +23,7 @@ SUITES = ("words", "sentences")
 SHOWN = 6  # blocks, of as many class pairs
 LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
 FIVE = 5  # words shown of a value and a key
+READINGS = (("value", "kept"), ("key", "taken out"))  # a head's mean key says nothing of the label
 WAYS = {"at once": (1, 0, 0), "by later queries": (0, 1, 0), "by MLPs": (0, 0, 1), "all ways": (1, 1, 1)}
 """Which of output, queries, MLPs read what a head writes"""
 RENAMED = {"at": "query_position", "direct": "direct_effect", "routed": "effect_by_route"}  # until files have these names
@@ -121,9 +122,9 @@ def words(tokens: xr.Dataset) -> dict[str, list]:
     p, out = tokens.isel(prompt=0), {}
     rows = demonstrations(p["text"].item(), p["labels"].item())
     for single in tokens["single"].values:
-        at = p.sel(single=single, mean="taken out")["token"]
+        value, key = (p["token"].sel(single=single, what=what, mean=mean).values for what, mean in READINGS)
         out[str(single)] = [
-            [" : ".join(rows[i]), *(list(map(str, at.sel(what=what).values[i, :FIVE])) for what in ("value", "key"))]
+            [" : ".join(rows[i]), *(list(map(str, of[i, :FIVE])) for of in (value, key))]
             for i in (int(p["true"].values.argmax()), int((~p["true"].values).argmax()))
         ]
     return out
@@ -165,7 +166,8 @@ def explored(model: str, suite: str, built: Path) -> dict | None:
     if heads is None:
         return None
     shown, attention = prompts(heads)
-    out = {"prompts": shown, "attention": attention, "columns": columns(read), "measured": heads.sizes["prompt"]}
+    about = {"layers": heads.sizes["layer"], "heads": heads.sizes["head"], "parameters": int(heads.attrs["parameters"])}
+    out = {"model": about, "prompts": shown, "attention": attention, "columns": columns(read), "measured": heads.sizes["prompt"]}
     for name, measurement, of in (
         ("ways", "looks", ways), ("words", "top_tokens", words), ("ranks", "label_reads", ranks), ("towers", "towers", towers)
     ):  # fmt: skip
@@ -176,14 +178,14 @@ def explored(model: str, suite: str, built: Path) -> dict | None:
 
 
 def script(built: Path) -> str:
-    """Every model with measured heads, recorded ones first, as a script."""
-    every = list(dict.fromkeys([*recorded.recorded(), *(path.name for path in sorted(built.glob("*")) if path.is_dir())]))
+    """Every model with measured heads as a script: recorded ones first, small ones before large ones."""
     models = []
-    for model in every:
+    for model in dict.fromkeys([*recorded.recorded(), *(path.name for path in sorted(built.glob("*")) if path.is_dir())]):
         suites = {suite: of for suite in SUITES if (of := explored(model, suite, built)) is not None}
         if suites:
-            sizes = next(data for suite in suites if (data := reader(model, suite, built)("heads")) is not None).sizes
-            models.append({"name": model, "layers": sizes["layer"], "heads": sizes["head"], "suites": suites})
+            about = next(iter(suites.values()))["model"]
+            models.append({"name": model, **about, "suites": suites})
+    models.sort(key=lambda model: (model["name"] not in recorded.recorded(), model["parameters"]))
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {"preference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
     return f"window.twotowersHeads = {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)};\n"

@@ -41,7 +41,7 @@
         make("svg:line", { x1: x(low[i] ?? mean[i]), x2: x(high[i] ?? mean[i]), y1: y, y2: y, class: own }),
         make("svg:circle", { cx: x(mean[i]), cy: y, r: 3, class: own }));
     });
-    return [picture, small(`Dots and 95% intervals, ${prompts} prompts of those that locate, not of those that judge. Later parts ` +
+    return [picture, small(`Dots and 95% intervals, ${prompts} prompts of those that locate, not of those that judge; taken out at the last position. Later parts ` +
       "can make up for a head, so this is a lower bound of what it does.")];
   }
 
@@ -56,7 +56,7 @@
   function words(heads, name) {
     const rows = heads.words[name], of = heads.ranks[name], sentence = of &&
       `Mean reciprocal rank of the label it looks at, in what it would write there: ${number(of[0])}; of the other label: ${number(of[1])}.`;
-    const reading = rows && table(["label", "value", "key"],
+    const reading = rows && table(["label", "value", "key, mean taken out"],
       rows.map(([at, ...both]) => [at, ...both.map((list) => make("bdi", {}, list.join(", ")))]), { class: "tinker-readings" });
     return [...(reading ? [reading] : []), ...(sentence ? [small(sentence)] : []), ...(reading ? [] : [small(`Top words: ${MISSING}.`)])];
   }
@@ -75,21 +75,21 @@
       ". Crosses: queries.")];
   }
 
-  // The whole card, of one head or two: `names`.
+  // The card of one head or two, `names`: its numbers, and what stands below.
   function card(heads, names) {
     const rows = QUANTITIES.map(([title, quantity]) => [title, ...names.map((name) => cell(heads, quantity, name))]);
     const each = (of) => names.flatMap((name) => (names.length > 1 ? [make("p", {}, make("b", {}, name)), ...of(name)] : of(name)));
-    return [
-      part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
-        table(["mean, and rank", ...names], rows, { class: "heads-numbers" }),
-        small(`Layer ${names.map((name) => name.split("-")[0]).join(" and ")} of ${heads.model.layers}, counted from 0; ranks of ${heads.total} ` +
-          `heads; ${heads.measured} prompts, ${heads.columns.effect?.prompts ?? "none"} of them` +
-          ` with interventions. The whole way: ${heads.choice ? `${number(2 * heads.choice)} nats` : MISSING}.`)),
+    const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
+      table(["mean, and rank", ...names], rows, { class: "heads-numbers" }),
+      small(`${heads.measured} prompts; ${heads.has("effect") ? `parts and effects: ${heads.columns.effect.prompts} others, where the ` +
+        `whole way to the other label is ${number(2 * heads.choice)} nats` : "no interventions"}. Ranks are among ${heads.total} heads in ` +
+        `${heads.model.layers} layers, counted from 0.`));
+    return { numbers, more: [
       part("Which way its label goes", ...ways(heads, names)),
       part("Without it, beside its layer", ...(heads.has("lost") ? each((name) => losses(heads, name)) : [small(MISSING)])),
       part("Its words", ...each((name) => words(heads, name))),
       part("Its towers", ...each((name) => towers(heads, name))),
-    ];
+    ] };
   }
 
   Object.assign(window.twotowers.heads, { card, number, ordinal, percent });

@@ -8,7 +8,7 @@
   // of(heads): the state, what is asked, the answers (text, is it right?), and what is said before and after. `then`: what
   // changes with the guess.
   const SCENES = [
-    { name: "One head compares", model: "smollm2-135m", texts: "words", axes: "effect", of: (heads) => {
+    { name: "One head compares", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
       const [head] = heads.ranked("effect"), part = heads.mean("effect", head) / (2 * heads.choice);
       return {
         head, before: `At the last position head ${head} prefers labels of the query’s class by ` +
@@ -16,6 +16,7 @@
         question: "Reverse its preference, and nothing else. How far does the answer go towards the other label?",
         options: [["less than a tenth of the way", part < 0.1], ["a tenth to nine tenths", part >= 0.1 && part <= 0.9],
           ["nearly the whole way", part > 0.9]],
+        then: { axes: "effect" },
         after: `It goes ${number(heads.mean("effect", head))} nats, ${share(part)} of the way, and ` +
           `${number(heads.mean("direct effect", head))} of it directly. The head looks for the query’s text (` +
           `${number(heads.mean("text part", head))}), hardly for the label (${number(heads.mean("label part", head))}). ` +
@@ -33,13 +34,14 @@
           `writes against what it looks at (${number(heads.mean("writing", head))} nats).`,
       };
     } },
-    { name: "One does both", model: "qwen2.5-coder-1.5b", texts: "words", axes: "ranking", of: (heads) => {
+    { name: "One does both", model: "qwen2.5-coder-1.5b", texts: "words", axes: "parts", of: (heads) => {
       const [head] = heads.ranked("contribution"), [looks, writes] = ["preference", "writing"].map((of) => heads.rank(of, head));
       return {
         head, before: `No head adds more to the right label than ${head}.`,
         question: `Among ${heads.total} heads, is it one of the first ${HIGH} in preferring, in writing, or in both?`,
         options: [["in preferring", looks <= HIGH && writes > HIGH], ["in writing", looks > HIGH && writes <= HIGH],
           ["in both", looks <= HIGH && writes <= HIGH]],
+        then: { axes: "ranking" },
         after: `It is ${ordinal(looks)} in preferring and ${ordinal(writes)} in writing: the paper’s kind of head. ` +
           `Its preference has an effect of ${number(heads.mean("effect", head))} nats.`,
       };

@@ -34,7 +34,11 @@
     const stays = "prompt" in fields && block(fields.prompt) === block(state.prompt);
     before = stays ? state.prompt : null;
     if (scene && ["model", "texts", "axes", "head"].some((field) => field in fields)) [scene, guess] = [null, null];
-    state = completed({ ...state, ...(moved ? { x: null, y: null } : {}), ...fields });
+    put({ ...state, ...(moved ? { x: null, y: null } : {}), ...fields });
+  }
+
+  function put(next) {
+    state = completed(next);
     show();
     history.replaceState(null, "", address());
   }
@@ -73,7 +77,7 @@
     const rest = names.map((name) => sums(name));
     return make("ol", { class: names.length > 1 ? "two" : "" }, ...rows.slice(0, -1).map(line),
       make("li", { class: "query" }, make("bdi", {}, rows.at(-1)[0]), " : ", make("b", { class: "label" }, `(${right})`),
-        make("span", { class: "heads-bars" }, ...rest.map(({ elsewhere }) => make("small", {}, `elsewhere ${percent(elsewhere)}`)))));
+        make("span", { class: "heads-bars" }, ...rest.map(({ elsewhere }, n) => make("small", {}, `${names[n]} elsewhere ${percent(elsewhere)}`)))));
   }
 
   const said = (of) => KINDS.map((kind) => `${percent(of[kind])} ${kind === "elsewhere" ? kind : `on ${kind} labels`}`).join(", ");
@@ -107,21 +111,22 @@
     head: choice("head", (head) => change({ head })),
     beside: choice("beside", (beside) => change({ beside })),
   };
-  const named = (text, field) => make("label", {}, `${text} `, field);
+  const named = (name) => make("label", {}, `${name} `, fields[name]);
   const plane = new Plane((name, shift) => change(shift ? { beside: name } : { head: name }), (side, value) => change({ [side]: value }));
   const sliders = Object.fromEntries(["x", "y"].map((side) => [side, make("input", {
     type: "range", "aria-label": side === "x" ? "vertical line" : "horizontal line",
-    input: (event) => change({ [side]: event.target.valueAsNumber }) })]));
+    input: (event) => change({ [side]: Number(event.target.valueAsNumber.toPrecision(3)) }) })]));
   const outputs = Object.fromEntries(["x", "y"].map((side) => [side, make("output")]));
-  const counts = make("div", { class: "heads-counts", "aria-live": "polite" });
+  const counts = make("div", { class: "heads-counts" });
   const told = make("p", { class: "tinker-told", "aria-live": "polite" }), question = make("div", { class: "tinker-question" });
   const score = make("span", { class: "tinker-score" }), error = make("p", { class: "tinker-error", role: "alert" });
   const shown = make("div", { class: "heads-rows" }), looks = make("p", { class: "heads-looks", "aria-live": "polite" });
   const place = make("span"), strips = make("div"), right = make("div", { class: "heads-card" });
+  const more = make("div", { class: "heads-parts more" });
   const step = (by) => change({ prompt: (state.prompt + by + heads().prompts.length) % heads().prompts.length });
   const inBlock = (bit) => change({ prompt: state.prompt ^ bit });
   const middle = make("section", { class: "heads-prompt", tabindex: "0", "aria-label": "prompt; arrow keys change it" },
-    make("h2", {}, "One prompt, and where the head looks"),
+    make("h2", {}, "One prompt"),
     make("div", { class: "tinker-buttons" }, button("← prompt", () => step(-1)), button("prompt →", () => step(1)),
       button("exchange labels", () => inBlock(EXCHANGE)), button("mirror", () => inBlock(MIRROR)), place),
     shown, looks, strips,
@@ -158,7 +163,9 @@
     looks.textContent = names.map((name) =>
       `Head ${name}: ${said(sums(name))}${before === null ? "" : ` (before: ${said(sums(name, before))})`}.`).join(" ");
     strips.replaceChildren(strip());
-    right.replaceChildren(...(asks ? [make("p", {}, "Guess first: then the head’s card is here.")] : card(now, names)));
+    const { numbers, more: rest } = card(now, names);
+    right.replaceChildren(asks ? make("p", {}, "Guess first: then the head’s numbers are here.") : numbers);
+    more.replaceChildren(...(asks ? [] : rest));
     home.classList.toggle("asks", asks);
     tell(asks);
   }
@@ -177,10 +184,8 @@
   // ---- scenes ----
   function enact(chosen) {
     const of = chosen.of(on(chosen.model, chosen.texts), (texts) => on(chosen.model, texts));
-    [scene, guess, before] = [null, null, null];
-    state = completed({ model: chosen.model, texts: chosen.texts, axes: chosen.axes, head: of.head });
-    scene = { ...chosen, ...of };
-    show();
+    [scene, guess, before] = [{ ...chosen, ...of }, null, null];
+    put({ model: chosen.model, texts: chosen.texts, axes: chosen.axes, head: of.head });
     question.querySelector("button").focus({ preventScroll: true });
   }
 
@@ -188,8 +193,7 @@
     tally = [tally[0] + right, tally[1] + 1];
     const { then = {} } = scene;
     guess = text;
-    state = completed({ ...state, ...then, x: null, y: null });
-    show();
+    put({ ...state, ...then, x: null, y: null });
     [...chosen.children][scenes.findIndex(({ name }) => name === scene.name)].focus({ preventScroll: true });
   }
 
@@ -233,14 +237,15 @@
   const chosen = make("div", { class: "tinker-scenes", role: "group", "aria-label": "scenes" },
     ...scenes.map((of) => button(of.name, () => enact(of))));
   home.replaceChildren(chosen, make("div", { class: "tinker-lines" }, told, question, score), error,
-    make("div", { class: "heads-fields" }, named("model", fields.model), named("on", fields.texts), named("show", fields.axes)),
+    make("div", { class: "heads-fields" }, named("model"), named("texts"), named("axes")),
     make("div", { class: "heads-parts" },
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
-        make("div", { class: "heads-fields" }, named("head", fields.head), named("beside", fields.beside)),
+        make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
         make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click pins a head, " +
           "shift-click puts one beside it.")),
-      middle, right));
+      middle, right),
+    more);
   home.classList.add("ready");
   show();
   fromAddress();
