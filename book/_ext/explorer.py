@@ -81,7 +81,7 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
         flat = values.transpose("prompt", "layer", "head").stack(at=("layer", "head"), create_index=False)
         out[name] = {"mean": _short(flat.mean("prompt").values)}
         if wanted:
-            found = [intervals.mean(flat.isel(at=i)) for i in range(flat.sizes["at"])]
+            found = [intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])]
             out[name] |= {bound: _short(np.array([getattr(of, bound) for of in found])) for bound in ("low", "high")}
             out[name]["prompts"] = flat.sizes["prompt"]
     return out

@@ -26,7 +26,7 @@
 
   // What is lost without each head of a layer, with its interval: the pinned one stands out.
   function losses(heads, name) {
-    const { mean, low, high, prompts } = heads.columns.lost, { heads: n } = heads.model, layer = Number(name.split("-")[0]);
+    const { mean, low, high } = heads.columns.lost, { heads: n } = heads.model, layer = Number(name.split("-")[0]);
     const rows = Array.from({ length: n }, (_, h) => layer * n + h), ends = rows.flatMap((i) => [low[i], high[i], mean[i], 0]);
     const [from, to] = [Math.min(...ends), Math.max(...ends)], x = (value) => 44 + (240 * (value - from)) / (to - from || 1);
     const picture = make("svg:svg", { viewBox: `0 0 290 ${12 * n + 16}`, role: "img", class: "heads-losses",
@@ -41,8 +41,7 @@
         make("svg:line", { x1: x(low[i] ?? mean[i]), x2: x(high[i] ?? mean[i]), y1: y, y2: y, class: own }),
         make("svg:circle", { cx: x(mean[i]), cy: y, r: 3, class: own }));
     });
-    return [picture, small(`Dots and 95% intervals, ${prompts} prompts of those that locate, not of those that judge; taken out at the last position. Later parts ` +
-      "can make up for a head, so this is a lower bound of what it does.")];
+    return [picture];
   }
 
   function ways(heads, names) {
@@ -54,11 +53,12 @@
   }
 
   function words(heads, name) {
-    const rows = heads.words[name], of = heads.ranks[name], sentence = of &&
-      `Mean reciprocal rank of the label it looks at, in what it would write there: ${number(of[0])}; of the other label: ${number(of[1])}.`;
-    const reading = rows && table(["label", "value", "key, mean taken out"],
-      rows.map(([at, ...both]) => [at, ...both.map((list) => make("bdi", {}, list.join(", ")))]), { class: "tinker-readings" });
-    return [...(reading ? [reading] : []), ...(sentence ? [small(sentence)] : []), ...(reading ? [] : [small(`Top words: ${MISSING}.`)])];
+    const rows = heads.words[name], ranks = heads.ranks[name];
+    const list = (title, of) => small(`${title}: `, make("bdi", {}, of.join(", ")));
+    return [...(rows || []).flatMap(([at, value, key]) => [make("b", {}, at), list("value", value), list("key, mean taken out", key)]),
+      ...(rows ? [] : [small(`Top words: ${MISSING}.`)]),
+      ...(ranks ? [small("Mean reciprocal rank, in what it would write there, of the label it looks at: " +
+        `${number(ranks[0])}; of the other label: ${number(ranks[1])}.`)] : [])];
   }
 
   function towers(heads, name) {
@@ -86,7 +86,9 @@
         `${heads.model.layers} layers, counted from 0.`));
     return { numbers, more: [
       part("Which way its label goes", ...ways(heads, names)),
-      part("Without it, beside its layer", ...(heads.has("lost") ? each((name) => losses(heads, name)) : [small(MISSING)])),
+      part("Without it, beside its layer", ...(heads.has("lost") ? [...each((name) => losses(heads, name)),
+        small(`Nats, 95% intervals; taken out at the last position, on ${heads.columns.lost.prompts} of the prompts that locate, not of those ` +
+          "that judge. Later parts can make up for a head, so this is a lower bound of what it does.")] : [small(MISSING)])),
       part("Its words", ...each((name) => words(heads, name))),
       part("Its towers", ...each((name) => towers(heads, name))),
     ] };
