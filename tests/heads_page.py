@@ -1,9 +1,12 @@
 """The explorer in the page for its tests: its files in a page of their own."""
 
+import sys
 from pathlib import Path
 
-import explorer  # book/_ext is on the path since tinker_page
 from tinker_page import HEAD, PAGE, ROOT
+
+sys.path.insert(0, str(ROOT / "book/_ext"))
+import explorer
 
 DATA = explorer.SCRIPTS[0]
 
