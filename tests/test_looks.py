@@ -133,7 +133,7 @@ def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(a
                 partner = found.preference.sel(query_of=query_of)[0, other[i], layer, head]
                 np.testing.assert_allclose(preference_of(weights, one), partner, **EXACT)
     own, exchanged = found.preference
-    assert float(abs(own - exchanged).isel(at=0).max()) > 1e-4
+    assert float(abs(own - exchanged).isel(query_position=0).max()) > 1e-4
 
 
 def test_effects_equal_whole_runs_with_plain_hooks(any_model):
@@ -145,19 +145,19 @@ def test_effects_equal_whole_runs_with_plain_hooks(any_model):
             change = put(any_model, [(layer, head)], sent[name])
             total = run(any_model, encoded[i], change)
             held = run(any_model, encoded[i], lambda at, z, v: change(at, plain["z"][at].clone(), v), plain["ffn"])  # noqa: B023
-            for variable, other in (("effect", total), ("direct", held)):
+            for variable, other in (("effect", total), ("direct_effect", held)):
                 got = found[variable].sel(contrast=name, layer=layer, head=head)[i]
                 np.testing.assert_allclose(got, plain["difference"] - other["difference"], **EXACT)
-    assert float(abs(found.effect - found.direct).max()) > 1e-4
+    assert float(abs(found.effect - found.direct_effect).max()) > 1e-4
 
 
 def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_positions(any_model):
     encoded = tiny_blocks.blocks(1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()})
     measured = looks(any_model, encoded, senders=1)
-    found = measured.reversed_everywhere
+    found = measured.logit_difference_all_reversed
     for i, (one, (seen, sent)) in enumerate(zip(encoded, sent_of(any_model, encoded), strict=True)):
         held = run(any_model, one, put(any_model, every_head(any_model), sent["reversed"]))
-        np.testing.assert_allclose(measured.reversed_held[i], held["difference"], **EXACT)
+        np.testing.assert_allclose(measured.logit_difference_outputs_held[i], held["difference"], **EXACT)
         start, stop = one.query_span
         sets = ([one.last], range(start, stop), range(start, len(one.ids)), range(len(one.ids)))
         for name, positions in zip(POSITIONS, sets, strict=True):
@@ -168,8 +168,9 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
                         z[0, q, head * any_model.d_head : (head + 1) * any_model.d_head] = z_of(any_model, weights, value, head)
                 return z
 
-            np.testing.assert_allclose(found.sel(reversed_at=name)[i], run(any_model, one, change)["difference"], **EXACT)
-    assert len(np.unique(np.round([*found.values.flat, *measured.reversed_held.values], 6))) == found.size + len(encoded)
+            np.testing.assert_allclose(found.sel(reversed_position=name)[i], run(any_model, one, change)["difference"], **EXACT)
+    every = [*found.values.flat, *measured.logit_difference_outputs_held.values]
+    assert len(np.unique(np.round(every, 6))) == len(every)
 
 
 def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(any_model):
@@ -178,16 +179,16 @@ def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(any_model):
     mean = abs(found.effect.sel(contrast="reversed").mean("prompt"))
     at = dict(layer=found.sender_layer, head=found.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]
-    for route, variable in (((1, 1, 1), "effect"), ((1, 0, 0), "direct")):
-        one_route = found.routed.sel(dict(zip(("output", "queries", "mlps"), route, strict=True)))
+    for route, variable in (((1, 1, 1), "effect"), ((1, 0, 0), "direct_effect")):
+        one_route = found.effect_by_route.sel(dict(zip(("output", "queries", "mlps"), route, strict=True)))
         np.testing.assert_allclose(one_route, found[variable].isel(at).transpose(*one_route.dims), **EXACT)
-    assert not found.routed.sel(output=0, queries=0, mlps=0).any()
+    assert not found.effect_by_route.sel(output=0, queries=0, mlps=0).any()
     signs = np.sign(found.effect.sel(contrast="reversed").mean("prompt").isel(at))
     for senders, sign in (("for the answer", 1), ("against the answer", -1)):
-        alone = found.routed.isel(sender=(signs == sign).values)
+        alone = found.effect_by_route.isel(sender=(signs == sign).values)
         if alone.sizes["sender"] == 1:
-            np.testing.assert_allclose(found.routed_together.sel(senders=senders), alone.isel(sender=0), **EXACT)
-        assert found.routed_together.sel(senders=senders).any() == (alone.sizes["sender"] > 0)
+            np.testing.assert_allclose(found.joint_effect_by_route.sel(sender_set=senders), alone.isel(sender=0), **EXACT)
+        assert found.joint_effect_by_route.sel(sender_set=senders).any() == (alone.sizes["sender"] > 0)
 
 
 def test_donors_differ_from_a_prompt_in_what_their_name_says():
@@ -237,7 +238,7 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
         else:
             model.part(0, "attention").q_proj.weight.zero_()
     found = looks(model, encoded)
-    assert float(abs(found.preference.sel(layer=0, at="last position")).max()) < 1e-12
+    assert float(abs(found.preference.sel(layer=0, query_position="last position")).max()) < 1e-12
     assert float(abs(found.effect.sel(layer=0, contrast="reversed")).max()) < 1e-12
     assert float(abs(found.effect.sel(layer=1, contrast="reversed")).max()) > 1e-4
     seen, places = run(model, encoded[0]), places_of(encoded[:1])
@@ -256,9 +257,9 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     found = looks(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
     choice = float(found.logit_difference.min())
     assert choice > 2  # nats: the model answers right
-    own, other = found.preference.sel(at="last position").mean("prompt")
+    own, other = found.preference.sel(query_position="last position").mean("prompt")
     text, label = (own + other) / 2, (own - other) / 2
-    effect, direct = found.effect.mean("prompt"), found.direct.mean("prompt")
+    effect, direct = found.effect.mean("prompt"), found.direct_effect.mean("prompt")
     comparer, idle, writer, suppressor = (dict(layer=layer, head=head) for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1)))
 
     for head in (comparer, idle):
@@ -275,14 +276,14 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
 
     senders = list(zip(found.sender_layer.values, found.sender_head.values, strict=True))
     assert sorted(senders) == [(1, 0), (2, 0), (2, 1)]
-    ways = found.routed.mean("prompt").sel(contrast="reversed").isel(sender=senders.index((1, 0)))
+    ways = found.effect_by_route.mean("prompt").sel(contrast="reversed").isel(sender=senders.index((1, 0)))
     by_queries = float(ways.sel(output=0, queries=1, mlps=0) / ways.sel(output=1, queries=1, mlps=1))
     assert by_queries == pytest.approx(1, abs=0.03)
-    together = found.routed_together.mean("prompt").sel(contrast="reversed", output=1, queries=1, mlps=1)
-    assert float(together.sel(senders="against the answer")) == pytest.approx(float(c.sel(suppressor)), abs=1e-9)
+    together = found.joint_effect_by_route.mean("prompt").sel(contrast="reversed", output=1, queries=1, mlps=1)
+    assert float(together.sel(sender_set="against the answer")) == pytest.approx(float(c.sel(suppressor)), abs=1e-9)
     largest = 2 * float(found.logit_difference.mean())
-    np.testing.assert_allclose(together.sel(senders=["all", "for the answer"]), largest, rtol=0.01)
+    np.testing.assert_allclose(together.sel(sender_set=["all", "for the answer"]), largest, rtol=0.01)
 
-    at = found.reversed_everywhere.mean("prompt")
-    assert at.sel(reversed_at="last position") < -0.9 * choice  # all of the choice is decided there
-    assert at.sel(reversed_at="query's text") > 0.99 * choice
+    at = found.logit_difference_all_reversed.mean("prompt")
+    assert at.sel(reversed_position="last position") < -0.9 * choice  # all of the choice is decided there
+    assert at.sel(reversed_position="query's text") > 0.99 * choice

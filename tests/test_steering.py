@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tiny_blocks
 import torch
+import xarray as xr
 from conftest import tiny
-from towerlab.measure.steering import class_directions, random_directions, steering
+from towerlab.measure.steering import class_directions, directions_of_other_pairs, random_directions, steering
 from towerlab.model import query_key
 from towerlab.model.capture import answer, capture
 from transformers import DynamicCache
@@ -102,6 +103,26 @@ def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
         norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, drawn))
         np.testing.assert_allclose(of_drawn, norm)
         assert (abs(drawn[name] - directions[name]) > 0).isel(layer=1).all()
+
+
+def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_own_one():
+    values = np.random.default_rng(0).normal(size=(4, 2, 3, 5))  # (pair, layer, head, d_head)
+    own = xr.Dataset({"query": (("pair", "layer", "head", "d_head"), values)}, coords={"pair": list("abcd")})
+    others = directions_of_other_pairs(own)
+    for p in range(4):
+        lent = [values[q] * np.linalg.norm(values[p], axis=-1, keepdims=True) / np.linalg.norm(values[q], axis=-1, keepdims=True)
+                for q in range(4) if q != p]  # fmt: skip
+        taken = [other["query"].isel(pair=p).values for other in others]
+        assert all(sum(np.allclose(x, y) for y in taken) == 1 for x in lent) and len(taken) == 3
+
+
+def test_directions_given_are_steered_along_like_random_ones(float64):
+    model, encoded = tiny("gpt2"), tiny_blocks.blocks(1, seed=1)
+    directions = class_directions(model, tiny_blocks.blocks(4))
+    measured = steering(model, encoded, directions, {"one": [(1, 0)]}, (1.0,), ("query",), random=0, others=[2 * directions])
+    double = steering(model, encoded, directions, {"one": [(1, 0)]}, (2.0,), ("query",), random=0)
+    along = measured["log_prob_true"].sel(heads="one, random direction 0", dose=1.0)
+    np.testing.assert_allclose(along, double["log_prob_true"].sel(heads="one", dose=2.0), rtol=0, atol=1e-12)
 
 
 def test_what_cannot_be_steered_is_refused():

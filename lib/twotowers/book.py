@@ -15,7 +15,7 @@ import html
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,23 +252,32 @@ def _command(model: str, suite: str, name: str) -> str:
     return f"twotowers record {model} {name}{blocks}" + ("" if suite == "words" else f" --suite {suite}")
 
 
+def _format(claim: Claim) -> str:
+    """How a claim's numbers are written."""
+    whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
+    return "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+
+
+def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
+    """A row's effect with its interval."""
+    return "{:{f}} [{:{f}}, {:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
+
+
 def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
 
     `missing`: model -> commands that would record what it lacks.
     """
-    whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    fmt = "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
     items, rests_on = "", []
     for row in table.to_dict("records"):
         text = f"<b>{html.escape(row['verdict'])}</b>"
         if row["verdict"] == NOT_TESTABLE:
             text += f": {html.escape(row['note'])}"
         else:
-            text += f", {row['effect']:{fmt}} [{row['effect_low']:{fmt}}, {row['effect_high']:{fmt}}]"
+            text += f", {_effect(claim, row)}"
             if row["draws"]:
                 reach = round(row["share"] * row["draws"])
-                text += f"; control {row['control']:{fmt}}, {reach:,} of {row['draws']:,} random draws reach it"
+                text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
@@ -283,24 +292,36 @@ def all_evidence() -> pd.DataFrame:
     return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
 
 
-def ladder(rows: pd.DataFrame) -> HTML:
-    """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter."""
+def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
+    """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter.
+
+    only: ids of claims, in the order wanted; their numbers stand in the cells.
+    """
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models, known = list(dict.fromkeys(rows["model"])), claims.claims()
-    lines = ["<tr><th>claim</th><th>source</th>" + "".join(f'<th scope="col">{html.escape(model)}</th>' for model in models) + "</tr>"]
-    for (claim, statement, chapter), part in rows.groupby(["claim", "statement", "chapter"], sort=False):
-        cells = []
-        for model in models:
-            row = next(iter(part[part["model"] == model].to_dict("records")), None)
-            told = "" if row is None else row["note"] if row["verdict"] == NOT_TESTABLE else (
-                f"{row['effect']:+.3f} [{row['effect_low']:+.3f}, {row['effect_high']:+.3f}] {row['unit']}"
-                + (f"; control {row['control']:+.3f}" if row["draws"] else ""))  # fmt: skip
-            verdict = "" if row is None else row["verdict"]
-            cells.append(f'<td class="{verdict.replace(" ", "-")}" title="{html.escape(str(told))}">{html.escape(verdict)}</td>')
-        link = f'<a href="{pages.get(str(chapter))}.html#claim-{html.escape(claim)}">{html.escape(statement)}</a>'
-        source = known[claim].source if claim in known else ""
-        lines.append(f'<tr><th scope="row">{link}</th><td>{html.escape(source)}</td>{"".join(cells)}</tr>')
+    titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
+    lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
+    cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
+    for name in only or dict.fromkeys(rows["claim"]):
+        of = [cells.get((name, model), {"verdict": ""}) for model in models]
+        first = next(row for (claim, _), row in cells.items() if claim == name)
+        link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
+        source = "" if only else f"<td>{html.escape(known[name].source if name in known else '')}</td>"
+        parts = "".join(_cell(known.get(name), row, bool(only)) for row in of)
+        lines.append(f'<tr><th scope="row">{link}</th>{source}{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
+
+
+def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> str:
+    """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
+    verdict = html.escape(row["verdict"])
+    if verdict in ("", NOT_TESTABLE) or claim is None:
+        told = row.get("note", "")
+    else:
+        told = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
+        told += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
+    shown, hidden = (f"<br><small>{html.escape(told)}</small>", "") if numbers else ("", html.escape(told))
+    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{shown}</td>'
 
 
 def _number(stem: str) -> str:

@@ -8,33 +8,32 @@ The prompts of a block are donors for one another. For prompt i, *labels exchang
 the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
 places, and the same right answer; *both exchanged* is both.
 
-**What its query asks for.** `preference` (query_of, at, prompt, layer, head): attention on labels of the query's class minus
-that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the prompt's own.
-A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is about
-to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its own
-query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
-prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead.
-At the last position, at the last token of the query's text, and the mean over all tokens of that text.
+**What its query asks for.** `preference` (query_of, query_position, prompt, layer, head): attention on labels of the query's
+class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
+prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
+about to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its
+own query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
+prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead. At
+the last position, at the last token of the query's text, and the mean over all tokens of that text.
 
 **What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
 minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
 reversed, values stay (`model.reversal`); *labels exchanged*, *texts exchanged* (and *both exchanged*, on demand): what
-it feeds to W_O is that of the other prompt: which label, which place. All that comes later responds. `direct`: the same
+it feeds to W_O is that of the other prompt: which label, which place. All that comes later responds. `direct_effect`: the same
 with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
 
-**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each
-by itself, `routed` (contrast, output, queries, mlps, sender, prompt), and together, `routed_together` (contrast,
-output, queries, mlps, senders, prompt): effects where what they write is read (1) or not (0) by the final norm
-(`output`), by the attention of later layers (`queries`, with the last position's own key and value) and by MLPs:
-see `model.routes`. Coordinates `sender_layer`, `sender_head`. `senders`: all of them, those for the answer (mean effect
-of *reversed* above zero), and those against it.
+**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
+itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt), and together, `joint_effect_by_route` (contrast,
+output, queries, mlps, sender_set, prompt): effects where what they write is read (1) or not (0) by the final norm
+(`output`), by the attention of later layers (`queries`, with the last position's own key and value) and by MLPs: see
+`model.routes`. Coordinates `sender_layer`, `sender_head`. `sender_set`: all of them, those for the answer (mean effect of
+*reversed* above zero), and those against it.
 
-**How much is accounted for.** `reversed_everywhere` (reversed_at, prompt): logit difference with the preferences of all heads
-reversed at once, at the last position, in the query's text, in both (from the query's text to the end), and at every
-position. Each has the weights of the plain run, reversed; values are those of the run. In `reversed_held` (prompt) the
-last position's own values are those of the plain run, too: every head writes there what it would write were it reversed
-alone. `logit_difference` (prompt) is plain.
-"""
+**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
+preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
+end), and at every position. Each has the weights of the plain run, reversed; values are those of the run. In
+`logit_difference_outputs_held` (prompt) the last position's own values are those of the plain run, too: every head writes
+there what it would write were it reversed alone. `logit_difference` (prompt) is plain. """
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ DONORS = CONTRASTS[1:]
 PLACES = ("last position", "end of the query's text", "mean over the query's text")
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
-SENDERS = ("all", "for the answer", "against the answer")
+SENDER_SETS = ("all", "for the answer", "against the answer")
 ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
 
 
@@ -133,16 +132,16 @@ def looks(
         encoded,
         {
             "logit_difference": (("prompt",), plain, "nats"),
-            "preference": (("query_of", "at", "prompt", "layer", "head"), asked, "share"),
+            "preference": (("query_of", "query_position", "prompt", "layer", "head"), asked, "share"),
             "effect": (each, effect, "nats"),
-            "direct": (each, direct, "nats"),
-            "reversed_everywhere": (("reversed_at", "prompt"), everywhere, "nats"),
-            "reversed_held": (("prompt",), held, "nats"),
-            "routed": ((*way, "sender", "prompt"), ways[..., : len(heads), :], "nats"),
-            "routed_together": ((*way, "senders", "prompt"), ways[..., len(heads) :, :], "nats"),
+            "direct_effect": (each, direct, "nats"),
+            "logit_difference_all_reversed": (("reversed_position", "prompt"), everywhere, "nats"),
+            "logit_difference_outputs_held": (("prompt",), held, "nats"),
+            "effect_by_route": ((*way, "sender", "prompt"), ways[..., : len(heads), :], "nats"),
+            "joint_effect_by_route": ((*way, "sender_set", "prompt"), ways[..., len(heads) :, :], "nats"),
         },
-        query_of=list(QUERIES), at=list(PLACES), contrast=list(contrasts), reversed_at=list(POSITIONS),
-        output=[0, 1], queries=[0, 1], mlps=[0, 1], senders=list(SENDERS),
+        query_of=list(QUERIES), query_position=list(PLACES), contrast=list(contrasts), reversed_position=list(POSITIONS),
+        output=[0, 1], queries=[0, 1], mlps=[0, 1], sender_set=list(SENDER_SETS),
         layer=range(model.n_layers), head=range(model.n_heads),
         sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
     )  # fmt: skip

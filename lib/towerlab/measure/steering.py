@@ -101,14 +101,15 @@ def steering(
     doses: Sequence[float] = DOSES,
     towers: Sequence[str] = TOWERS,
     random: int = 1,
+    others: Sequence[xr.Dataset] = (),
     seed: int = 0,
     max_tokens: int = 2048,
 ) -> xr.Dataset:
     """Answers with the heads of each set steered along the direction of the prompt's class pair: (tower, heads, dose, prompt).
 
-    `directions` of `class_directions`, on other prompts. `heads`: the names of `sets`, and for each as many of
-    "NAME, random direction 0" as `random` says: the same heads steered along random directions of the same norm, head by
-    head. Cost: a run of each prompt, and one of the last position alone for each tower, entry of heads and dose. Raises
+    `directions` of `class_directions`, on other prompts. `heads`: the names of `sets`, and for each as many of "NAME, random
+    direction 0" as `random` says: the same heads steered along random directions of the same norm, head by head; then along
+    `others`. Cost: a run of each prompt, and one of the last position alone for each tower, entry of heads and dose. Raises
     TwoTowersError for a tower not of TOWERS, heads outside the model, and a class pair without a direction.
     """
     if unknown := [tower for tower in towers if tower not in TOWERS]:
@@ -118,9 +119,10 @@ def steering(
     if missing := {e.prompt.dataset for e in encoded} - set(directions["pair"].values.tolist()):
         raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads in sets.values() for layer, _ in heads})
-    every_direction = [directions, *(random_directions(directions, [seed, draw]) for draw in range(random))]
+    drawn = [*(random_directions(directions, [seed, draw]) for draw in range(random)), *others]
+    every_direction = [directions, *drawn]
     entries = {name: (heads, 0) for name, heads in sets.items()}
-    entries |= {f"{name}, random direction {i}": (heads, i + 1) for name, heads in sets.items() for i in range(random)}
+    entries |= {f"{name}, random direction {i}": (heads, i + 1) for name, heads in sets.items() for i in range(len(drawn))}
     answers = Answers(encoded, len(towers), len(entries), len(doses))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
@@ -150,6 +152,16 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
         return normal * np.sqrt((x**2).sum("d_head") / (normal**2).sum("d_head"))
 
     return directions.map(random)
+
+
+def directions_of_other_pairs(directions: xr.Dataset) -> list[xr.Dataset]:
+    """For every class pair the direction of another one, as long as its own, head by head: one dataset for each shift of the pairs."""
+
+    def moved(x: xr.DataArray, by: int) -> xr.DataArray:
+        other = x.roll(pair=by)
+        return other * np.sqrt((x**2).sum("d_head") / (other**2).sum("d_head"))
+
+    return [directions.map(moved, by=by) for by in range(1, directions.sizes["pair"])]
 
 
 def at_positions(
@@ -192,6 +204,14 @@ def _steering_random(run: Run) -> xr.Dataset:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
     sets = {"comparers": with_comparers(run)["comparers"]}
     return steering(run.model, run.encode(run.few()), _directions(run), sets, (-1.0, 1.0), ("query", "keys"), DRAWS)
+
+
+@measurement("steering_pairs", needs=("locating",), version=1)
+def _steering_pairs(run: Run) -> xr.Dataset:
+    """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
+    sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
+    others = directions_of_other_pairs(directions)
+    return steering(run.model, run.encode(run.few()), directions, sets, (-1.0, 1.0), ("query", "keys"), 0, others)
 
 
 @measurement("steering_labels", needs=("locating",), version=2)
