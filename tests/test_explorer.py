@@ -6,11 +6,9 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import ROOT
 from heads_page import explorer, written
 from tinker_page import AXE, browser, needs_browser, text
 from twotowers import choose, intervals, opened
-from twotowers.heads import named
 from twotowers.paths import data_folder
 from twotowers.recorded import open_recorded
 
@@ -52,9 +50,9 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
 
 
 def own(layer, head):
-    """Mean preference with the prompt's own query, by the file's first dimensions, whatever they are called."""
-    values = recorded("looks")["preference"].values[0, 0, :, layer, head]
-    return float(np.nanmean(values))
+    """Mean preference with the prompt's own query."""
+    own = recorded("looks")["preference"].sel(query_of="own", query_position="last position")
+    return float(own.mean("prompt").isel(layer=layer, head=head))
 
 
 def test_parts_add_up_to_the_sender_s_total_where_ways_were_opened(explored):
@@ -102,21 +100,12 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path):
     assert names == [MODEL, QWEN, "mine"]
 
 
-def test_heads_of_files_with_numbers_have_names(monkeypatch):
-    """Single heads as integer coordinates, and new names in looks: as files will have them."""
-    before = explorer.reader(MODEL, "words", ROOT / "none")
-    reads, looks = recorded("label_reads"), recorded("looks")
-    if "layer" in reads.coords:
-        pytest.skip("the files have them")
-    at = [tuple(map(int, name.split("-"))) for name in reads["head"].values]
-    numbered = reads.drop_vars("head").rename(head="heads").assign_coords(
-        layer=("heads", [layer for layer, _ in at]), head=("heads", [head for _, head in at])
-    )
-    changed = {"label_reads": numbered, "looks": looks.rename(explorer.RENAMED)}
-    old = explorer.ranks(before("label_reads")), explorer.ways(before("looks"))
-    monkeypatch.setattr(explorer.recorded, "open_recorded", lambda model, suite, name: changed[name])
-    assert (explorer.ranks(before("label_reads")), explorer.ways(before("looks"))) == old
-    assert list(before("label_reads")["single"].values) == named(at)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_single_heads_have_names_whether_files_name_or_number_them(numbered):
+    data = xr.Dataset({"rank": ("head", [1, 4])}, {"head": ["18-6", "2-10"]})
+    if numbered:
+        data = xr.Dataset({"rank": ("heads", [1, 4])}, {"layer": ("heads", [18, 2]), "head": ("heads", [6, 10])})
+    assert explorer.by_single(data)["rank"].to_series().to_dict() == {"18-6": 1, "2-10": 4}
 
 
 def card(page):

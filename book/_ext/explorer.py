@@ -20,13 +20,13 @@ from twotowers.heads import named
 
 SCRIPTS = ("heads-data.js", "tinker-draw.js", "heads-plane.js", "heads-card.js", "heads-scenes.js", "heads.js")
 SUITES = ("words", "sentences")
+OF_SINGLE_HEADS = ("label_reads", "top_tokens", "towers")
 SHOWN = 6  # blocks, of as many class pairs
 LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
 FIVE = 5  # words shown of a value and a key
 READINGS = (("value", "kept"), ("key", "taken out"))  # a head's mean key says nothing of the label
 WAYS = {"at once": (1, 0, 0), "by later queries": (0, 1, 0), "by MLPs": (0, 0, 1), "all ways": (1, 1, 1)}
 """Which of output, queries, MLPs read what a head writes"""
-RENAMED = {"at": "query_position", "direct": "direct_effect", "routed": "effect_by_route"}  # until files have these names
 
 Read = Callable[[str], xr.Dataset | None]
 
@@ -44,17 +44,18 @@ def reader(model: str, suite: str, built: Path) -> Read:
                 return None
         if data is None or recorded.NOT_TESTABLE in data.attrs:
             return None
-        of_single_heads = "head" if name in ("label_reads", "top_tokens") else "heads"
-        if name in ("label_reads", "top_tokens", "towers") and "layer" not in data.coords:  # until files have integers
-            data = data.rename({of_single_heads: "single"})
-        elif name in ("label_reads", "top_tokens", "towers"):
-            at = data["layer"].dims[0]
-            names = named(zip(data["layer"].values.tolist(), data["head"].values.tolist(), strict=True))
-            data = data.drop_vars(["layer", "head"]).rename({at: "single"}).assign_coords(single=names)
-        old = {before: now for before, now in RENAMED.items() if name == "looks" and before in data.variables}
-        return opened.of_labels(data.rename(old), "arbitrary")
+        return opened.of_labels(by_single(data) if name in OF_SINGLE_HEADS else data, "arbitrary")
 
     return read
+
+
+def by_single(data: xr.Dataset) -> xr.Dataset:
+    """A measurement of some heads, with their names as `single`: from the names in files, or from integers `layer` and `head`."""
+    if "layer" not in data.coords:
+        return data.rename({"head" if "head" in data.dims else "heads": "single"})
+    names = named(zip(data["layer"].values.tolist(), data["head"].values.tolist(), strict=True))
+    along = data["layer"].dims[0]
+    return data.drop_vars(["layer", "head"]).rename({along: "single"}).assign_coords(single=names)
 
 
 def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:

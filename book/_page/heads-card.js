@@ -4,7 +4,8 @@
   const number = (value) => value.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
   const MISSING = "not recorded";
   const QUANTITIES = [
-    ["prefers labels of the query’s class", "preference"], ["… for the query’s text", "text part"], ["… for the label", "label part"],
+    ["prefers labels of the query’s class", "preference"], ["… for the query’s text", "text part"],
+    ["… for the label", "label part"],
     ["writes labels, nats", "writing"], ["adds to the right label, nats", "contribution"],
     ["the paper’s increase, nats", "increase"], ["effect of its preference, nats", "effect"],
     ["… direct", "direct effect"], ["sends which label, nats", "label sent"], ["sends which place, nats", "place sent"],
@@ -55,7 +56,8 @@
   function words(heads, name) {
     const rows = heads.words[name], ranks = heads.ranks[name];
     const list = (title, of) => small(`${title}: `, make("bdi", {}, of.join(", ")));
-    return [...(rows || []).flatMap(([at, value, key]) => [make("b", {}, at), list("value", value), list("key, mean taken out", key)]),
+    return [...(rows || []).flatMap(([at, value, key]) =>
+      [make("b", {}, at), list("value", value), list("key, mean taken out", key)]),
       ...(rows ? [] : [small(`Top words: ${MISSING}.`)]),
       ...(ranks ? [small("Mean reciprocal rank, in what it would write there, of the label it looks at: " +
         `${number(ranks[0])}; of the other label: ${number(ranks[1])}.`)] : [])];
@@ -71,24 +73,25 @@
       picture.append(query ? make("svg:path", { d: `M${x - 4} ${y - 4}l8 8m-8 0l8-8`, class: `cloud query class-${c}` })
         : make("svg:circle", { cx: x, cy: y, r: 3, class: `cloud class-${c}` }));
     }
-    return [picture, small("Keys: ", ...sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]),
-      ". Crosses: queries.")];
+    const dots = sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
+    return [picture, small("Keys: ", ...dots, ". Crosses: queries.")];
   }
 
   // The card of one head or two, `names`: its numbers, and what stands below.
   function card(heads, names) {
     const rows = QUANTITIES.map(([title, quantity]) => [title, ...names.map((name) => cell(heads, quantity, name))]);
-    const each = (of) => names.flatMap((name) => (names.length > 1 ? [make("p", {}, make("b", {}, name)), ...of(name)] : of(name)));
+    const each = (of) => names.flatMap((name) => [...(names.length > 1 ? [make("p", {}, make("b", {}, name))] : []), ...of(name)]);
+    const lost = () => small(`Nats, 95% intervals; taken out at the last position, on ${heads.columns.lost.prompts} of the prompts ` +
+      "that locate, not of those that judge. Later parts can make up for a head, so this is a lower bound of what it does.");
+    const interventions = heads.has("effect") ? `parts and effects: ${heads.columns.effect.prompts} others, where the whole way to ` +
+      `the other label is ${number(2 * heads.choice)} nats` : "no interventions";
     const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
       table(["mean, and rank", ...names], rows, { class: "heads-numbers" }),
-      small(`${heads.measured} prompts; ${heads.has("effect") ? `parts and effects: ${heads.columns.effect.prompts} others, where the ` +
-        `whole way to the other label is ${number(2 * heads.choice)} nats` : "no interventions"}. Ranks are among ${heads.total} heads in ` +
-        `${heads.model.layers} layers, counted from 0.`));
+      small(`${heads.measured} prompts; ${interventions}. Ranks are among ${heads.total} heads in ${heads.model.layers} layers, ` +
+        "counted from 0."));
     return { numbers, more: [
       part("Which way its label goes", ...ways(heads, names)),
-      part("Without it, beside its layer", ...(heads.has("lost") ? [...each((name) => losses(heads, name)),
-        small(`Nats, 95% intervals; taken out at the last position, on ${heads.columns.lost.prompts} of the prompts that locate, not of those ` +
-          "that judge. Later parts can make up for a head, so this is a lower bound of what it does.")] : [small(MISSING)])),
+      part("Without it, beside its layer", ...(heads.has("lost") ? [...each((name) => losses(heads, name)), lost()] : [small(MISSING)])),
       part("Its words", ...each((name) => words(heads, name))),
       part("Its towers", ...each((name) => towers(heads, name))),
     ] };

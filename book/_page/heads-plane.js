@@ -125,17 +125,23 @@
         one.at = [scale("x", xs[i]), scale("y", ys[i])];
         one.dot.style.transform = `translate(${one.at[0].toFixed(1)}px, ${one.at[1].toFixed(1)}px)`;
         one.dot.setAttribute("r", (2.5 + (most ? 9 * Math.sqrt(Math.abs(effect) / most) : 1)).toFixed(1));
-        one.dot.setAttribute("class", `${effect < 0 ? "holds" : "helps"}${name === head ? " pinned" : name === beside ? " beside" : ""}`);
+        one.dot.setAttribute("class", effect < 0 ? "holds" : "helps");
+        one.dot.classList.toggle("pinned", name === head);
+        one.dot.classList.toggle("beside", name === beside);
       });
       this.frame.replaceChildren(...this.axis("x", scale, names[0]), ...this.axis("y", scale, names[1]));
-      this.over.replaceChildren(...["x", "y"].flatMap((side) => this.line(side, scale(side, lines[side]))), ...this.labels(heads, head, beside));
-      this.picture.setAttribute("aria-label", `${heads.total} heads of ${heads.model.name}: ${names.join(", up: ")}. Pinned: ` +
-        `${[head, beside].filter(Boolean).map((name) => `${name} at ${heads.mean(x, name)}, ${heads.mean(y, name)}`).join("; ")}.`);
+      const origin = ["x", "y"].map((side) => scale(side, 0)), pinned = [head, beside].filter(Boolean);
+      this.over.replaceChildren(...["x", "y"].flatMap((side) => this.line(side, scale(side, lines[side]))),
+        ...this.labels(origin, pinned));
+      const places = pinned.map((name) => `${name} at ${heads.mean(x, name)}, ${heads.mean(y, name)}`);
+      this.picture.setAttribute("aria-label",
+        `${heads.total} heads of ${heads.model.name}: ${names.join(", up: ")}. Pinned: ${places.join("; ")}.`);
     }
 
     build(heads) {
       [this.frame, this.over] = [make("svg:g"), make("svg:g")];
-      this.points = new Map(heads.names.map((name) => [name, { name, dot: make("svg:circle", {}, make("svg:title", {}, name)) }]));
+      const dot = (name) => make("svg:circle", {}, make("svg:title", {}, name));
+      this.points = new Map(heads.names.map((name) => [name, { name, dot: dot(name) }]));
       this.picture.replaceChildren(this.frame, make("svg:g", {}, ...[...this.points.values()].map(({ dot }) => dot)), this.over);
     }
 
@@ -165,20 +171,18 @@
     }
 
     // Names of the pinned heads, and of those farthest out that stand in no other name's way.
-    labels(heads, head, beside) {
-      const [x0, y0] = [0.5, 0.5].map((_, i) => (i ? HIGH - BOTTOM : LEFT)), taken = [];
-      const far = ({ at }) => Math.hypot(at[0] - x0, at[1] - y0);
-      const pinned = [head, beside].filter((name) => this.points.has(name)).map((name) => this.points.get(name));
+    labels(origin, pinned) {
+      const far = ({ at }) => Math.hypot(at[0] - origin[0], at[1] - origin[1]), taken = [];
       const rest = [...this.points.values()].sort((a, b) => far(b) - far(a)).slice(0, 3 * NAMED);
-      for (const { name, at } of new Set([...pinned, ...rest])) {
+      for (const { name, at } of new Set([...pinned.map((name) => this.points.get(name)), ...rest])) {
         const clear = taken.every(([, [u, v]]) => Math.abs(u - at[0]) > 34 || Math.abs(v - at[1]) > 13);
-        if (clear || name === head || name === beside) taken.push([name, at]);
+        if (clear || pinned.includes(name)) taken.push([name, at]);
         if (taken.length >= NAMED) break;
       }
       return taken.map(([name, [x, y]]) => {
         const left = x > WIDE - 60, by = 12;
         return make("svg:text", { x: left ? x - by : x + by, y: y + 4, "text-anchor": left ? "end" : "start",
-          class: name === head || name === beside ? "name pinned" : "name" }, name);
+          class: pinned.includes(name) ? "name pinned" : "name" }, name);
       });
     }
   }

@@ -4,7 +4,7 @@
   const home = document.getElementById("heads"), data = window.twotowersHeads;
   if (!home || !data?.models.length) return;
 
-  const KINDS = ["right", "other", "elsewhere"], EXCHANGE = 2, MIRROR = 1;  // bits of a prompt's place in its block
+  const EXCHANGE = 2, MIRROR = 1;  // bits of a prompt's place in its block
   const known = new Map();
   const on = (model, texts) => {  // the heads of a model on words or sentences, null where they were not measured
     const of = data.models.find(({ name }) => name === model), key = `${model} ${texts}`;
@@ -74,13 +74,14 @@
       ...(before === null ? [] : [bar(look(names[n], before)[i], most, "before")]))));
     const line = ([text, label], i) => make("li", {}, make("bdi", {}, text), " : ",
       make(label === right ? "b" : "span", { class: "label" }, label), shares(i));
-    const rest = names.map((name) => sums(name));
     return make("ol", { class: names.length > 1 ? "two" : "" }, ...rows.slice(0, -1).map(line),
       make("li", { class: "query" }, make("bdi", {}, rows.at(-1)[0]), " : ", make("b", { class: "label" }, `(${right})`),
-        make("span", { class: "heads-bars" }, ...rest.map(({ elsewhere }, n) => make("small", {}, `${names[n]} elsewhere ${percent(elsewhere)}`)))));
+        make("span", { class: "heads-bars" },
+          ...names.map((name) => make("small", {}, `${name} elsewhere ${percent(sums(name).elsewhere)}`)))));
   }
 
-  const said = (of) => KINDS.map((kind) => `${percent(of[kind])} ${kind === "elsewhere" ? kind : `on ${kind} labels`}`).join(", ");
+  const said = ({ right, other, elsewhere }) =>
+    `${percent(right)} on right labels, ${percent(other)} on other labels, ${percent(elsewhere)} elsewhere`;
 
   // Every prompt's preference of the pinned head: right labels up, others down.
   function strip() {
@@ -112,7 +113,8 @@
     beside: choice("beside", (beside) => change({ beside })),
   };
   const named = (name) => make("label", {}, `${name} `, fields[name]);
-  const plane = new Plane((name, shift) => change(shift ? { beside: name } : { head: name }), (side, value) => change({ [side]: value }));
+  const plane = new Plane((name, shift) => change(shift ? { beside: name } : { head: name }),
+    (side, value) => change({ [side]: value }));
   const sliders = Object.fromEntries(["x", "y"].map((side) => [side, make("input", {
     type: "range", "aria-label": side === "x" ? "vertical line" : "horizontal line",
     input: (event) => change({ [side]: Number(event.target.valueAsNumber.toPrecision(3)) }) })]));
@@ -130,8 +132,9 @@
     make("div", { class: "tinker-buttons" }, button("← prompt", () => step(-1)), button("prompt →", () => step(1)),
       button("exchange labels", () => inBlock(EXCHANGE)), button("mirror", () => inBlock(MIRROR)), place),
     shown, looks, strips,
-    make("p", { class: "tinker-small" }, make("i", { class: "heads-key right" }), "right label ", make("i", { class: "heads-key other" }),
-      "other label ", make("i", { class: "heads-key before" }), "same row before the move. Below: all prompts, in blocks of four."));
+    make("p", { class: "tinker-small" }, make("i", { class: "heads-key right" }), "right label ",
+      make("i", { class: "heads-key other" }), "other label ", make("i", { class: "heads-key before" }),
+      "same row before the move. In the strip: all prompts, in blocks of four."));
   const scenes = SCENES.filter(({ model, texts }) => on(model, texts)?.has("effect"));
 
   const options = (field, all, value) => {
@@ -143,7 +146,8 @@
   };
 
   function show() {
-    const now = heads(), other = on(state.model, state.texts === "words" ? "sentences" : "words"), both = (all) => all.map((of) => [of, of]);
+    const now = heads(), other = on(state.model, state.texts === "words" ? "sentences" : "words");
+    const both = (all) => all.map((of) => [of, of]);
     const asks = scene !== null && guess === null, names = pinned(), lines = { x: state.x, y: state.y };
     options(fields.model, both(data.models.map(({ name }) => name)), state.model);
     options(fields.texts, both(texts(state.model)), state.texts);
@@ -172,13 +176,13 @@
 
   function quadrants(now, lines) {
     const { counts: n, share, ofTop } = counted(now, state.axes, lines), [x, y] = [AXES[state.axes].x, AXES[state.axes].y];
-    const out = [table(["heads", `left of the line`, `right of it`],
-      [["above the line", String(n.above), String(n.both)], ["below it", String(n.neither), String(n.right)]], { class: "heads-numbers" })];
     const as = (value) => (Number.isFinite(value) ? `${Math.round(100 * value)}%` : "no number");
-    if (state.axes === "ranking") out.push(make("p", { class: "tinker-small" }, "The old headline rested on these lines: heads above " +
-      `prefer the right labels ${as(share)} as much as heads to the right; the first ${now.bounds.top} of each, ${as(ofTop)}.`));
-    else out.push(make("p", { class: "tinker-small" }, `Right: ${x} at least ${number(lines.x)}; above: ${y} at least ${number(lines.y)}.`));
-    return out;
+    const said = state.axes === "ranking" ? "The old headline rested on these lines: heads above prefer the right labels " +
+      `${as(share)} as much as heads to the right; the first ${now.bounds.top} of each, ${as(ofTop)}.`
+      : `Right: ${x} at least ${number(lines.x)}; above: ${y} at least ${number(lines.y)}.`;
+    const rows = [["above the line", n.above, n.both], ["below it", n.neither, n.right]].map((row) => row.map(String));
+    return [table(["heads", "left of the line", "right of it"], rows, { class: "heads-numbers" }),
+      make("p", { class: "tinker-small" }, said)];
   }
 
   // ---- scenes ----
@@ -242,8 +246,8 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click pins a head, " +
-          "shift-click puts one beside it.")),
+        make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click pins " +
+          "a head, shift-click puts one beside it.")),
       middle, right),
     more);
   home.classList.add("ready");

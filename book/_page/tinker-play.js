@@ -6,7 +6,8 @@
   const largest = (values) => values.indexOf(Math.max(...values));
   const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-  // What each step is of: for every row one number, and a sentence; `more`, a sentence and a link with its page. `heads`: [{name, weights, factor}], those with arcs.
+  // What each step is of: for every row one number, and a sentence; `more`, a sentence and a link with its page.
+  // `heads`: [{name, weights, factor}], those with arcs.
   function told(step, model, { prompt, after }, heads) {
     const { rows, labelAt, labels: [label, other] } = prompt, parsed = (name) => name.split("-").map(Number);
     const writes = () => labelAt.map((at, i) => sum(heads.map(({ name, weights, factor }) => {
@@ -39,8 +40,10 @@
       const [l, h] = parsed(name);
       return model.difference(after, model.written(l, model.fed(after, l).slice(h, h + 1)), label.id, other.id)[0];
     }));
-    return { tags: [], more: ["In this miniature the same heads compare and write, at once. In larger models heads pass part of it on.",
-      "Open the heads of larger models.", "heads"], text: `All that heads write is added up. The heads in colour give ${nats(theirs)} to ${over}, all else ` +
+    const more = ["In this miniature the same heads compare and write, at once. In larger models heads pass part of it on.",
+      "Open the heads of larger models.", "heads"];
+    return { tags: [], more, text: "All that heads write is added up. " +
+      `The heads in colour give ${nats(theirs)} to ${over}, all else ` +
       `${nats(all - theirs)}. Together ${nats(all)}: ${all > 0 ? quoted(label.word) : quoted(other.word)} wins.` };
   }
 

@@ -1,4 +1,5 @@
-// Seven scenes of the playground, each one click from the paper's example: what to expect, what was seen, and which page tests it.
+// Seven scenes of the playground, each one click from the paper's example: what to expect, what was seen, and the page
+// that tests it.
 (() => {
   const { EXAMPLE } = window.twotowers;
   const [love, like, eight, two] = EXAMPLE.demonstrations;

@@ -243,7 +243,8 @@
     if (text && more.length) line.append(` ${more[0]}`, ...link(...more.slice(1)));
     if (text || !scene?.tested || asks) return;
     line.append(...link(...scene.tested));
-    if (scene === scenes.at(-1)) line.append(" That was the last scene: now write words of your own, or", ...link("open heads of larger models.", "heads"));
+    if (scene === scenes.at(-1))
+      line.append(" That was the last scene: now write words of your own, or", ...link("open heads of larger models.", "heads"));
   }
 
   function ask(found, asks) {
