@@ -80,18 +80,20 @@
   // The card of one head or two, `names`: its numbers, and what stands below.
   function card(heads, names) {
     const rows = QUANTITIES.map(([title, quantity]) => [title, ...names.map((name) => cell(heads, quantity, name))]);
-    const each = (of) => names.flatMap((name) => [...(names.length > 1 ? [make("p", {}, make("b", {}, name))] : []), ...of(name)]);
-    const lost = () => small(`Nats, 95% intervals; taken out at the last position, on ${heads.columns.lost.prompts} of the prompts ` +
-      "that locate, not of those that judge. Later parts can make up for a head, so this is a lower bound of what it does.");
-    const interventions = heads.has("effect") ? `parts and effects: ${heads.columns.effect.prompts} others, where the whole way to ` +
-      `the other label is ${number(2 * heads.choice)} nats` : "no interventions";
+    const title = (name) => (names.length > 1 ? [make("p", {}, make("b", {}, name))] : []);
+    const each = (of) => names.flatMap((name) => [...title(name), ...of(name)]), { effect, lost } = heads.columns;
+    const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; taken out at the last position, on " +
+      `${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is a lower ` +
+      "bound of what it does.")];
+    const interventions = effect ? `parts and effects: ${effect.prompts} others, where the whole way to the other label is ` +
+      `${number(2 * heads.choice)} nats` : "no interventions";
     const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
       table(["mean, and rank", ...names], rows, { class: "heads-numbers" }),
-      small(`${heads.measured} prompts; ${interventions}. Ranks are among ${heads.total} heads in ${heads.model.layers} layers, ` +
-        "counted from 0."));
+      small(`${heads.measured} prompts; ${interventions}. Ranks are among ${heads.total} heads in ${heads.model.layers} ` +
+        "layers, counted from 0."));
     return { numbers, more: [
       part("Which way its label goes", ...ways(heads, names)),
-      part("Without it, beside its layer", ...(heads.has("lost") ? [...each((name) => losses(heads, name)), lost()] : [small(MISSING)])),
+      part("Without it, beside its layer", ...(lost ? without() : [small(MISSING)])),
       part("Its words", ...each((name) => words(heads, name))),
       part("Its towers", ...each((name) => towers(heads, name))),
     ] };

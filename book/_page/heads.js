@@ -26,7 +26,7 @@
   }
 
   let state = completed({ model: data.models[0].name, texts: "words" });
-  let before = null, scene = null, guess = null, tally = [0, 0];  // before: the prompt of this block that was shown
+  let later = 0, before = null, scene = null, guess = null, tally = [0, 0];  // before: the prompt of this block that was shown
   const heads = () => on(state.model, state.texts);
 
   function change(fields) {
@@ -40,7 +40,8 @@
   function put(next) {
     state = completed(next);
     show();
-    history.replaceState(null, "", address());
+    clearTimeout(later);  // some browsers refuse an address that changes as fast as a line is dragged
+    later = setTimeout(() => history.replaceState(null, "", address()), 200);
   }
 
   const pinned = () => [state.head, state.beside].filter(Boolean);
@@ -222,7 +223,7 @@
     const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1))), numbers = ["prompt", "x", "y"];
     if (!("model" in given)) return;
     for (const field of numbers) if (field in given) given[field] = given[field].trim() ? Number(given[field]) : NaN;
-    const wanted = on(given.model, given.texts) ? completed({ ...given }) : null;
+    const wanted = data.models.some(({ name }) => name === given.model) ? completed(given) : null;
     const wrong = !wanted || Object.entries(given).some(([field, value]) => wanted[field] !== value) ||
       numbers.some((field) => field in given && !Number.isFinite(wanted[field])) || given.prompt < 0 || given.prompt % 1;
     error.textContent = wrong ? "The address holds a state that this page cannot read, so nothing was changed." : "";
