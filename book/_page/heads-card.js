@@ -82,9 +82,9 @@
     const rows = QUANTITIES.map(([title, quantity]) => [title, ...names.map((name) => cell(heads, quantity, name))]);
     const title = (name) => (names.length > 1 ? [make("p", {}, make("b", {}, name))] : []);
     const each = (of) => names.flatMap((name) => [...title(name), ...of(name)]), { effect, lost } = heads.columns;
-    const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; taken out at the last position, on " +
-      `${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is a lower ` +
-      "bound of what it does.")];
+    const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; taken out at the last position, " +
+      `on ${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is ` +
+      "a lower bound of what it does.")];
     const interventions = effect ? `parts and effects: ${effect.prompts} others, where the whole way to the other label is ` +
       `${number(2 * heads.choice)} nats` : "no interventions";
     const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,

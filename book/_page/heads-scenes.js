@@ -29,8 +29,8 @@
         head, before: `Head ${head}, too, prefers labels of the query’s class: by ${number(heads.mean("preference", head))}.`,
         question: "Reverse its preference. What happens to the right label?",
         options: [["less likely", effect > least], ["as likely", Math.abs(effect) <= least], ["more likely", effect < -least]],
-        after: `Its effect is ${number(effect)} nats: reversed, the right label gains. It looks for the label about to be said (` +
-          `${number(heads.mean("label part", head))}) rather than for the text (${number(heads.mean("text part", head))}), and ` +
+        after: `Its effect is ${number(effect)} nats: reversed, the right label gains. It looks for the label about to be said ` +
+          `(${number(heads.mean("label part", head))}) rather than for the text (${number(heads.mean("text part", head))}), and ` +
           `writes against what it looks at (${number(heads.mean("writing", head))} nats).`,
       };
     } },
@@ -50,10 +50,13 @@
       const [head] = heads.ranked("writing"), lost = heads.mean("lost", head), { low, high, prompts } = heads.columns.lost;
       const i = heads.at(head), part = lost / heads.choice;
       return {
-        head, before: `No head writes more of the labels that it looks at than ${head}: ${number(heads.mean("writing", head))} nats.`,
+        head, before: `No head writes more of the labels that it looks at than ${head}: ` +
+          `${number(heads.mean("writing", head))} nats.`,
         question: "Take it out. How much of the choice between the labels is lost?",
-        options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5], ["less than a tenth", part < 0.1]],
-        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} prompts. ` +
+        options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5],
+          ["less than a tenth", part < 0.1]],
+        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} ` +
+          "prompts. " +
           `It writes either label that it looks at, and prefers the right one by ${number(heads.mean("preference", head))} only.`,
       };
     } },

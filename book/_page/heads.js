@@ -247,8 +247,8 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click pins " +
-          "a head, shift-click puts one beside it.")),
+        make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click " +
+          "pins a head, shift-click puts one beside it.")),
       middle, right),
     more);
   home.classList.add("ready");
