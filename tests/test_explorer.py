@@ -207,6 +207,7 @@ def test_scenes_are_guessed_first_and_their_words_are_true(address):
 def test_the_address_holds_the_state_and_refuses_another(address):
     with browser(address) as page:
         page.get_by_label("model").select_option(QWEN)
+        assert "before" not in page.text_content(".heads-looks")  # no prompt of this block was shown
         page.get_by_label("axes").select_option("parts")
         page.get_by_label("beside").select_option("20-4")
         page.get_by_role("button", name="mirror").click()

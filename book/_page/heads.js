@@ -31,7 +31,7 @@
 
   function change(fields) {
     const moved = "model" in fields || "texts" in fields || "axes" in fields, block = (at) => Math.floor(at / 4);
-    const stays = "prompt" in fields && block(fields.prompt) === block(state.prompt);
+    const stays = "prompt" in fields && !moved && block(fields.prompt) === block(state.prompt);
     before = stays ? state.prompt : null;
     if (scene && ["model", "texts", "axes", "head"].some((field) => field in fields)) [scene, guess] = [null, null];
     put({ ...state, ...(moved ? { x: null, y: null } : {}), ...fields });
