@@ -21,7 +21,7 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
-BROWSER = ("test_engine.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
+BROWSER = ("test_engine.py", "test_explorer.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
 LONG = ("test_golden.py", "test_engine.py", "test_chapters.py", "test_training.py", "test_tinker.py", "test_tinker_engine.py")
 """These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from tinker_page import AXE, HEADS, PAGE, browser, fields, needs_browser, text
+from tinker_page import AXE, HEADS, PAGE, ROOT, browser, fields, needs_browser, text
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.capture import capture
@@ -65,6 +65,10 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
             assert not page.locator(".tinker-answer").is_visible() and text(page, "sentence") == ""
             page.locator(".tinker-question button", has_text=answer or "another word").first.click()
             assert page.locator(".tinker-answer").is_visible() and text(page, "told").startswith(before + " ")
+            links = page.locator(".tinker-told a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+            pages = [link.removesuffix(".html") for link in links]
+            assert pages and all(list((ROOT / "book").glob(f"{name}.*")) for name in pages)  # the chapter that tests it
+            assert (pages[-1] == "heads") == (i == len(expected) - 1)
             assert text(page, "score") == f"{i + 1} of {i + 1} right"
             assert text(page, "says") == answer or not answer
 
@@ -96,6 +100,8 @@ def test_play_tells_four_steps_with_the_numbers_of_the_prompt(address):
         page.get_by_role("button", name="4 add up").click()
         given = [number(x) for x in re.findall(r"[+−]\d+\.\d", text(page, "told"))]
         assert given == pytest.approx([theirs, total - theirs, total], abs=0.051)
+        assert "the same heads compare and write" in text(page, "told")
+        assert page.locator(".tinker-told a[href='heads.html']").count() == 1
         page.get_by_role("button", name="4 add up").click()
         assert text(page, "told").startswith("Press play")
     with browser(address, reduced_motion="reduce") as page:
@@ -113,6 +119,8 @@ def test_the_slider_moves_the_query_in_the_plane_and_turns_the_answer(address):
         slider.focus()
         for _ in range(12):
             page.keyboard.press("ArrowRight")
+        marks = page.locator(".tinker-curve text").all_text_contents()
+        assert marks[:5] == ["−3", "−1", "0", "1", "3"] and all(re.fullmatch(r"[+−]\d+\.\d", mark) for mark in marks[5:])
         assert slider.input_value() == "3" and text(page, "says") == "bar" and "pushed" in text(page, "sentence")
         pushed = word.evaluate(at)
         assert pushed != start
@@ -206,6 +214,13 @@ def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, 
         page.focus('[data-head="3-1"]')
         page.keyboard.press("ArrowDown")
         assert page.evaluate("document.activeElement.ariaLabel").startswith("head 2-1, ")
+
+
+def test_the_arcs_of_a_step_are_in_view_on_a_phone(address):
+    with browser(address, 390, 740) as page:
+        page.get_by_role("button", name="play").click()
+        box = page.locator(".tinker-arcs").bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 740 and page.locator(".tinker-told").is_visible()
 
 
 def test_without_javascript_a_picture_stands_there(address):

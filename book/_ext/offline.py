@@ -6,6 +6,7 @@ Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python; MathJax 
 import shutil
 from pathlib import Path
 
+import explorer
 import tinker
 import vl_convert
 
@@ -25,6 +26,7 @@ def write_files(app) -> None:
     if (pictures := Path(app.srcdir) / "pictures").is_dir():
         shutil.copytree(pictures, target / "pictures")
     tinker.write_data(Path(app.srcdir), target)
+    explorer.write_data(Path(app.srcdir), target)
     vega = target / "vega.js"
     if not vega.exists():  # in a function, which keeps the names of the three libraries to themselves
         vega.write_text(
@@ -46,4 +48,5 @@ def setup(app) -> dict:
     app.connect("builder-inited", write_files)
     app.connect("html-page-context", for_one_page)
     app.connect("html-page-context", tinker.add_scripts)
-    return {"env_version": 8, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    app.connect("html-page-context", explorer.add_scripts)
+    return {"env_version": 9, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew

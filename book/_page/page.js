@@ -34,7 +34,7 @@
   });
   // The theme gives these buttons another name than the words that stand on them.
   addEventListener("load", () => {
-    for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *)")) {
+    for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *, #heads *)")) {
       if (button.innerText.trim()) button.removeAttribute("aria-label");
     }
   });

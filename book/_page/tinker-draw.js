@@ -97,5 +97,5 @@
       { class: "tinker-map", keydown: key });
   }
 
-  Object.assign(window.twotowers, { draw: { make, table, bars, arcs, map, percent, short } });
+  window.twotowers = { ...window.twotowers, draw: { make, table, bars, arcs, map, percent, short } };
 })();

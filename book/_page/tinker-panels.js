@@ -39,6 +39,8 @@
         map({ layers: model.layers.length, heads: model.heads, cells, selected, select }),
         make("fieldset", { class: "tinker-actions" }, make("legend", {}, `Head ${selected}`), ...actions,
           make("label", {}, "factor", factor)),
+        small("Zero: it writes nothing. Scale: what it writes, times the factor. Patch: it writes what it writes in the same " +
+          "prompt with the labels exchanged."),
         buttons(make("span", {}, "All in colour"), all("zero", "zero"), all("patch", "patch"),
           button("leave all", () => change({ heads: {} }), { "data-keep": "leave" })));
     }

@@ -6,7 +6,8 @@
   const largest = (values) => values.indexOf(Math.max(...values));
   const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-  // What each step is of: for every row one number, and a sentence. `heads`: [{name, weights, factor}], those with arcs.
+  // What each step is of: for every row one number, and a sentence; `more`, a sentence and a link with its page.
+  // `heads`: [{name, weights, factor}], those with arcs.
   function told(step, model, { prompt, after }, heads) {
     const { rows, labelAt, labels: [label, other] } = prompt, parsed = (name) => name.split("-").map(Number);
     const writes = () => labelAt.map((at, i) => sum(heads.map(({ name, weights, factor }) => {
@@ -31,7 +32,7 @@
     const over = `${quoted(label.word)} over ${quoted(other.word)}`;
     if (step === "copy") {
       const written = writes(), row = largest(written.map(Math.abs));
-      return { tags: written.map(nats), text: "The heads copy the labels that they look at, each as strongly as it looks. " +
+      return { tags: written.map(nats), text: "The same heads copy the labels that they look at, each as strongly as it looks. " +
         `Row ${row + 1} alone adds ${nats(written[row])} to ${over} (log-odds, in nats).` };
     }
     const all = after.logits[label.id] - after.logits[other.id];
@@ -39,7 +40,10 @@
       const [l, h] = parsed(name);
       return model.difference(after, model.written(l, model.fed(after, l).slice(h, h + 1)), label.id, other.id)[0];
     }));
-    return { tags: [], text: `All that heads write is added up. The heads in colour give ${nats(theirs)} to ${over}, all else ` +
+    const more = ["In this miniature the same heads compare and write, at once. Some larger models pass part of it on.",
+      "Open the heads of larger models.", "heads"];
+    return { tags: [], more, text: "All that heads write is added up. " +
+      `The heads in colour give ${nats(theirs)} to ${over}, all else ` +
       `${nats(all - theirs)}. Together ${nats(all)}: ${all > 0 ? quoted(label.word) : quoted(other.word)} wins.` };
   }
 
@@ -69,6 +73,7 @@
     // A reader who asks for less motion goes on by hand.
     run() {
       this.show(this.after() || STEPS[0]);
+      if (matchMedia("(max-width: 45rem)").matches) this.row.scrollIntoView();  // the arcs stand below a sentence on a phone
       if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
       this.timer = setInterval(() => (this.after() ? this.show(this.after()) : this.pause()), 1000 * SECONDS);
       this.name();

@@ -1,32 +1,44 @@
-// Seven scenes of the playground, each one click from the paper's example: what to expect, and what was seen.
+// Seven scenes of the playground, each one click from the paper's example: what to expect, what was seen, and the page
+// that tests it.
 (() => {
   const { EXAMPLE } = window.twotowers;
   const [love, like, eight, two] = EXAMPLE.demonstrations;
   const swap = ([words, label]) => [words, label === "foo" ? "bar" : "foo"];
   const rows = (...demonstrations) => ({ ...EXAMPLE, demonstrations });
 
+  const tests = (chapter, page) => [`Chapter ${chapter} tests this over whole sets.`, page];
+  const COMPARES = tests(4, "04-attention-weights"), BIASES = tests(5, "05-imbalanced-and-reordered");
+  const EVERY_HEAD = tests(6, "06-one-step-or-a-relay"), TOWERS = tests(7, "07-two-towers");
+
   window.twotowers.scenes = (writers) => [
     { name: "Swap the labels", state: { ...rows(...EXAMPLE.demonstrations.map(swap)), true_label: "bar" },
       before: "Numbers are now called bar, and feelings foo. The query is still a number.",
-      after: "The answer follows: the heads still look mostly at the numbers, and copy the labels that they have now." },
+      after: "The answer follows: the heads still look mostly at the numbers, and copy the labels that they have now.",
+      tested: TOWERS },
     { name: "Move the matching examples away", state: rows(eight, two, love, like),
       before: "The two numbers are now at the top, far from the query.",
-      after: "The arcs still end at the numbers, so the answer stays. But it is less certain: nearness counts, too." },
+      after: "The arcs still end at the numbers, so the answer stays. But it is less certain: nearness counts, too.",
+      tested: BIASES },
     { name: "Remove one", state: rows(love, like, eight),
       before: "One of the two numbers is gone: foo appears once, bar twice.",
-      after: "One matching example is enough here. The model loses a little of its certainty to the more frequent label." },
+      after: "One matching example is enough here. The model loses a little of its certainty to the more frequent label.",
+      tested: BIASES },
     { name: "Mix two classes", state: rows(swap(love), like, eight, swap(two)),
       before: "Each label now follows a number once and a feeling once.",
-      after: "Both numbers still get the attention, so both labels are copied; the one nearer to the query wins." },
+      after: "Both numbers still get the attention, so both labels are copied; the one nearer to the query wins.",
+      tested: COMPARES },
     { name: "A query of neither class", state: { ...EXAMPLE, query: "river" },
       before: "A river is neither a feeling nor a number.",
-      after: "The heads must look somewhere, so the model gives one of the two labels all the same, and is sure of it." },
-    { name: "Switch off the heads that write",
+      after: "The heads must look somewhere, so the model gives one of the two labels all the same, and is sure of it.",
+      tested: ["No chapter tests this; chapter 4 has an exercise on it.", COMPARES[1]] },
+    { name: "Switch off the heads that add most",
       state: { ...EXAMPLE, heads: Object.fromEntries(writers.map((name) => [name, "zero"])) },
-      before: "The heads with coloured arcs write nothing. The rest of the model is left as it is.",
-      after: "The label of the numbers no longer reaches the answer: what is left is a guess." },
+      before: "The heads with coloured arcs, which compare and write in one step, write nothing. All else is left as it is.",
+      after: "The label of the numbers no longer reaches the answer: what is left is a guess. In larger models later heads " +
+        "can make up for some of it.", tested: EVERY_HEAD },
     { name: "Push the query towards the other class", state: { ...EXAMPLE, push: 1.5 },
       before: "No word changes. Inside the heads, the query’s vector is moved 1.5 times the way from numbers to feelings.",
-      after: "The answer turned, because the heads now look at the feelings. Move the slider: the answer follows it." },
+      after: "The answer turned, because the heads now look at the feelings. Move the slider: the answer follows it.",
+      tested: TOWERS },
   ];
 })();

@@ -133,13 +133,18 @@
 
   // Logit difference against the dose, and where the reader's dose stands: `rows` [[dose, nats]].
   function curve(rows, dose, told) {
-    const high = 64, most = Math.max(1, ...rows.map(([, nats]) => Math.abs(nats))), range = rows.at(-1)[0];
+    const high = 64, foot = 12, most = Math.max(1, ...rows.map(([, nats]) => Math.abs(nats))), range = rows.at(-1)[0];
     const x = (d) => EDGE + ((WIDE - 2 * EDGE) * (d + range)) / (2 * range);
     const y = (nats) => high / 2 - (nats / most) * (high / 2 - 6);
     const now = rows.reduce((best, row) => (Math.abs(row[0] - dose) < Math.abs(best[0] - dose) ? row : best));
-    return make("svg:svg", { viewBox: `0 0 ${WIDE} ${high}`, role: "img", class: "tinker-curve", "aria-label": told },
+    const nats = (value) => `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(1)}`;
+    const marks = [-range, -1, 0, 1, range].map((d) => make("svg:text", { x: x(d), y: high + foot - 2, "text-anchor": "middle" },
+      `${d}`.replace("-", "−")));
+    const ends = [most, -most].map((value) => make("svg:text", { x: 1, y: y(value) + 4 }, nats(value)));
+    return make("svg:svg", { viewBox: `0 0 ${WIDE} ${high + foot}`, role: "img", class: "tinker-curve", "aria-label": told },
+      ...marks, ...ends,
       make("svg:line", { x1: EDGE, x2: WIDE - EDGE, y1: high / 2, y2: high / 2, class: "axis" }),
-      make("svg:polyline", { points: rows.map(([d, nats]) => `${x(d).toFixed(1)},${y(nats).toFixed(1)}`).join(" ") }),
+      make("svg:polyline", { points: rows.map(([d, value]) => `${x(d).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }),
       make("svg:circle", { cx: x(now[0]), cy: y(now[1]), r: 5 }));
   }
 

@@ -233,12 +233,18 @@
   function tellStep(found, drawn) {
     const scales = { zero: 0, scale: state.factor };
     const heads = drawn.map((head) => ({ ...head, factor: scales[state.heads[head.name]] ?? 1 }));
-    const { tags = [], text = "" } = player.step ? told(player.step, model, found, heads) : {};
+    const { tags = [], text = "", more = [] } = player.step ? told(player.step, model, found, heads) : {};
     const asks = home.classList.contains("asks");
     home.dataset.step = player.step;
     [...list.children].forEach((row, i) => { row.querySelector(".tinker-tag").textContent = tags[i] || ""; });
     line.textContent = text || (scene ? [scene.before, ...(asks ? [] : [scene.after])].join(" ")
       : "Press play to see how the model gets from the examples to its answer. Then try a scene, or change any word.");
+    const link = (words, page) => [" ", make("a", { href: `${page}.html` }, words)];
+    if (text && more.length) line.append(` ${more[0]}`, ...link(...more.slice(1)));
+    if (text || !scene?.tested || asks) return;
+    line.append(...link(...scene.tested));
+    if (scene === scenes.at(-1))
+      line.append(" That was the last scene: now write words of your own, or", ...link("open heads of larger models.", "heads"));
   }
 
   function ask(found, asks) {

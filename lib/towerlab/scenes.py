@@ -27,7 +27,7 @@ from towerlab.prompts.blocks import class_words, draw_blocks
 from towerlab.prompts.prompt import Prompt, encode, encode_all
 from towerlab.prompts.variants import exchanged_labels, one_fewer
 
-SWITCH_OFF = "Switch off the heads that write"
+SWITCH_OFF = "Switch off the heads that add most"
 PUSH = "Push the query towards the other class"
 
 

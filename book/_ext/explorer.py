@@ -1,0 +1,211 @@
+"""What the page "Heads you can open" reads: every head of every measured model, on real prompts, from the recorded files.
+
+Numbers of a head are means over the prompts with arbitrary labels, as in the chapters. Attention is of the prompts of SHOWN
+blocks, a character a label: in a page opened from a file nothing can be fetched, so all of it is one script.
+
+    write_data(stage, target)    # heads-data.js beside the page's other scripts
+    explored("smollm2-135m", "words", built)
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from twotowers import choose, intervals, opened, recorded
+from twotowers.heads import named
+
+SCRIPTS = ("heads-data.js", "tinker-draw.js", "heads-plane.js", "heads-card.js", "heads-scenes.js", "heads.js")
+SUITES = ("words", "sentences")
+OF_SINGLE_HEADS = ("label_reads", "top_tokens", "towers")
+SHOWN = 6  # blocks, of as many class pairs
+LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
+FIVE = 5  # words shown of a value and a key
+READINGS = (("value", "kept"), ("key", "taken out"))  # a head's mean key says nothing of the label
+WAYS = {"at once": (1, 0, 0), "by later queries": (0, 1, 0), "by MLPs": (0, 0, 1), "all ways": (1, 1, 1)}
+"""Which of output, queries, MLPs read what a head writes"""
+
+Read = Callable[[str], xr.Dataset | None]
+
+
+def reader(model: str, suite: str, built: Path) -> Read:
+    """Opens a model's measurements, those recorded before those in `built`: prompts with arbitrary labels, None where none is."""
+
+    def read(name: str) -> xr.Dataset | None:
+        path = built / model / suite / f"{name}.nc"
+        data = recorded.open_recorded(model, suite, name)
+        if data is None and path.is_file():
+            data = recorded.load(path)
+            made_of = json.loads(data.attrs["identity"])
+            if (made_of["texts"], made_of["versions"]) != (recorded.texts(suite), recorded.versions(name)):
+                return None
+        if data is None or recorded.NOT_TESTABLE in data.attrs:
+            return None
+        return opened.of_labels(by_single(data) if name in OF_SINGLE_HEADS else data, "arbitrary")
+
+    return read
+
+
+def by_single(data: xr.Dataset) -> xr.Dataset:
+    """A measurement of some heads, with their names as `single`: from the names in files, or from integers `layer` and `head`."""
+    if "layer" not in data.coords:
+        return data.rename({"head" if "head" in data.dims else "heads": "single"})
+    names = named(zip(data["layer"].values.tolist(), data["head"].values.tolist(), strict=True))
+    along = data["layer"].dims[0]
+    return data.drop_vars(["layer", "head"]).rename({along: "single"}).assign_coords(single=names)
+
+
+def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
+    """Name, values (prompt, layer, head), and whether their interval is wanted."""
+    at_last = looks["preference"].sel(query_position="last position", drop=True)
+    own, other = (at_last.sel(query_of=query, drop=True) for query in ("own", "labels exchanged"))
+    yield "text part", (own + other) / 2, False
+    yield "label part", (own - other) / 2, False
+    yield "direct effect", looks["direct_effect"].sel(contrast="reversed", drop=True), False
+    for name, contrast in {"effect": "reversed", "label sent": "labels exchanged", "place sent": "texts exchanged"}.items():
+        yield name, looks["effect"].sel(contrast=contrast, drop=True), True
+
+
+def columns(read: Read) -> dict[str, dict[str, list]]:
+    """Quantity -> its mean of every head, layer by layer; where they are wanted, 95% bounds, too."""
+    heads, looks, singles = (read(name) for name in ("heads", "looks", "singles"))
+    assert heads is not None
+    every = [("preference", choose.attention_difference(heads), False)]
+    every += [(name, heads[name], False) for name in ("writing", "contribution", "increase")]
+    every += looks_columns(looks) if looks is not None else []
+    every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
+    out = {}
+    for name, values, wanted in every:
+        flat = values.transpose("prompt", "layer", "head").stack(at=("layer", "head"), create_index=False)
+        out[name] = {"mean": _short(flat.mean("prompt").values)}
+        if wanted:
+            found = [intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])]
+            out[name] |= {bound: _short(np.array([getattr(of, bound) for of in found])) for bound in ("low", "high")}
+            out[name]["prompts"] = flat.sizes["prompt"]
+    return out
+
+
+def demonstrations(text: str, labels: str) -> list[list[str]]:
+    """[["love", "foo"], ..., ["one", ""]] of a prompt "love : foo two : bar one :" with labels "foo/bar"; last the query."""
+    parts = re.split(rf" : ({'|'.join(map(re.escape, labels.split('/')))})\s", text)
+    return [*map(list, zip(parts[:-1:2], parts[1::2], strict=True)), [parts[-1].removesuffix(" :"), ""]]
+
+
+def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
+    """The prompts of SHOWN blocks, and attention on every label: a character each prompt, head and place.
+
+    Class pairs take turns. A block: an order, its mirror, and both with the labels exchanged.
+    """
+    blocks = pd.DataFrame({name: heads[name].values for name in ("block", "pair")}).drop_duplicates()
+    in_turn = blocks.assign(turn=blocks.groupby("pair").cumcount()).sort_values("turn", kind="stable")
+    shown = heads.isel(prompt=heads["block"].isin(in_turn["block"][:SHOWN]).values)
+    out = [
+        {"pair": p["pair"].item(), "rows": demonstrations(p["text"].item(), p["labels"].item()), "right": p["true_label"].item()}
+        for p in (shown.isel(prompt=i) for i in range(shown.sizes["prompt"]))
+    ]
+    share = shown["attention"].transpose("prompt", "layer", "head", "place").values
+    return out, "".join(map(chr, (FIRST + np.rint(LEVELS * share)).astype(int).ravel()))
+
+
+def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
+    """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways were opened one at a time."""
+    routed = looks["effect_by_route"].sel(contrast="labels exchanged").mean("prompt")
+    senders = named(zip(looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True))
+    by_way = {way: routed.sel(output=o, queries=q, mlps=m).values for way, (o, q, m) in WAYS.items()}
+    return {name: {way: _short(of)[i] for way, of in by_way.items()} for i, name in enumerate(senders)}
+
+
+def words(tokens: xr.Dataset) -> dict[str, list]:
+    """Head -> [label's place in the prompt, top words of value, of key] at a right and an other label of its first prompt."""
+    p, out = tokens.isel(prompt=0), {}
+    rows = demonstrations(p["text"].item(), p["labels"].item())
+    for single in tokens["single"].values:
+        value, key = (p["token"].sel(single=single, what=what, mean=mean).values for what, mean in READINGS)
+        out[str(single)] = [
+            [" : ".join(rows[i]), *(list(map(str, of[i, :FIVE])) for of in (value, key))]
+            for i in (int(p["true"].values.argmax()), int((~p["true"].values).argmax()))
+        ]
+    return out
+
+
+def ranks(reads: xr.Dataset) -> dict[str, list]:
+    """Head -> mean reciprocal rank of the label it looks at, and of the other one, in what it would write there (chapter 3)."""
+    both = [(1 / reads[name]).mean(("prompt", "place")).values for name in ("rank", "other_rank")]
+    return dict(zip(map(str, reads["single"].values), map(list, zip(*map(_short, both), strict=True)), strict=True))
+
+
+def towers(vectors: xr.Dataset) -> dict[str, dict]:
+    """Head -> queries and keys of the class pair that it separates best, on a plane: {pair, points [x, y, class, is a query]}.
+
+    As Figure 4.3: queries and keys centred and scaled by themselves, then one principal component analysis of both.
+    """
+    out = {}
+    for single in vectors["single"].values:
+        d = vectors.sel(single=single)
+        score = (d["query_vector"] * d["key_vector"]).sum("component")
+        apart = score.where(d["true"]).mean("place") - score.where(~d["true"]).mean("place")
+        pair = apart.groupby(d["pair"]).mean().idxmax().item()
+        part = d.isel(prompt=(d["pair"] == pair).values)
+        asked = (part["cls"] == pair.split("/")[1]).values
+        shown = (asked[:, None] == part["true"].transpose("prompt", "place").values).ravel()
+        keys = part["key_vector"].transpose("prompt", "place", "component").values.reshape(len(shown), -1)
+        both = [(v - v.mean(0)) / v.std() for v in (part["query_vector"].values, keys)]
+        xy = np.concatenate(both) @ np.linalg.svd(np.concatenate(both), full_matrices=False)[2][:2].T
+        xy = np.rint(100 * (xy - xy.min(0)) / np.ptp(xy, 0)).astype(int).tolist()
+        kinds = [*((int(c), 1) for c in asked), *((int(c), 0) for c in shown)]
+        out[str(single)] = {"pair": pair, "points": [[*at, *kind] for at, kind in zip(xy, kinds, strict=True)]}
+    return out
+
+
+def explored(model: str, suite: str, built: Path) -> dict | None:
+    """All that the page shows of a model on a suite. None where its heads were not measured."""
+    read = reader(model, suite, built)
+    heads = read("heads")
+    if heads is None:
+        return None
+    shown, attention = prompts(heads)
+    about = {"layers": heads.sizes["layer"], "heads": heads.sizes["head"], "parameters": int(heads.attrs["parameters"])}
+    out = {"model": about, "prompts": shown, "attention": attention, "columns": columns(read), "measured": heads.sizes["prompt"]}
+    for name, measurement, of in (
+        ("ways", "looks", ways), ("words", "top_tokens", words), ("ranks", "label_reads", ranks), ("towers", "towers", towers)
+    ):  # fmt: skip
+        out[name] = of(data) if (data := read(measurement)) is not None else {}
+    looks = read("looks")
+    out["choice"] = None if looks is None else intervals.mean(looks["logit_difference"]).estimate
+    return out
+
+
+def script(built: Path) -> str:
+    """Every model with measured heads as a script: recorded ones first, small ones before large ones."""
+    models = []
+    for model in dict.fromkeys([*recorded.recorded(), *(path.name for path in sorted(built.glob("*")) if path.is_dir())]):
+        suites = {suite: of for suite in SUITES if (of := explored(model, suite, built)) is not None}
+        if suites:
+            about = next(iter(suites.values()))["model"]
+            models.append({"name": model, **about, "suites": suites})
+    models.sort(key=lambda model: (model["name"] not in recorded.recorded(), model["parameters"]))
+    data = {"models": models, "levels": LEVELS, "first": FIRST}
+    data["bounds"] = {"preference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
+    return f"window.twotowersHeads = {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)};\n"
+
+
+def write_data(stage: Path, target: Path) -> None:
+    """`heads-data.js`, where the built book keeps its scripts."""
+    (target / SCRIPTS[0]).write_text(script(stage.parent / "measurements"), "utf8")
+
+
+def add_scripts(app, pagename, templatename, context, doctree) -> None:
+    """Only the explorer's page loads its scripts."""
+    if 'id="heads"' in (context.get("body") or ""):
+        for name in ("tinker.css", "heads.css"):
+            app.add_css_file(f"book/{name}")
+        for name in SCRIPTS:
+            app.add_js_file(f"book/{name}", loading_method="defer")
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Four decimals; None for NaN, which JSON does not have."""
+    return [None if np.isnan(x) else round(x, 4) + 0.0 for x in values.tolist()]

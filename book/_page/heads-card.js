@@ -1,0 +1,103 @@
+// The card of a head, or of two side by side: its numbers and ranks, which way its label goes, what is lost without it.
+(() => {
+  const { make, percent, table } = window.twotowers.draw;
+  const number = (value) => value.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
+  const MISSING = "not recorded";
+  const QUANTITIES = [
+    ["prefers labels of the query’s class", "preference"], ["… for the query’s text", "text part"],
+    ["… for the label", "label part"],
+    ["writes labels, nats", "writing"], ["adds to the right label, nats", "contribution"],
+    ["the paper’s increase, nats", "increase"], ["effect of its preference, nats", "effect"],
+    ["… direct", "direct effect"], ["sends which label, nats", "label sent"], ["sends which place, nats", "place sent"],
+    ["lost without it, nats", "lost"],
+  ];
+  const small = (...text) => make("p", { class: "tinker-small" }, ...text);
+  const part = (title, ...body) => make("section", {}, make("h2", {}, title), ...body);
+
+  const ordinal = (n) => `${n}${n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] || "th"}`;
+
+  // Value, interval and rank of a quantity: a cell.
+  function cell(heads, quantity, name) {
+    if (!heads.has(quantity)) return make("span", { class: "missing" }, MISSING);
+    const { low, high } = heads.columns[quantity], i = heads.at(name);
+    const bounds = low && low[i] !== null ? ` [${number(low[i])}, ${number(high[i])}]` : "";
+    return make("span", {}, make("b", {}, number(heads.mean(quantity, name))), bounds,
+      make("small", {}, ` ${ordinal(heads.rank(quantity, name))}`));
+  }
+
+  // What is lost without each head of a layer, with its interval: the pinned one stands out.
+  function losses(heads, name) {
+    const { mean, low, high } = heads.columns.lost, { heads: n } = heads.model, layer = Number(name.split("-")[0]);
+    const rows = Array.from({ length: n }, (_, h) => layer * n + h), ends = rows.flatMap((i) => [low[i], high[i], mean[i], 0]);
+    const [from, to] = [Math.min(...ends), Math.max(...ends)], x = (value) => 44 + (240 * (value - from)) / (to - from || 1);
+    const picture = make("svg:svg", { viewBox: `0 0 290 ${12 * n + 16}`, role: "img", class: "heads-losses",
+      "aria-label": `Lost without each head of layer ${layer}, nats: ` +
+        `${rows.map((i) => `${heads.names[i]} ${number(mean[i])}`).join(", ")}.` },
+    make("svg:line", { x1: x(0), x2: x(0), y1: 0, y2: 12 * n, class: "zero" }),
+    make("svg:text", { x: x(0), y: 12 * n + 13, "text-anchor": "middle" }, "0"),
+    make("svg:text", { x: 284, y: 12 * n + 13, "text-anchor": "end" }, number(to)));
+    rows.forEach((i, row) => {
+      const y = 12 * row + 7, own = heads.names[i] === name ? "own" : "";
+      picture.append(make("svg:text", { x: 36, y: y + 4, "text-anchor": "end", class: own }, heads.names[i]),
+        make("svg:line", { x1: x(low[i] ?? mean[i]), x2: x(high[i] ?? mean[i]), y1: y, y2: y, class: own }),
+        make("svg:circle", { cx: x(mean[i]), cy: y, r: 3, class: own }));
+    });
+    return [picture];
+  }
+
+  function ways(heads, names) {
+    const known = names.filter((name) => heads.ways[name]);
+    if (!known.length) return [small(`${MISSING} for this head: only for those with the largest effects.`)];
+    const rows = Object.keys(heads.ways[known[0]]).map((way) => [way, ...known.map((name) => number(heads.ways[name][way]))]);
+    return [table(["nats", ...known], rows, { class: "heads-numbers" }), small("Its output comes from the prompt with " +
+      "exchanged labels, and only one kind of later part reads it. Where they work together, the parts do not add up.")];
+  }
+
+  function words(heads, name) {
+    const rows = heads.words[name], ranks = heads.ranks[name];
+    const list = (title, of) => small(`${title}: `, make("bdi", {}, of.join(", ")));
+    return [...(rows || []).flatMap(([at, value, key]) =>
+      [make("b", {}, at), list("value", value), list("key, mean taken out", key)]),
+      ...(rows ? [] : [small(`Top words: ${MISSING}.`)]),
+      ...(ranks ? [small("Mean reciprocal rank, in what it would write there, of the label it looks at: " +
+        `${number(ranks[0])}; of the other label: ${number(ranks[1])}.`)] : [])];
+  }
+
+  function towers(heads, name) {
+    const found = heads.towers[name];
+    if (!found) return [small(`${MISSING} for this head.`)];
+    const sides = found.pair.split("/"), picture = make("svg:svg", { viewBox: "0 0 220 124", role: "img", class: "tinker-plane",
+      "aria-label": `Queries (crosses) and keys (circles) of ${sides.join(" and ")} on a plane.` });
+    for (const [u, v, c, query] of found.points.toReversed()) {  // queries on top
+      const [x, y] = [10 + 2 * u, 114 - 1.04 * v];
+      picture.append(query ? make("svg:path", { d: `M${x - 4} ${y - 4}l8 8m-8 0l8-8`, class: `cloud query class-${c}` })
+        : make("svg:circle", { cx: x, cy: y, r: 3, class: `cloud class-${c}` }));
+    }
+    const dots = sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
+    return [picture, small("Keys: ", ...dots, ". Crosses: queries.")];
+  }
+
+  // The card of one head or two, `names`: its numbers, and what stands below.
+  function card(heads, names) {
+    const rows = QUANTITIES.map(([title, quantity]) => [title, ...names.map((name) => cell(heads, quantity, name))]);
+    const title = (name) => (names.length > 1 ? [make("p", {}, make("b", {}, name))] : []);
+    const each = (of) => names.flatMap((name) => [...title(name), ...of(name)]), { effect, lost } = heads.columns;
+    const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; taken out at the last position, " +
+      `on ${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is ` +
+      "a lower bound of what it does.")];
+    const interventions = effect ? `parts and effects: ${effect.prompts} others, where the whole way to the other label is ` +
+      `${number(2 * heads.choice)} nats` : "no interventions";
+    const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
+      table(["mean, and rank", ...names], rows, { class: "heads-numbers" }),
+      small(`${heads.measured} prompts; ${interventions}. Ranks are among ${heads.total} heads in ${heads.model.layers} ` +
+        "layers, counted from 0."));
+    return { numbers, more: [
+      part("Which way its label goes", ...ways(heads, names)),
+      part("Without it, beside its layer", ...(lost ? without() : [small(MISSING)])),
+      part("Its words", ...each((name) => words(heads, name))),
+      part("Its towers", ...each((name) => towers(heads, name))),
+    ] };
+  }
+
+  Object.assign(window.twotowers.heads, { card, number, ordinal, percent });
+})();

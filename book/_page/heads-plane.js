@@ -1,0 +1,191 @@
+// The plane of heads: a point a head, two lines to drag, the counts in four quadrants; and the numbers of all heads.
+(() => {
+  const { make } = window.twotowers.draw;
+
+  // What the axes show: two quantities, their titles, and where the lines stand first (a share of the choice where null).
+  const AXES = {
+    ranking: { title: "preference against writing", x: "preference", y: "writing", bounds: ["preference", "writing"],
+      names: ["prefers labels of the query’s class", "writes labels, nats"] },
+    parts: { title: "text part against label part", x: "text part", y: "label part", bounds: ["preference", "preference"],
+      names: ["looks for the query’s text", "looks for the label"] },
+    effect: { title: "effect against direct effect", x: "direct effect", y: "effect", bounds: [null, null],
+      names: ["direct effect of its preference, nats", "effect of its preference, nats"] },
+  };
+  const MATTERS = 0.05;  // of the choice: the book's smallest effect of interest
+
+  // The heads of one model on words or sentences, as they are shown.
+  class Heads {
+    constructor(model, texts, bounds) {
+      Object.assign(this, model.suites[texts], { model, texts, bounds, total: model.layers * model.heads });
+      this.names = Array.from({ length: this.total }, (_, i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);
+    }
+
+    at(name) {
+      return this.names.indexOf(name);
+    }
+
+    has(quantity) {
+      return quantity in this.columns;
+    }
+
+    mean(quantity, name) {
+      return this.columns[quantity]?.mean[this.at(name)] ?? null;
+    }
+
+    // Names, those with most of a quantity first.
+    ranked(quantity) {
+      const { mean } = this.columns[quantity];
+      return [...this.names.keys()].sort((a, b) => mean[b] - mean[a]).map((i) => this.names[i]);
+    }
+
+    rank(quantity, name) {
+      const { mean } = this.columns[quantity], own = mean[this.at(name)];
+      return 1 + mean.filter((value) => value > own).length;
+    }
+
+    line(axes, side) {
+      const bound = AXES[axes].bounds[side === "x" ? 0 : 1];
+      return bound ? this.bounds[bound] : Number((MATTERS * this.choice).toPrecision(2));
+    }
+  }
+
+  // How many heads stand on each side of the lines; mean preference of those above as a share of those to the right, of all and
+  // of the first few: the headline of an earlier edition.
+  function counted(heads, axes, { x, y }) {
+    const [xs, ys] = [heads.columns[AXES[axes].x].mean, heads.columns[AXES[axes].y].mean];
+    const counts = { both: 0, right: 0, above: 0, neither: 0 };
+    xs.forEach((value, i) => { counts[value >= x ? (ys[i] >= y ? "both" : "right") : ys[i] >= y ? "above" : "neither"] += 1; });
+    const mean = (of) => of.reduce((sum, i) => sum + xs[i], 0) / of.length;
+    const most = (values, line) => [...values.keys()].filter((i) => values[i] >= line).sort((a, b) => values[b] - values[a]);
+    const share = (n) => mean(most(ys, y).slice(0, n)) / mean(most(xs, x).slice(0, n));
+    return { counts, share: share(heads.total), ofTop: share(heads.bounds.top) };
+  }
+
+  const WIDE = 400, HIGH = 340, LEFT = 44, BOTTOM = 40, TOP = 12, RIGHT = 12, NEAR = 16, NAMED = 7;
+
+  function ticks(low, high) {
+    const rough = (high - low) / 5, ten = 10 ** Math.floor(Math.log10(rough));
+    const step = ten * [1, 2, 5, 10].find((of) => of * ten >= rough);
+    const from = Math.ceil(low / step), n = Math.floor(high / step) - from + 1;
+    return Array.from({ length: n }, (_, i) => Number(((from + i) * step).toPrecision(6)));
+  }
+
+  class Plane {
+    // pin(name, beside): a head was clicked; moved(side, value): a line was dragged.
+    constructor(pin, moved) {
+      this.picture = make("svg:svg", {
+        viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", class: "heads-plane", click: (event) => {
+          const name = this.nearest(event);
+          if (name && !this.dragged) pin(name, event.shiftKey);
+          this.dragged = false;
+        },
+        pointermove: (event) => this.dragging && this.drag(event, moved),
+        pointerup: () => { this.dragging = ""; },
+      });
+      this.scene = "";
+    }
+
+    point(event) {
+      const box = this.picture.getBoundingClientRect();
+      return [((event.clientX - box.left) * WIDE) / box.width, ((event.clientY - box.top) * HIGH) / box.height];
+    }
+
+    nearest(event) {
+      const [x, y] = this.point(event), far = ({ at }) => Math.hypot(at[0] - x, at[1] - y);
+      const best = [...this.points.values()].reduce((a, b) => (far(b) < far(a) ? b : a));
+      return far(best) < NEAR ? best.name : "";
+    }
+
+    drag(event, moved) {
+      const [x, y] = this.point(event), [low, high] = this.domain[this.dragging];
+      const part = this.dragging === "x" ? (x - LEFT) / (WIDE - LEFT - RIGHT) : (HIGH - BOTTOM - y) / (HIGH - BOTTOM - TOP);
+      this.dragged = true;
+      moved(this.dragging, Number((low + Math.min(1, Math.max(0, part)) * (high - low)).toPrecision(3)));
+    }
+
+    // `other`: the same model on its other texts, so that both have one scale and the points glide between them.
+    show(heads, other, axes, lines, head, beside) {
+      const { x, y, names } = AXES[axes], quantities = { x, y };
+      this.domain = {};
+      for (const side of ["x", "y"]) {
+        const all = [heads, other].flatMap((of) => of?.columns[quantities[side]]?.mean ?? []);
+        const [low, high] = [Math.min(0, ...all), Math.max(0.01, ...all)], room = 0.06 * (high - low);
+        this.domain[side] = [low - room, high + room];
+      }
+      const scale = (side, value) => {
+        const [low, high] = this.domain[side], part = (value - low) / (high - low);
+        return side === "x" ? LEFT + part * (WIDE - LEFT - RIGHT) : HIGH - BOTTOM - part * (HIGH - BOTTOM - TOP);
+      };
+      if (this.scene !== heads.model.name) this.build(heads);
+      this.scene = heads.model.name;
+      const most = heads.has("effect") ? Math.max(...heads.columns.effect.mean.map(Math.abs)) : 0;
+      const [xs, ys] = [heads.columns[x].mean, heads.columns[y].mean];
+      heads.names.forEach((name, i) => {
+        const one = this.points.get(name), effect = heads.mean("effect", name) ?? 0;
+        one.at = [scale("x", xs[i]), scale("y", ys[i])];
+        one.dot.style.transform = `translate(${one.at[0].toFixed(1)}px, ${one.at[1].toFixed(1)}px)`;
+        one.dot.setAttribute("r", (2.5 + (most ? 9 * Math.sqrt(Math.abs(effect) / most) : 1)).toFixed(1));
+        one.dot.setAttribute("class", effect < 0 ? "holds" : "helps");
+        one.dot.classList.toggle("pinned", name === head);
+        one.dot.classList.toggle("beside", name === beside);
+      });
+      this.frame.replaceChildren(...this.axis("x", scale, names[0]), ...this.axis("y", scale, names[1]));
+      const origin = ["x", "y"].map((side) => scale(side, 0)), pinned = [head, beside].filter(Boolean);
+      this.over.replaceChildren(...["x", "y"].flatMap((side) => this.line(side, scale(side, lines[side]))),
+        ...this.labels(origin, pinned));
+      const places = pinned.map((name) => `${name} at ${heads.mean(x, name)}, ${heads.mean(y, name)}`);
+      this.picture.setAttribute("aria-label",
+        `${heads.total} heads of ${heads.model.name}: ${names.join(", up: ")}. Pinned: ${places.join("; ")}.`);
+    }
+
+    build(heads) {
+      [this.frame, this.over] = [make("svg:g"), make("svg:g")];
+      const dot = (name) => make("svg:circle", {}, make("svg:title", {}, name));
+      this.points = new Map(heads.names.map((name) => [name, { name, dot: dot(name) }]));
+      this.picture.replaceChildren(this.frame, make("svg:g", {}, ...[...this.points.values()].map(({ dot }) => dot)), this.over);
+    }
+
+    axis(side, scale, name) {
+      const [base, far] = [HIGH - BOTTOM, TOP], out = [];
+      for (const value of ticks(...this.domain[side])) {
+        const at = scale(side, value), zero = value === 0 ? "zero" : "grid", text = String(value).replace("-", "−");
+        out.push(side === "x" ? make("svg:line", { x1: at, x2: at, y1: far, y2: base, class: zero })
+          : make("svg:line", { x1: LEFT, x2: WIDE - RIGHT, y1: at, y2: at, class: zero }));
+        out.push(side === "x" ? make("svg:text", { x: at, y: base + 15, "text-anchor": "middle" }, text)
+          : make("svg:text", { x: LEFT - 5, y: at + 4, "text-anchor": "end" }, text));
+      }
+      const title = side === "x" ? { x: (LEFT + WIDE) / 2, y: HIGH - 6, "text-anchor": "middle" }
+        : { x: -(HIGH - BOTTOM) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" };
+      return [...out, make("svg:text", title, name)];
+    }
+
+    line(side, at) {
+      const ends = side === "x" ? { x1: at, x2: at, y1: TOP, y2: HIGH - BOTTOM } : { x1: LEFT, x2: WIDE - RIGHT, y1: at, y2: at };
+      const grip = side === "x" ? { cx: at, cy: TOP } : { cx: WIDE - RIGHT, cy: at };
+      const pointerdown = (event) => {
+        this.dragging = side;
+        this.picture.setPointerCapture(event.pointerId);
+      };
+      return [make("svg:line", { ...ends, class: "line" }),
+        make("svg:circle", { ...grip, r: 9, class: `grip ${side}`, pointerdown }, make("svg:title", {}, "drag this line"))];
+    }
+
+    // Names of the pinned heads, and of those farthest out that stand in no other name's way.
+    labels(origin, pinned) {
+      const far = ({ at }) => Math.hypot(at[0] - origin[0], at[1] - origin[1]), taken = [];
+      const rest = [...this.points.values()].sort((a, b) => far(b) - far(a)).slice(0, 3 * NAMED);
+      for (const { name, at } of new Set([...pinned.map((name) => this.points.get(name)), ...rest])) {
+        const clear = taken.every(([, [u, v]]) => Math.abs(u - at[0]) > 34 || Math.abs(v - at[1]) > 13);
+        if (clear || pinned.includes(name)) taken.push([name, at]);
+        if (taken.length >= NAMED) break;
+      }
+      return taken.map(([name, [x, y]]) => {
+        const left = x > WIDE - 60, by = 12;
+        return make("svg:text", { x: left ? x - by : x + by, y: y + 4, "text-anchor": left ? "end" : "start",
+          class: pinned.includes(name) ? "name pinned" : "name" }, name);
+      });
+    }
+  }
+
+  window.twotowers.heads = { AXES, Heads, Plane, counted };
+})();

@@ -1,0 +1,78 @@
+// Five scenes of the explorer, each with a guess first. Every number in a sentence is read from the recorded heads.
+(() => {
+  const { number, ordinal } = window.twotowers.heads;
+  const share = (value) => `${Math.round(100 * value)}%`;
+  const HIGH = 5;  // a place among the first so many is high
+  const FOLLOWS = "Press “exchange labels” and “mirror”: ";
+
+  // of(heads): the state, what is asked, the answers (text, is it right?), and what is said before and after. `then`: what
+  // changes with the guess.
+  const SCENES = [
+    { name: "One head compares", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
+      const [head] = heads.ranked("effect"), part = heads.mean("effect", head) / (2 * heads.choice);
+      return {
+        head, before: `At the last position head ${head} prefers labels of the query’s class by ` +
+          `${number(heads.mean("preference", head))}, ${ordinal(heads.rank("preference", head))} of ${heads.total} heads.`,
+        question: "Reverse its preference, and nothing else. How far does the answer go towards the other label?",
+        options: [["less than a tenth of the way", part < 0.1], ["a tenth to nine tenths", part >= 0.1 && part <= 0.9],
+          ["nearly the whole way", part > 0.9]],
+        then: { axes: "effect" },
+        after: `It goes ${number(heads.mean("effect", head))} nats, ${share(part)} of the way, and ` +
+          `${number(heads.mean("direct effect", head))} of it directly. The head looks for the query’s text (` +
+          `${number(heads.mean("text part", head))}), hardly for the label (${number(heads.mean("label part", head))}). ` +
+          `${FOLLOWS}where it looks follows the texts.`,
+      };
+    } },
+    { name: "One holds the answer down", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
+      const head = heads.ranked("effect").at(-1), effect = heads.mean("effect", head), least = 0.05 * heads.choice;
+      return {
+        head, before: `Head ${head}, too, prefers labels of the query’s class: by ${number(heads.mean("preference", head))}.`,
+        question: "Reverse its preference. What happens to the right label?",
+        options: [["less likely", effect > least], ["as likely", Math.abs(effect) <= least], ["more likely", effect < -least]],
+        after: `Its effect is ${number(effect)} nats: reversed, the right label gains. It looks for the label about to be said ` +
+          `(${number(heads.mean("label part", head))}) rather than for the text (${number(heads.mean("text part", head))}), and ` +
+          `writes against what it looks at (${number(heads.mean("writing", head))} nats).`,
+      };
+    } },
+    { name: "One does both", model: "qwen2.5-coder-1.5b", texts: "words", axes: "parts", of: (heads) => {
+      const [head] = heads.ranked("contribution"), [looks, writes] = ["preference", "writing"].map((of) => heads.rank(of, head));
+      return {
+        head, before: `No head adds more to the right label than ${head}.`,
+        question: `Among ${heads.total} heads, is it one of the first ${HIGH} in preferring, in writing, or in both?`,
+        options: [["in preferring", looks <= HIGH && writes > HIGH], ["in writing", looks > HIGH && writes <= HIGH],
+          ["in both", looks <= HIGH && writes <= HIGH]],
+        then: { axes: "ranking" },
+        after: `It is ${ordinal(looks)} in preferring and ${ordinal(writes)} in writing: the paper’s kind of head. ` +
+          `Its preference has an effect of ${number(heads.mean("effect", head))} nats.`,
+      };
+    } },
+    { name: "A writer nobody misses", model: "smollm2-135m", texts: "words", axes: "ranking", of: (heads) => {
+      const [head] = heads.ranked("writing"), lost = heads.mean("lost", head), { low, high, prompts } = heads.columns.lost;
+      const i = heads.at(head), part = lost / heads.choice;
+      return {
+        head, before: `No head writes more of the labels that it looks at than ${head}: ` +
+          `${number(heads.mean("writing", head))} nats.`,
+        question: "Take it out. How much of the choice between the labels is lost?",
+        options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5],
+          ["less than a tenth", part < 0.1]],
+        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} ` +
+          "prompts. " +
+          `It writes either label that it looks at, and prefers the right one by ${number(heads.mean("preference", head))} only.`,
+      };
+    } },
+    { name: "Sentences instead of words", model: "qwen2.5-coder-1.5b", texts: "words", axes: "ranking", of: (heads, on) => {
+      const [head] = heads.ranked("preference"), sentences = on("sentences"), [first] = sentences.ranked("preference");
+      return {
+        head, before: `On single words, head ${head} prefers the right labels most.`,
+        question: "Does it on sentences, too?",
+        options: [["yes", first === head], ["no, another head does", first !== head]],
+        then: { texts: "sentences", beside: first === head ? "" : first },
+        after: `On sentences ${first} does, with ${number(sentences.mean("preference", first))}; on words it is ` +
+          `${ordinal(heads.rank("preference", first))}. And it writes: ${number(sentences.mean("writing", first))} nats, ` +
+          `${ordinal(sentences.rank("writing", first))}. Which heads do what depends on the texts.`,
+      };
+    } },
+  ];
+
+  Object.assign(window.twotowers.heads, { SCENES });
+})();

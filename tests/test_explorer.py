@@ -1,0 +1,238 @@
+"""The explorer of heads: its numbers are those of the recorded files, and what it does in a headless browser."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+import xarray as xr
+from heads_page import explorer, written
+from tinker_page import AXE, browser, needs_browser, text
+from twotowers import choose, intervals, opened
+from twotowers.paths import data_folder
+from twotowers.recorded import open_recorded
+
+MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    return explorer.script(tmp_path_factory.mktemp("none"))
+
+
+@pytest.fixture(scope="module")
+def explored(script):
+    return {model["name"]: model for model in json.loads(script.partition(" = ")[2].rstrip(";\n"))["models"]}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    return written(folder, folder)
+
+
+def recorded(name, suite="words", model=MODEL):
+    return opened.of_labels(open_recorded(model, suite, name), "arbitrary")
+
+
+def test_numbers_of_heads_are_those_of_the_files(explored):
+    for suite in ("words", "sentences"):
+        heads, columns = recorded("heads", suite), explored[MODEL]["suites"][suite]["columns"]
+        for quantity, name in (("attention difference", "preference"), ("writing", "writing"), ("contribution", "contribution")):
+            assert columns[name]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
+    assert "effect" not in columns  # of sentences: nobody measured it
+    columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded("singles")
+    for layer, head in ((18, 6), (24, 4)):
+        i, lost = layer * 9 + head, intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
+        found = [columns["lost"][key][i] for key in ("mean", "low", "high")]
+        assert found == pytest.approx([lost.estimate, lost.low, lost.high], abs=6e-5)
+        assert columns["text part"]["mean"][i] + columns["label part"]["mean"][i] == pytest.approx(own(layer, head), abs=2e-4)
+
+
+def own(layer, head):
+    """Mean preference with the prompt's own query."""
+    own = recorded("looks")["preference"].sel(query_of="own", query_position="last position")
+    return float(own.mean("prompt").isel(layer=layer, head=head))
+
+
+def test_parts_add_up_to_the_sender_s_total_where_ways_were_opened(explored):
+    suite = explored[MODEL]["suites"]["words"]
+    first = suite["ways"]["18-6"]
+    assert first["all ways"] == pytest.approx(suite["columns"]["label sent"]["mean"][18 * 9 + 6], abs=2e-3)
+    assert sum(first[way] for way in ("at once", "by later queries", "by MLPs")) == pytest.approx(first["all ways"], rel=0.1)
+
+
+@pytest.mark.parametrize(("model", "suite"), [(MODEL, "words"), (QWEN, "words"), (QWEN, "sentences")])
+def test_a_block_is_an_order_its_mirror_and_both_with_exchanged_labels(explored, model, suite):
+    shown, heads = explored[model]["suites"][suite], recorded("heads", suite, model)
+    texts, values = list(heads["text"].values), heads["attention"].values
+    width = len(shown["prompts"][0]["rows"]) - 1
+    attention = (np.array(list(map(ord, shown["attention"]))) - explorer.FIRST) / explorer.LEVELS
+    attention = attention.reshape(len(shown["prompts"]), -1, width)
+    rows = [prompt["rows"] for prompt in shown["prompts"]]
+    assert len(rows) == 4 * explorer.SHOWN
+    for i, prompt in enumerate(shown["prompts"]):
+        exchanged, mirrored = rows[i ^ 2], rows[i ^ 1]
+        others = lambda a, b: all(x[1] != y[1] for x, y in zip(a[:-1], b[:-1], strict=True))  # noqa: E731
+        assert [t for t, _ in exchanged] == [t for t, _ in rows[i]] and others(exchanged, rows[i])
+        assert sorted(mirrored) == sorted(rows[i]) and others(mirrored, rows[i])
+        assert shown["prompts"][i ^ 2]["right"] != prompt["right"] == shown["prompts"][i ^ 1]["right"]
+        written = [" : ".join(pair) if pair[1] else f"{pair[0]} :" for pair in rows[i]]
+        of = next(n for n, t in enumerate(texts) if re.split(r"\s+", t) == re.split(r"\s+", " ".join(written)))
+        assert attention[i] == pytest.approx(values[of].reshape(-1, values.shape[-1])[:, :width], abs=0.51 / explorer.LEVELS)
+
+
+def test_it_is_small_and_quotes_no_number_that_json_lacks(script):
+    assert len(script.encode()) < 500_000 and len(gzip.compress(script.encode())) < 130_000 and "NaN" not in script
+
+
+def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path):
+    source = data_folder() / "measurements" / MODEL / "sentences/heads.nc"
+    for name, stale in (("mine", False), ("old", True)):
+        path = tmp_path / name / "sentences/heads.nc"
+        path.parent.mkdir(parents=True)
+        with xr.open_dataset(source) as data:
+            made_of = json.loads(data.attrs["identity"])
+            versions = {part: version + stale for part, version in made_of["versions"].items()}
+            data.attrs["identity"] = json.dumps({**made_of, "versions": versions})
+            data.to_netcdf(path)
+    names = [model["name"] for model in json.loads(explorer.script(tmp_path).partition(" = ")[2].rstrip(";\n"))["models"]]
+    assert names == [MODEL, QWEN, "mine"]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_single_heads_have_names_whether_files_name_or_number_them(numbered):
+    data = xr.Dataset({"rank": ("head", [1, 4])}, {"head": ["18-6", "2-10"]})
+    if numbered:
+        data = xr.Dataset({"rank": ("heads", [1, 4])}, {"layer": ("heads", [18, 2]), "head": ("heads", [6, 10])})
+    assert explorer.by_single(data)["rank"].to_series().to_dict() == {"18-6": 1, "2-10": 4}
+
+
+def card(page):
+    """Quantity -> the cells of its row, of the card's first table."""
+    rows = page.locator(".heads-card tbody tr").evaluate_all("all => all.map((row) => [...row.cells].map((cell) => cell.textContent))")
+    return {title: cells for title, *cells in rows}
+
+
+@needs_browser
+def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(address, explored):
+    suite = explored[MODEL]["suites"]["words"]
+    where = "(svg, name) => { const dot = [...svg.querySelectorAll('circle')].find((c) => c.textContent === name);" \
+        "const { x, y, width, height } = dot.getBoundingClientRect(); return [x + width / 2, y + height / 2]; }"  # fmt: skip
+    with browser(address, reduced_motion="reduce") as page:
+        plane = page.locator(".heads-plane")
+        page.mouse.click(*plane.evaluate(where, "24-4"))
+        assert page.get_by_role("heading", name="Head 24-4").is_visible()
+        assert card(page)["effect of its preference, nats"][0].startswith(f"−{-suite['columns']['effect']['mean'][24 * 9 + 4]:.2f}")
+        page.keyboard.down("Shift")
+        page.mouse.click(*plane.evaluate(where, "18-6"))
+        page.keyboard.up("Shift")
+        assert page.get_by_role("heading", name="Heads 24-4 and 18-6").is_visible() and len(card(page)["… direct"]) == 2
+        page.locator(".heads-prompt").focus()
+        for key, shown in (("ArrowRight", 2), ("ArrowLeft", 1), ("ArrowLeft", 24)):
+            page.keyboard.press(key)
+            assert f"prompt {shown} of 24" in page.text_content(".heads-prompt")
+        assert page.locator(".heads-prompt li bdi").all_text_contents() == [row[0] for row in suite["prompts"][23]["rows"]]
+
+
+@needs_browser
+def test_a_head_is_seen_to_follow_the_texts(address, explored):
+    rows = [prompt["rows"] for prompt in explored[MODEL]["suites"]["words"]["prompts"]]
+    shares = lambda page: [int(s.strip("<%")) for s in page.locator(".heads-rows li:not(.query) small").all_text_contents()]  # noqa: E731
+    with browser(address) as page:
+        page.get_by_label("head", exact=True).select_option("18-6")
+        start = dict(zip([text for text, _ in rows[0]], shares(page), strict=False))
+        for button, now in (("exchange labels", 2), ("mirror", 3)):
+            page.get_by_role("button", name=button).click()
+            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt") and "before: " in page.text_content(".heads-looks")
+            texts = [text for text, _ in rows[now][:-1]]
+            assert texts[int(np.argmax(shares(page)))] == max(start, key=start.get)
+        assert [label for _, label in rows[2]] != [label for _, label in rows[0]]
+
+
+@needs_browser
+def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, explored):
+    columns = explored[MODEL]["suites"]["words"]["columns"]
+    preference, writing = (np.array(columns[name]["mean"]) for name in ("preference", "writing"))
+    counts = lambda page: [int(n) for n in page.locator(".heads-counts td").all_text_contents()]  # noqa: E731
+
+    def counted(x, y):
+        right, above = preference >= x, writing >= y
+        return [int(part.sum()) for part in (above & ~right, above & right, ~above & ~right, ~above & right)]
+
+    with browser(address) as page:
+        assert counts(page) == counted(choose.COMPARES, choose.WRITES)
+        says = page.text_content(".heads-counts p")
+        box = page.locator(".grip.x").bounding_box()
+        at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(*at)
+        page.mouse.down()
+        page.mouse.move(at[0] + 60, at[1] + 5, steps=3)
+        page.mouse.up()
+        page.wait_for_timeout(300)
+        x = float(re.search(r"x=([\d.]+)", page.url)[1])
+        assert x > choose.COMPARES and counts(page) == counted(x, choose.WRITES) and page.text_content(".heads-counts p") != says
+        page.get_by_label("horizontal line").focus()
+        for _ in range(30):
+            page.keyboard.press("ArrowUp")
+        page.wait_for_timeout(300)
+        y = float(re.search(r"y=([\d.]+)", page.url)[1])
+        assert y > choose.WRITES and counts(page) == counted(x, y)
+        share = preference[writing >= y].mean() / preference[preference >= x].mean()
+        assert f"prefer the right labels {share:.0%} as much" in page.text_content(".heads-counts p")
+
+
+@needs_browser
+def test_scenes_are_guessed_first_and_their_words_are_true(address):
+    """The third, first, ... answer is the right one: what each scene says after it was written for that."""
+    right = [1, 2, 2, 2, 1]
+    with browser(address) as page:
+        scenes = page.locator(".tinker-scenes button")
+        assert scenes.count() == len(right)
+        for i, option in enumerate(right):
+            scenes.nth(i).click()
+            assert page.locator(".heads-card table").count() == 0
+            before = text(page, "told")
+            page.locator(".tinker-question button").nth(option).click()
+            assert text(page, "told").startswith(before + " ") and "So it is." in text(page, "question")
+            assert text(page, "score") == f"{i + 1} of {i + 1} right" and page.locator(".heads-card table").count() == 1
+        page.wait_for_url("**texts=sentences**")
+        assert "not recorded" in page.text_content(".heads-card")
+        for field in ("undefined", "NaN", "null"):
+            assert field not in page.text_content("#heads")
+
+
+@needs_browser
+def test_the_address_holds_the_state_and_refuses_another(address):
+    with browser(address) as page:
+        page.get_by_label("model").select_option(QWEN)
+        assert "before" not in page.text_content(".heads-looks")  # no prompt of this block was shown
+        page.get_by_label("axes").select_option("parts")
+        page.get_by_label("beside").select_option("20-4")
+        page.get_by_role("button", name="mirror").click()
+        page.wait_for_url("**prompt=1**")
+        link, before = page.url, page.text_content(".heads-card")
+    with browser(f"{address}#model={MODEL}&head=24-4") as page:  # what is left out follows from the data
+        assert page.get_by_role("heading", name="Head 24-4").is_visible()
+    with browser(link) as page:
+        assert page.text_content(".heads-card") == before and "prompt 2 of 24" in page.text_content(".heads-prompt")
+        for wrong in ("head=99-9", "prompt=99", "prompt=1.5", "x=abc", "axes=<b>", "texts=none", "model=none", "more=1"):
+            page.evaluate("(hash) => { location.hash = hash; }", f"{link.partition('#')[2]}&{wrong}")
+            page.wait_for_function("document.querySelector('.tinker-error').textContent")
+            assert "cannot read" in text(page, "error") and page.text_content(".heads-card") == before
+            page.evaluate("(hash) => { location.hash = hash; }", link.partition("#")[2])
+            page.wait_for_function("!document.querySelector('.tinker-error').textContent")
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, scheme):
+    with browser(address, width, color_scheme=scheme, bypass_csp=True) as page:
+        page.get_by_label("beside").select_option("23-0")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        sizes = "all => all.map((e) => e.getBoundingClientRect()).map(({ width, height }) => Math.min(width, height))"
+        assert min(page.locator("#heads :is(button, input, select)").evaluate_all(sizes)) >= 24
+        page.add_script_tag(path=AXE)
+        rules = "async () => (await axe.run({ preload: false })).violations.map((v) => [v.id, v.nodes[0].html])"
+        assert page.evaluate(rules) == []
