@@ -33,7 +33,7 @@ def address(tmp_path_factory):
 
 
 def recorded(name, suite="words", model=MODEL):
-    return opened.of_labels(open_recorded(model, suite, name), "arbitrary")
+    return opened.of_labels(open_recorded(model, suite, name), "arbitrary").data
 
 
 def test_numbers_of_heads_are_those_of_the_files(explored):
@@ -99,14 +99,6 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path):
             data.to_netcdf(path)
     names = [model["name"] for model in json.loads(explorer.script(tmp_path).partition(" = ")[2].rstrip(";\n"))["models"]]
     assert names == [MODEL, QWEN, "mine"]
-
-
-@pytest.mark.parametrize("numbered", [False, True])
-def test_single_heads_have_names_whether_files_name_or_number_them(numbered):
-    data = xr.Dataset({"rank": ("head", [1, 4])}, {"head": ["18-6", "2-10"]})
-    if numbered:
-        data = xr.Dataset({"rank": ("heads", [1, 4])}, {"layer": ("heads", [18, 2]), "head": ("heads", [6, 10])})
-    assert explorer.by_single(data)["rank"].to_series().to_dict() == {"18-6": 1, "2-10": 4}
 
 
 def card(page):

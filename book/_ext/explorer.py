@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from twotowers import choose, intervals, opened, recorded
+from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 
 SCRIPTS = ("heads-data.js", "tinker-draw.js", "heads-plane.js", "heads-card.js", "heads-scenes.js", "heads.js")
 SUITES = ("words", "sentences")
-OF_SINGLE_HEADS = ("label_reads", "top_tokens", "towers")
 SHOWN = 6  # blocks, of as many class pairs
 LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
 FIVE = 5  # words shown of a value and a key
@@ -36,26 +36,20 @@ def reader(model: str, suite: str, built: Path) -> Read:
 
     def read(name: str) -> xr.Dataset | None:
         path = built / model / suite / f"{name}.nc"
-        data = recorded.open_recorded(model, suite, name)
-        if data is None and path.is_file():
-            data = recorded.load(path)
-            made_of = json.loads(data.attrs["identity"])
+        of = recorded.open_recorded(model, suite, name)
+        if of is None and path.is_file():
+            try:
+                of = recorded.load(path)
+            except TwoTowersError:  # of an older form
+                return None
+            made_of = json.loads(of.data.attrs["identity"])
             if (made_of["texts"], made_of["versions"]) != (recorded.texts(suite), recorded.versions(name)):
                 return None
-        if data is None or recorded.NOT_TESTABLE in data.attrs:
+        if of is None or recorded.NOT_TESTABLE in of.data.attrs:
             return None
-        return opened.of_labels(by_single(data) if name in OF_SINGLE_HEADS else data, "arbitrary")
+        return opened.of_labels(of, "arbitrary").data
 
     return read
-
-
-def by_single(data: xr.Dataset) -> xr.Dataset:
-    """A measurement of some heads, with their names as `single`: from the names in files, or from integers `layer` and `head`."""
-    if "layer" not in data.coords:
-        return data.rename({"head" if "head" in data.dims else "heads": "single"})
-    names = named(zip(data["layer"].values.tolist(), data["head"].values.tolist(), strict=True))
-    along = data["layer"].dims[0]
-    return data.drop_vars(["layer", "head"]).rename({along: "single"}).assign_coords(single=names)
 
 
 def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
@@ -122,8 +116,8 @@ def words(tokens: xr.Dataset) -> dict[str, list]:
     """Head -> [label's place in the prompt, top words of value, of key] at a right and an other label of its first prompt."""
     p, out = tokens.isel(prompt=0), {}
     rows = demonstrations(p["text"].item(), p["labels"].item())
-    for single in tokens["single"].values:
-        value, key = (p["token"].sel(single=single, what=what, mean=mean).values for what, mean in READINGS)
+    for single in tokens["listed_head"].values:
+        value, key = (p["token"].sel(listed_head=single, what=what, mean=mean).values for what, mean in READINGS)
         out[str(single)] = [
             [" : ".join(rows[i]), *(list(map(str, of[i, :FIVE])) for of in (value, key))]
             for i in (int(p["true"].values.argmax()), int((~p["true"].values).argmax()))
@@ -133,8 +127,8 @@ def words(tokens: xr.Dataset) -> dict[str, list]:
 
 def ranks(reads: xr.Dataset) -> dict[str, list]:
     """Head -> mean reciprocal rank of the label it looks at, and of the other one, in what it would write there (chapter 3)."""
-    both = [(1 / reads[name]).mean(("prompt", "place")).values for name in ("rank", "other_rank")]
-    return dict(zip(map(str, reads["single"].values), map(list, zip(*map(_short, both), strict=True)), strict=True))
+    both = [(1 / reads[name]).mean(("prompt", "place")).values for name in ("own_rank", "other_rank")]
+    return dict(zip(map(str, reads["listed_head"].values), map(list, zip(*map(_short, both), strict=True)), strict=True))
 
 
 def towers(vectors: xr.Dataset) -> dict[str, dict]:
@@ -143,8 +137,8 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
     As Figure 4.3: queries and keys centred and scaled by themselves, then one principal component analysis of both.
     """
     out = {}
-    for single in vectors["single"].values:
-        d = vectors.sel(single=single)
+    for single in vectors["listed_head"].values:
+        d = vectors.sel(listed_head=single)
         score = (d["query_vector"] * d["key_vector"]).sum("component")
         apart = score.where(d["true"]).mean("place") - score.where(~d["true"]).mean("place")
         pair = apart.groupby(d["pair"]).mean().idxmax().item()
