@@ -38,8 +38,7 @@ from twotowers.paths import book_folder, slug
 from twotowers.recorded import Laboratory
 from twotowers.settings import Settings
 
-DRAWS = 1000
-CHANCE = 0.5
+DRAWS, CHANCE = 1000, 0.5
 
 
 def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
@@ -71,7 +70,6 @@ class Chapter:
         self._laboratories: dict[str, Laboratory] = {}
         self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
-        self._sets: dict[str, dict[str, list[Head]]] = {}
 
     def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
@@ -112,19 +110,16 @@ class Chapter:
     @cached_property
     def models(self) -> list[str]:
         """Recorded models. Folders that are odd are left out, each named in a line."""
-        odd = {name: lines for name, folder in recorded.recorded().items() if (lines := contributed.faults(folder))}
-        for name, lines in odd.items():
-            more = f"; {len(lines) - 1} more" if len(lines) > 1 else ""
-            note(f"Left out: data/measurements/{name}: {lines[0]}{more}. All with: twotowers check data/measurements/{name}")
-        return [name for name in recorded.recorded() if name not in odd]
+        lines = {name: contributed.faults(folder) for name, folder in recorded.recorded().items()}
+        for name in (name for name in lines if lines[name]):
+            note(f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}")
+        return [name for name in lines if not lines[name]]
 
-    @property
+    @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
-        if not self._sets:
-            located = self.measured("locating")
-            self._sets = {m: choose.head_sets(d, self.settings.top_k) for m, d in located.items()}
-        return self._sets
+        located = self.measured("locating")
+        return {m: choose.head_sets(d, self.settings.top_k) for m, d in located.items()}
 
     @property
     def learned(self) -> dict[str, Interval]:
@@ -318,7 +313,7 @@ def _number(stem: str) -> str:
     return stem.partition("-")[0].lstrip("0").upper()
 
 
-def answer(rows: pd.DataFrame) -> str:
+def answer(rows: pd.DataFrame) -> Markdown:
     """The sentences of the opening page, each with its chapter: the first by itself, the others as a list.
 
     A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
@@ -328,7 +323,7 @@ def answer(rows: pd.DataFrame) -> str:
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
             where = f"([chapter {_number(chapter)}]({chapter}))"
             lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
-    return "\n".join(lines)
+    return Markdown("\n".join(lines))
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
@@ -353,7 +348,3 @@ def note(text: str) -> None:
     """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag."""
     display(HTML(f'<p class="note">{html.escape(text)}</p>'))
 
-
-def markdown(text: str) -> None:
-    """Show Markdown. Give nothing that comes from a measurement."""
-    display(Markdown(text))

@@ -96,9 +96,9 @@ def _checked(path: Path, folder: Path) -> Iterator[tuple[str, dict[str, object]]
     made_of = _made_of(about)
     recorded.check_current(made_of, about.model, suite, name)
     _check_heads(opened.data, about)
-    for name, values in opened.data.coords.items():
-        if name not in FREE and values.dtype.kind in "UO" and any(set(text) & set("<>&") for text in np.unique(values)):
-            raise TwoTowersError(f"its '{name}' holds a sign of HTML, and is no name")
+    for coordinate, values in opened.data.coords.items():
+        if coordinate not in FREE and values.dtype.kind in "UO" and any(set(text) & set("<>&") for text in np.unique(values)):
+            raise TwoTowersError(f"its '{coordinate}' holds a sign of HTML, and is no name")
     yield "", {name: getattr(about, name) for name in ONE}
     yield suite, {name: value for name, value in made_of.items() if name in Settings.model_fields and name != "blocks"}
 
