@@ -44,6 +44,7 @@ def chapter(monkeypatch):
     files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
     files |= {(model, "steering"): dataset(1.0) for model in "ab"}
     monkeypatch.setattr(recorded, "recorded", lambda: dict.fromkeys("abc"))
+    monkeypatch.setattr(book.contributed, "faults", lambda folder: [])
     monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: of(files.get((model, name))))
     monkeypatch.setattr(book, "display", lambda shown: said.append(getattr(shown, "data", "")))
     said: list = []

@@ -173,7 +173,8 @@ def hostile(path: Path, model: str) -> None:
 
     def spoiled(part: xr.Dataset) -> xr.Dataset:
         for name in {"query", "text", "source_text", "token", "query_token"} & {*map(str, part.variables)}:
-            part = part.assign({name: part[name].copy(data=np.char.add(part[name].values.astype(str), TAG))})
+            spoiled_text = np.char.add(np.char.add(TAG, part[name].values.astype(str)), TAG)
+            part = part.assign({name: part[name].copy(data=spoiled_text)})
         return part
 
     texts = {name: TAG for name in ("quantisation", "command", "date", "machine", "libraries", "licence")}

@@ -69,7 +69,6 @@ class Chapter:
         self._laboratories: dict[str, Laboratory] = {}
         self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
-        self._sets: dict[str, dict[str, list[Head]]] = {}
 
     def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
@@ -110,19 +109,16 @@ class Chapter:
     @cached_property
     def models(self) -> list[str]:
         """Recorded models. Folders that are odd are left out, each named in a line."""
-        odd = {name: lines for name, folder in recorded.recorded().items() if (lines := contributed.faults(folder))}
-        for name, lines in odd.items():
-            more = f"; {len(lines) - 1} more" if len(lines) > 1 else ""
-            pages.note(f"Left out: data/measurements/{name}: {lines[0]}{more}. All with: twotowers check data/measurements/{name}")
-        return [name for name in recorded.recorded() if name not in odd]
+        lines = {name: contributed.faults(folder) for name, folder in recorded.recorded().items()}
+        for name in (name for name in lines if lines[name]):
+            pages.note(f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}")
+        return [name for name in lines if not lines[name]]
 
-    @property
+    @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
-        if not self._sets:
-            located = self.measured("locating")
-            self._sets = {m: choose.head_sets(d, self.settings.top_k) for m, d in located.items()}
-        return self._sets
+        located = self.measured("locating")
+        return {m: choose.head_sets(d, self.settings.top_k) for m, d in located.items()}
 
     @property
     def learned(self) -> dict[str, Interval]:

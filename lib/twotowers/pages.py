@@ -101,7 +101,7 @@ def _number(stem: str) -> str:
     return stem.partition("-")[0].lstrip("0").upper()
 
 
-def answer(rows: pd.DataFrame) -> str:
+def answer(rows: pd.DataFrame) -> Markdown:
     """The sentences of the opening page, each with its chapter: the first by itself, the others as a list.
 
     A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
@@ -111,7 +111,7 @@ def answer(rows: pd.DataFrame) -> str:
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
             where = f"([chapter {_number(chapter)}]({chapter}))"
             lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
-    return "\n".join(lines)
+    return Markdown("\n".join(lines))
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
@@ -135,8 +135,3 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
 def note(text: str) -> None:
     """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag."""
     display(HTML(f'<p class="note">{html.escape(text)}</p>'))
-
-
-def markdown(text: str) -> None:
-    """Show Markdown. Give nothing that comes from a measurement."""
-    display(Markdown(text))

@@ -44,7 +44,9 @@ NOT_TESTABLE = "not_testable"
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
 DIGITS = 9
-"""Bits of a float's mantissa that are kept in files: one part in 1,024; but for differences of large numbers, which are judged"""
+"""Bits of a float's mantissa that are kept in files: one part in 1,024"""
+DIFFERENCES = ("logit_difference", "base_logit_difference", "source_logit_difference")
+"""These are kept whole: each is the difference of what a file keeps of two log-probabilities"""
 
 
 class VersionRow(Row):
@@ -183,7 +185,11 @@ def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for group, part in parts.items():
             mode: Literal["w", "a"] = "w" if group == "/" else "a"
-            part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))
+            of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
+            of_answers.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(of_answers))
+            if difference := _differences(scratch, group, part):
+                encoding = _encoding(xr.Dataset(difference), whole=True)
+                xr.Dataset(difference).to_netcdf(scratch, mode="a", group=group, engine="netcdf4", encoding=encoding)
         os.replace(scratch, path)
     except OSError as error:
         raise TwoTowersError(f"cannot write '{path}' ({error.strerror or error}): give another folder") from None
@@ -191,8 +197,18 @@ def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """How each variable is kept."""
+def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Variable]:
+    """The logit differences of a part, of the rounded log-probabilities that its file keeps: whoever takes them gets the same."""
+    with xr.open_dataset(path, group=group, engine="netcdf4") as kept:
+        return {
+            name: (kept[f"{side}log_prob_true"].variable - kept[f"{side}log_prob_other"].variable)._replace(attrs=part[name].attrs)
+            if f"{side}log_prob_true" in kept else part[name].variable
+            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True) if name in part
+        }  # fmt: skip
+
+
+def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]]:
+    """How each variable is kept; `whole`: not rounded."""
     encoding: dict[str, dict[str, Any]] = {}
     for name, array in {str(name): array for name, array in data.variables.items()}.items():
         if array.dtype.kind == "U":  # as characters, which compress; strings of varying length do not
@@ -201,7 +217,7 @@ def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
         if array.dtype.kind == "f" and array.ndim:
             encoding[name]["dtype"] = "float32"
-            if array.ndim > 2 and name != "logit_difference":
+            if array.ndim > 2 and not whole:
                 encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
     return encoding
 
