@@ -9,7 +9,7 @@
 # One rule says when a measurement is made again: when its identity is another (`recorded.identity`), as `twotowers measure`
 # and chapters do; it is a parameter of the rule, and no code is an input.
 
-import csv, functools, json, os, sys
+import csv, functools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
 from towerlab.measure.chain import Run
@@ -17,6 +17,9 @@ from twotowers import recorded
 from twotowers.paths import data_folder, slug
 from twotowers.settings import Settings
 
+if log := os.environ.get("TWOTOWERS_SNAKEMAKE_LOG"):  # `twotowers book`: the terminal is for measurements and chapters
+    for handler in logging.getLogger("snakemake.logging").handlers:
+        handler.setStream(open(log, "a"))
 os.environ["TWOTOWERS_PROGRESS_LINES"] = "1"  # jobs share a terminal
 PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 given = {name: value for name, value in config.items() if name in Settings.model_fields}
@@ -70,7 +73,7 @@ rule measure:
         options=[f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "suite"],
     threads: THREADS
     resources: **({"gpu": 1} if settings.device.startswith("cuda") or settings.device_map else {}),
-    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q}"
+    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q} > /dev/null"
 
 for name in about:
     others = [f"_build/chapters/{other}.ipynb" for other in about if "evidence" in about[name] and "evidence" not in about[other]]
@@ -81,11 +84,11 @@ for name in about:
         output: update(f"_build/chapters/{name}.ipynb"), [update(path) for path in evidence],
         params:
             rests_on=rests_on(name),
-            part=f"_build/chapters/.{name}.part.ipynb", failed=f"_build/chapters/{name}.failed.ipynb",
+            part=f"_build/chapters/.{name}.part", failed=f"_build/chapters/{name}.failed.ipynb",
             given=[word for pair in given.items() for word in ("-p", *map(str, pair))] if "measurements" in about[name] else [],
         log: f"_build/log/{name}.txt",
         threads: THREADS
         shell:
-            "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q} {params.failed:q}; "
-            "if {PYTHON:q} -m papermill {input[0]:q} {params.part:q} -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
-            "then mv {params.part:q} {output[0]:q}; else touch {params.part:q}; mv {params.part:q} {params.failed:q}; exit 1; fi"
+            "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
+            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
+            "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"

@@ -12,6 +12,7 @@ twotowers versions --pin                        # after a change of what measure
 from __future__ import annotations
 
 import argparse
+import errno
 import shlex
 import signal
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 # What a command needs is imported when it is called: torch takes seconds, and a mistyped option need not wait for it.
 
 
@@ -169,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(typed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is stopped lets go as on Ctrl-C
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
+            signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
     does = {
         "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
         "models": _models, "versions": _versions, "verify": _verify,
@@ -178,6 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return does[parsed.do](parsed, shlex.join(["twotowers", *typed]))
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        what = error.filename or "a file"
+        print(f"twotowers: cannot write {what} ({error.strerror}): make room there, or work in another folder", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
         print(f"twotowers: there is no {error.name}: pip install .[measure]", file=sys.stderr)

@@ -15,9 +15,11 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import xarray as xr
@@ -178,13 +180,28 @@ def save(data: xr.Dataset, path: Path, provenance: Mapping[str, Any]) -> None:
                 encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data.to_netcdf(part, engine="netcdf4", encoding=encoding)
-        os.replace(part, path)
-    except OSError as error:
-        raise TwoTowersError(f"cannot write '{path}' ({error.strerror or error}): give another folder") from None
+        with _writing(path):
+            data.to_netcdf(part, engine="netcdf4", encoding=encoding)
+            os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that can only be read says so above
+            part.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
+    with _writing(path), TemporaryFile(dir=path.parent) as trial:
+        trial.write(bytes(1 << 16))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
+        why = getattr(error, "strerror", None) or error
+        raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
 
 
 def load(path: Path) -> xr.Dataset:

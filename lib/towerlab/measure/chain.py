@@ -83,6 +83,7 @@ class Run:
             data = recorded.load(path)
             if data.attrs.get("identity") == identity:
                 return data
+        recorded.check_writable(path)
         for need in recorded.about(name).needs:
             self.measured(need)  # before the clock starts
         from towerlab.measure.registry import measurements
