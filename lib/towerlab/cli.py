@@ -40,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
         for name, field in Settings.model_fields.items():
             if name in without:
                 continue
-            shown = f"{field.description} (default: {field.default or 'auto'})"
+            default = field.default or ("none" if name == "device_map" else "auto")
+            shown = f"{field.description} (default: {default})"
             command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=shown)
     book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
     book.add_argument("--model", help="in place of the shipped one")

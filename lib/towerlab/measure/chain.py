@@ -20,12 +20,12 @@ from datetime import date
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 from twotowers import choose, recorded
-from twotowers.errors import NotTestable
-from twotowers.forms import Form, label_pairs
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.paths import shipped_models, slug
 from twotowers.recorded import NOT_TESTABLE
@@ -115,17 +115,41 @@ class Run:
             "suite": self.settings.suite, "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.settings.device}",
             "libraries": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
-            "licence": "MIT",
+            "labels_left_out": ", ".join(self.unsayable), "licence": "MIT",
         }  # fmt: skip
 
-    @cached_property
+    @property
     def labels(self) -> tuple[str, ...]:
-        """The label pairs in use: those given, else all; a shipped miniature has those it was trained on."""
-        if self.settings.labels:
-            return tuple(self.settings.labels)
+        """The label pairs in use: those given, else all that the tokenizer can say."""
+        return tuple(self.settings.labels or (pair for pair in self._by_default if pair not in self.unsayable))
+
+    @property
+    def _by_default(self) -> tuple[str, ...]:
+        """A shipped miniature has the label pairs that it was trained on."""
         if self.settings.model in shipped_models():
             return label_pairs(("nonsense",))
         return label_pairs() if self.settings.suite == "words" else label_pairs(("nonsense", "plain"))
+
+    @cached_property
+    def unsayable(self) -> Mapping[str, str]:
+        """Label pairs that are left out, since the tokenizer does not say them as labels -> why.
+
+        Raises TwoTowersError where it can say none; pairs that were given are not tried here.
+        """
+        out: dict[str, str] = {}
+        drawn: dict[str, Any] = {"seed": 0, "pairs": self.pairs, "texts": self.texts}
+        for pair in () if self.settings.labels else self._by_default:
+            try:
+                for separator in SEPARATORS:  # a block of each class pair, since classes may be the labels
+                    prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **drawn)
+                    encode_all(prompts, self.model.tokenizer)
+            except TwoTowersError as error:
+                out[pair] = str(error)
+        if out and len(out) == len(self._by_default):
+            raise TwoTowersError(f"the tokenizer of {self.name} can say no label pair ({next(iter(out.values()))}); see labels=...")
+        if out:
+            say(f"{self.name}: label pairs left out, which its tokenizer cannot say: {', '.join(out)}")
+        return out
 
     @cached_property
     def pairs(self) -> tuple[str, ...]:

@@ -159,6 +159,9 @@ def _check_weights(name: str, hf: PreTrainedModel, report: dict[str, Any]) -> No
     # A copy that broke off may leave zeros; every identity holds on them, so the proof would not notice.
     if empty := [key for key, parameter in hf.named_parameters() if parameter.dim() > 1 and not parameter.any()]:
         raise TwoTowersError(f"{empty[0]} of '{name}' is zero throughout: copy or download the weights again")
+    if wild := [key for key, p in hf.named_parameters() if p.numel() and not torch.stack(p.aminmax()).isfinite().all()]:
+        narrow = ", or take bfloat16 or float32, where they may fit" * (hf.dtype == torch.float16)
+        raise TwoTowersError(f"{wild[0]} of '{name}' holds numbers that are not finite: copy or download the weights again{narrow}")
 
 
 def _check_device(device: str) -> None:
