@@ -1,5 +1,5 @@
 # From measurements to chapters to pages. `make book` calls it; by itself:  snakemake --cores 2 --config model=NAME blocks=20
-#   model, settings, texts, versions (data/versions.csv)  ->  _build/measurements/MODEL/SUITE/NAME.nc
+#   model, settings, texts, versions (data/versions.csv)  ->  _build/measurements/MODEL/SUITE/NAME.nc (SUITE-DIGITS: not the default settings)
 #   those it names, data/measurements, its notebook, the rest of lib  ->  _build/chapters/NAME.ipynb, _build/evidence/N.csv
 #   all of them, book/_ext, book/_page  ->  _build/html
 #
@@ -9,12 +9,12 @@
 # One rule says when a measurement is made again: when its identity is another (`recorded.identity`), as `twotowers measure`
 # and chapters do; it is a parameter of the rule, and no code is an input.
 
-import csv, functools, json, logging, os, sys
+import csv, functools, itertools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
 from towerlab.measure.chain import Run
 from twotowers import recorded
-from twotowers.paths import data_folder, slug
+from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
 if log := os.environ.get("TWOTOWERS_SNAKEMAKE_LOG"):  # `twotowers book`: the terminal is for measurements and chapters
@@ -24,7 +24,7 @@ os.environ["TWOTOWERS_PROGRESS_LINES"] = "1"  # jobs share a terminal
 PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 given = {name: value for name, value in config.items() if name in Settings.model_fields}
 settings = Settings.of(given)
-MODEL, OUT, THREADS = slug(settings.model), settings.out, int(config.get("threads", 1))
+MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads", 1))
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
 DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.csv") if p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
@@ -42,10 +42,10 @@ def reads(name):
     """
     suites = about[name].get("suites", [settings.suite])
     own = "model" in about[name] and "model" not in given
-    for file in (f"{suite}/{measurement}.nc" for suite in suites for measurement in about[name].get("measurements", [])):
-        recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{file}")}
+    for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
+        recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
         yield from recorded.values()
-        yield from [] if MODEL in recorded or own else [f"{OUT}/{MODEL}/{file}"]
+        yield from [] if MODEL in recorded or own else [str(run(suite).path(measurement))]
 
 @functools.cache
 def run(suite):
@@ -66,8 +66,8 @@ rule pages:
     shell: "{PYTHON:q} book/_ext/build.py"
 
 rule measure:
-    input: lambda w: [f"{OUT}/{MODEL}/{w.suite}/{name}.nc" for name in recorded.about(w.name).needs],
-    output: f"{OUT}/{MODEL}/{{suite}}/{{name}}.nc",
+    input: lambda w: [str(run(w.suite).path(name)) for name in recorded.about(w.name).needs],
+    output: f"{OUT}/{MODEL}/{{suite,[a-z]+}}{{settings,(-[0-9a-f]+)?}}/{{name}}.nc",
     params:
         identity=lambda w: run(w.suite).identity(w.name),
         options=[f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "suite"],

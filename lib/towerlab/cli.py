@@ -5,6 +5,7 @@ twotowers record smollm2-135m --blocks 200      # into data/measurements; interr
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 twotowers verdicts path/to/model                # every claim on a model of one's own, beside what was registered
 twotowers models                                # those with a name; with names: fetch them now
+twotowers convert gemma.gguf gemma              # a GGUF file of another family than Llama and Qwen 2, as a folder
 twotowers verify --model gpt2-large             # the numbers that the authors print
 twotowers versions --pin                        # after a change of what measures
 """
@@ -51,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
     models = commands.add_parser("models", help="list the models that have a name, or fetch them")
     models.add_argument("names", nargs="*", metavar="NAME")
+    convert = commands.add_parser("convert", help="write a GGUF file of another family as a folder of safetensors")
+    convert.add_argument("file", help="GGUF, of a family that transformers reads: Gemma, Phi-3, GPT-2, Qwen 3, ...")
+    convert.add_argument("folder", help="to be made; give it as the model")
     versions = commands.add_parser("versions", help="measurements whose code changed since data/versions.csv was written")
     versions.add_argument("--pin", action="store_true", help="write it: where numbers change, raise the version first")
     verify = commands.add_parser("verify", help="measure the numbers that the authors' own notebooks print")
@@ -84,7 +88,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     run = Run(checked, command)
     for name in names:
         run.measured(name)
-    print(f"{', '.join(names)}: {run.path('x').parent}")
+    print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
     return 0
 
 
@@ -102,7 +106,7 @@ def _verdicts(arguments: argparse.Namespace, command: str) -> int:
     tested = table["hit"].dropna()
     if len(tested):
         print(f"registered: {int(tested.sum())} of {len(tested)} came; Brier score {verdicts.brier(table):.2f}")
-    print(run.path("x").parent / "verdicts.csv")
+    print(verdicts.folder(run) / "verdicts.csv")
     return 0
 
 
@@ -137,6 +141,14 @@ def _models(arguments: argparse.Namespace, command: str) -> int:
             where = "in the cache" if model.path.is_file() else "fetched when first used"
             size = f"{model.bytes / 1e6:,.0f} MB"
             print(f"{model.name}: {model.upstream}, {model.quantisation}, {size}, {model.licence}, {where}")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace, command: str) -> int:
+    from towerlab.model import loading
+
+    print(f"{arguments.folder}: {loading.convert(arguments.file, arguments.folder).fingerprint}, float32, read rightly by the book")
+    print("transformers leaves out what it does not know of a GGUF file: compare some answers with the runtime it was made for")
     return 0
 
 
@@ -177,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
     does = {
         "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
-        "models": _models, "versions": _versions, "verify": _verify,
+        "models": _models, "convert": _convert, "versions": _versions, "verify": _verify,
     }  # fmt: skip
     try:
         return does[parsed.do](parsed, shlex.join(["twotowers", *typed]))

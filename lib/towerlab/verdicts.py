@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from twotowers import claims, evidence
+from twotowers import claims, evidence, recorded
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, data_folder
 
@@ -36,6 +36,11 @@ def _number(notebook: Path) -> str:
     return notebook.stem.partition("-")[0].lstrip("0").upper()
 
 
+def folder(run: Run) -> Path:
+    """Where verdicts, evidence and chapters of a run lie: beside its measurements."""
+    return recorded.folder(run.settings, run.name)
+
+
 def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
     """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv beside the measurements.
 
@@ -44,8 +49,7 @@ def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
     """
     import papermill
 
-    folder = run.path("x").parent
-    rows_of, done = folder / "evidence", folder / "chapters"
+    rows_of, done = folder(run) / "evidence", folder(run) / "chapters"
     for place in (rows_of, done):
         place.mkdir(parents=True, exist_ok=True)
     needs = dict.fromkeys(name for needed in chapters().values() for name in needed)
@@ -64,7 +68,7 @@ def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
             raise TwoTowersError(f"chapter {name} failed: {error.evalue} (as far as it came: {done / notebook.name})") from None
     rows = evidence.read(rows_of)
     table = beside_registered(rows[rows["model"] == run.name])
-    table.to_csv(folder / "verdicts.csv", index=False)
+    table.to_csv(folder(run) / "verdicts.csv", index=False)
     return table
 
 

@@ -33,7 +33,7 @@ from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
 from twotowers.opened import Opened, opened
-from twotowers.paths import book_folder, slug
+from twotowers.paths import book_folder
 from twotowers.recorded import Laboratory
 from twotowers.settings import Settings
 
@@ -63,11 +63,11 @@ class Chapter:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.model = slug(settings.model)
         self.rows: list[Judged] = []
         self.left_out: dict[str, str] = {}
         self.not_recorded: dict[str, list[str]] = {}
-        self._laboratories: dict[str, Laboratory] = {}
+        self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
+        self.model = self._laboratories[settings.suite].name
         self._open: dict[tuple[str, str], dict[str, xr.Dataset]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
         self._sets: dict[str, dict[str, list[Head]]] = {}
@@ -237,7 +237,7 @@ class Chapter:
         table = evidence.check_rows(self.rows)
         if table.empty:
             return
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or recorded.folder(self.settings) / "evidence")
+        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or recorded.folder(self.settings, self.model) / "evidence")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{table['chapter'].iloc[0]}.csv"
         part = path.with_suffix(f".{os.getpid()}.part")

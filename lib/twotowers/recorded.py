@@ -27,7 +27,7 @@ from pydantic import PositiveInt
 
 from twotowers.data_files import Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
-from twotowers.paths import data_folder, slug
+from twotowers.paths import data_folder, is_own, slug
 from twotowers.settings import Settings
 
 COLUMNS = ("measurement", "version", "needs", "judges", "sources")
@@ -43,6 +43,8 @@ NOT_TESTABLE = "not_testable"
 """Attribute of a file that holds nothing: why the measurement has no meaning for the model"""
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
+DIGITS_OF_NAMES = 6
+"""Hexadecimal digits by which names of folders differ"""
 DIGITS = 9
 """Bits of a float's mantissa that are kept in files: one part in 1,024"""
 
@@ -136,9 +138,16 @@ def open_recorded(model: str, suite: str, name: str) -> xr.Dataset | None:
     return data
 
 
-def folder(settings: Settings) -> Path:
-    """Where the measurements of these settings lie."""
-    return Path(settings.out) / slug(settings.model) / settings.suite
+def folder(settings: Settings, model: str, judges: bool = True) -> Path:
+    """Where measurements of these settings lie, of a model of this name: those of other settings than the default ones
+    beside them, so that going from one seed or dtype to another and back measures nothing twice. `judges`: see Version.
+    Recorded ones have one place."""
+    out, default = Path(settings.out), Settings(model=settings.model, suite=settings.suite).deciding()
+    other = {k: v for k, v in settings.deciding().items() if v != default[k] and (judges or k != "blocks")}
+    if not other or out.resolve() == (data_folder() / "measurements").resolve():
+        return out / model / settings.suite
+    digest = hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()
+    return out / model / f"{settings.suite}-{digest[:DIGITS_OF_NAMES]}"
 
 
 class Laboratory:
@@ -150,6 +159,11 @@ class Laboratory:
     @cached_property
     def _run(self) -> Any:
         return importlib.import_module(LABORATORY).Run(self.settings)
+
+    @property
+    def name(self) -> str:
+        """The model's name among measurements: its own, unless a folder or file of one's own has that of another model."""
+        return self._run.name if is_own(self.settings.model) else slug(self.settings.model)
 
     def measured(self, name: str) -> xr.Dataset:
         """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""

@@ -27,11 +27,11 @@ from twotowers import choose, recorded
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
-from twotowers.paths import shipped_models, slug
+from twotowers.paths import data_folder, is_own, shipped_models, slug
 from twotowers.recorded import NOT_TESTABLE
 from twotowers.settings import Settings
 
-from towerlab.model import files
+from towerlab.model import files, named
 from towerlab.progress import say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_pairs, draw_blocks
@@ -54,7 +54,15 @@ class Run:
 
     @cached_property
     def name(self) -> str:
-        return slug(self.settings.model)
+        """The model's name among measurements: with digits of its fingerprint where another model has that name already."""
+        name = slug(self.settings.model)
+        if not is_own(self.settings.model):
+            return name
+        known = {files.fingerprint(name)} if name in (*shipped_models(), *named.catalogue()) else set()
+        for out in (data_folder() / "measurements", Path(self.settings.out)):
+            known |= {str(recorded.load(path).attrs.get("fingerprint")) for path in sorted((out / name).glob("*/*.nc"))[:1]}
+        digits = self.fingerprint.partition("@")[2][: recorded.DIGITS_OF_NAMES]
+        return name if known <= {self.fingerprint} else f"{name}--{digits}"
 
     @cached_property
     def model(self) -> Model:
@@ -71,7 +79,7 @@ class Run:
         return files.fingerprint(self.settings.model)
 
     def path(self, name: str) -> Path:
-        return recorded.folder(self.settings) / f"{name}.nc"
+        return recorded.folder(self.settings, self.name, recorded.about(name).judges) / f"{name}.nc"
 
     def measured(self, name: str, again: bool = False) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
