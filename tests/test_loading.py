@@ -183,6 +183,13 @@ def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(saved
     loading.load(folder)
 
 
+def test_a_run_warns_of_no_padding(monkeypatch):
+    said = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", said.append)
+    loading.load("mini-gpt2").hf(torch.zeros(1, 4, dtype=torch.long))
+    assert not said
+
+
 def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(saved):
     folder = saved("llama")
     refused(folder / "model.safetensors", "one file of a model: give its folder")

@@ -103,6 +103,8 @@ def _verdicts(arguments: argparse.Namespace, command: str) -> int:
     run = Run(checked, command)
     table = verdicts.verdicts(run, typed)
     print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
+    for why, of in table[table["verdict"] == "not testable"].groupby("note"):
+        print(f"not testable, {why}: {', '.join(of['claim'])}")
     tested = table["hit"].dropna()
     if len(tested):
         print(f"registered: {int(tested.sum())} of {len(tested)} came; Brier score {verdicts.brier(table):.2f}")

@@ -89,6 +89,7 @@ def load(
     _check_weights(name, hf, report)
     if device_map is None:
         hf = _read(name, "weights", lambda: hf.to(device))
+    hf.config.pad_token_id = None  # nothing is padded, and transformers warns where a prompt might hold that token
     model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint, about.quantisation)
     prove(model)
     return model
