@@ -1,5 +1,5 @@
 # From measurements to chapters to pages. `make book` calls it; by itself:  snakemake --cores 2 --config model=NAME blocks=20
-#   model, settings, texts, versions (data/versions.csv)  ->  _build/measurements/MODEL/SUITE/NAME.nc
+#   model, settings, texts, versions (data/versions.csv)  ->  _build/measurements/MODEL/SUITE/NAME.nc (SUITE-DIGITS: not the default settings)
 #   those it names, data/measurements, its notebook, the rest of lib  ->  _build/chapters/NAME.ipynb, _build/evidence/N.csv
 #   all of them, book/_ext, book/_page  ->  _build/html
 #
@@ -9,19 +9,22 @@
 # One rule says when a measurement is made again: when its identity is another (`recorded.identity`), as `twotowers measure`
 # and chapters do; it is a parameter of the rule, and no code is an input.
 
-import csv, functools, json, os, sys
+import csv, functools, itertools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
 from towerlab.measure.chain import Run
 from twotowers import recorded
-from twotowers.paths import data_folder, slug
+from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
+if log := os.environ.get("TWOTOWERS_SNAKEMAKE_LOG"):  # `twotowers book`: the terminal is for measurements and chapters
+    for handler in logging.getLogger("snakemake.logging").handlers:
+        handler.setStream(open(log, "a"))
 os.environ["TWOTOWERS_PROGRESS_LINES"] = "1"  # jobs share a terminal
 PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 given = {name: value for name, value in config.items() if name in Settings.model_fields}
 settings = Settings.of(given)
-MODEL, OUT, THREADS = slug(settings.model), settings.out, int(config.get("threads", 1))
+MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads", 1))
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
 DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.csv") if p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
@@ -39,10 +42,10 @@ def reads(name):
     """
     suites = about[name].get("suites", [settings.suite])
     own = "model" in about[name] and "model" not in given
-    for file in (f"{suite}/{measurement}.nc" for suite in suites for measurement in about[name].get("measurements", [])):
-        recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{file}")}
+    for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
+        recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
         yield from recorded.values()
-        yield from [] if MODEL in recorded or own else [f"{OUT}/{MODEL}/{file}"]
+        yield from [] if MODEL in recorded or own else [str(run(suite).path(measurement))]
 
 @functools.cache
 def run(suite):
@@ -63,14 +66,14 @@ rule pages:
     shell: "{PYTHON:q} book/_ext/build.py"
 
 rule measure:
-    input: lambda w: [f"{OUT}/{MODEL}/{w.suite}/{name}.nc" for name in recorded.about(w.name).needs],
-    output: f"{OUT}/{MODEL}/{{suite}}/{{name}}.nc",
+    input: lambda w: [str(run(w.suite).path(name)) for name in recorded.about(w.name).needs],
+    output: f"{OUT}/{MODEL}/{{suite,[a-z]+}}{{settings,(-[0-9a-f]+)?}}/{{name}}.nc",
     params:
         identity=lambda w: run(w.suite).identity(w.name),
         options=[f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "suite"],
     threads: THREADS
     resources: **({"gpu": 1} if settings.device.startswith("cuda") or settings.device_map else {}),
-    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q}"
+    shell: "{PYTHON:q} -m towerlab.cli measure {wildcards.name} --suite {wildcards.suite} {params.options:q} > /dev/null"
 
 for name in about:
     others = [f"_build/chapters/{other}.ipynb" for other in about if "evidence" in about[name] and "evidence" not in about[other]]
@@ -81,11 +84,11 @@ for name in about:
         output: update(f"_build/chapters/{name}.ipynb"), [update(path) for path in evidence],
         params:
             rests_on=rests_on(name),
-            part=f"_build/chapters/.{name}.part.ipynb", failed=f"_build/chapters/{name}.failed.ipynb",
+            part=f"_build/chapters/.{name}.part", failed=f"_build/chapters/{name}.failed.ipynb",
             given=[word for pair in given.items() for word in ("-p", *map(str, pair))] if "measurements" in about[name] else [],
         log: f"_build/log/{name}.txt",
         threads: THREADS
         shell:
-            "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q} {params.failed:q}; "
-            "if {PYTHON:q} -m papermill {input[0]:q} {params.part:q} -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
-            "then mv {params.part:q} {output[0]:q}; else touch {params.part:q}; mv {params.part:q} {params.failed:q}; exit 1; fi"
+            "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
+            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
+            "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"

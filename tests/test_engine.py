@@ -1,7 +1,7 @@
 """The way from a measurement to a page, on a book of two tiny chapters; and what the command line refuses."""
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import re
@@ -17,6 +17,8 @@ import xarray as xr
 from conftest import ROOT
 from towerlab import building, cli
 from towerlab.progress import progress
+from twotowers import recorded
+from twotowers.errors import TwoTowersError
 
 SETTINGS = "blocks=2 locate=2 k=2 separator=space"
 PARAMETERS = "model, blocks, locate, k, separator, out = 'mini-gpt2', 2, 2, 2, 'space', '_build/measurements'"
@@ -37,6 +39,15 @@ def notebook(path, *cells, **about):
     made.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
     made.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
     nbformat.write(made, path)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Those of signals, which the command line takes over."""
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +83,12 @@ def build(home):
 def times(home):
     """What was made when: measurement, chapters, pages."""
     names = (
-        "measurements/mini-gpt2/words/heads.nc",
+        "measurements/mini-gpt2/words-*/heads.nc",
         "chapters/91-one.ipynb",
         "chapters/92-two.ipynb",
         "html/book/intro.html",
     )
-    return [(home / "_build" / name).resolve().stat().st_mtime_ns for name in names]
+    return [next((home / "_build").glob(name)).resolve().stat().st_mtime_ns for name in names]
 
 
 def kill_when(process, ready, seconds=240):
@@ -101,20 +112,28 @@ def kill_when(process, ready, seconds=240):
 def built(home):
     """The book, built after the first attempt was killed while it measured."""
     process = start(home, "book", "--jobs", "2", "--set", SETTINGS)
-    folder = home / "_build/measurements/mini-gpt2/words"
     kill_when(process, lambda: any((home / ".snakemake/incomplete").glob("*")))
-    assert not list(folder.glob("heads.nc"))
+    assert not list((home / "_build/measurements").rglob("heads.nc"))
     code, said = build(home)
     assert code == 0, said
+    (home / "said.txt").write_text(said)
     return home
 
 
 def test_after_kill_9_of_a_measurement_the_same_command_builds_the_book(built):
-    with xr.open_dataset(built / "_build/measurements/mini-gpt2/words/heads.nc") as measured:
+    with xr.open_dataset(*(built / "_build/measurements/mini-gpt2").glob("words-*/heads.nc")) as measured:
         assert measured.sizes["prompt"] == 8 and measured.attrs["command"].startswith("twotowers measure heads")
     assert "'prompt': 8" in (built / "_build/html/book/91-one.html").read_text()
     page = (built / "_build/html/book/92-two.html").read_text()
     assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
+
+
+def test_a_build_says_a_line_for_each_measurement_and_chapter_and_snakemake_goes_into_its_log(built):
+    said = (built / "said.txt").read_text().splitlines()
+    whats = ("heads measured", "chapter_91-one: done", "chapter_92-two: done", "The book is ready")
+    assert all(sum(what in line for line in said) == 1 for what in whats), said
+    assert not [line for line in said if re.search(r"[Jj]obs?\b|DAG", line)] and len(said) < 12, said
+    assert "Select jobs" in (built / "_build/log/snakemake.txt").read_text()
 
 
 def test_nothing_changed_does_nothing(built):
@@ -218,19 +237,96 @@ BAD = [
 @pytest.mark.parametrize(("arguments", "remedy"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_refused_in_one_line_before_weights_are_read(arguments, remedy, capsys, monkeypatch):
     monkeypatch.setattr("towerlab.model.loading.load", None)
-    handler = signal.getsignal(signal.SIGTERM)
     assert cli.main(arguments) == 2
-    signal.signal(signal.SIGTERM, handler)
     said = capsys.readouterr().err
     assert said.startswith("twotowers: ") and said.count("\n") == 1 and remedy in said
 
 
 def test_a_second_build_is_told_to_wait(home):
     (home / "_build").mkdir(exist_ok=True)
-    with (home / "_build/.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with building.locked(home / "_build/.lock"):
         code, said = build(home)
-    assert code == 2 and "another `twotowers book` is at work" in said
+    assert code == 2 and "another `twotowers book` is at work" in said and said.count("\n") == 1
+
+
+SLEEPS = """
+import sys
+from pathlib import Path
+from towerlab import building
+with building.locked(Path(sys.argv[1])) as lock:
+    building._run([sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(600)"], lock)
+"""
+
+
+def test_what_a_killed_build_started_holds_its_lock_and_is_named(tmp_path):
+    lock = tmp_path / "lock"
+    process = subprocess.Popen([sys.executable, "-c", SLEEPS, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "runs\n"
+    process.kill()
+    process.wait()
+    orphan = int(lock.read_text())
+    with pytest.raises(TwoTowersError, match=f"process {orphan}"), building.locked(lock):
+        pass
+    os.killpg(orphan, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with building.locked(lock):
+                return
+        except TwoTowersError:
+            assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
+def test_a_closed_terminal_ends_a_build_and_all_that_it_started(built, how):
+    (built / "book/intro.md").write_text("# A book\n\nOnce more.\n")
+    log = built / "_build/log/snakemake.txt"
+    log.unlink()
+    process = start(built, "book", "--set", SETTINGS)
+    while not (log.exists() and log.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(how)
+    said, _ = process.communicate()
+    assert process.returncode == 130 and "interrupted" in said, said
+    with building.locked(built / "_build/.lock"):
+        pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError("NetCDF: HDF error"), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(error, tmp_path, monkeypatch):
+    def fills(data, path, **_):
+        path.write_bytes(b"half")
+        raise error
+
+    def refuses(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
+    with pytest.raises(TwoTowersError, match=r"cannot write .*x\.nc.* make room"):
+        recorded.save(xr.Dataset(), tmp_path / "x.nc", {})
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("pathlib.Path.unlink", refuses)
+    with pytest.raises(TwoTowersError, match="cannot write"):
+        recorded.save(xr.Dataset(), tmp_path / "x.nc", {})
+
+
+@pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
+def test_a_folder_that_cannot_be_written_is_refused_before_weights_are_read(out, capsys, monkeypatch):
+    monkeypatch.setattr("towerlab.model.loading.load", None)
+    assert cli.main(["measure", "forms", "--out", out]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("twotowers: cannot write") and said.count("\n") == 1
+
+
+def test_a_disk_that_can_only_be_read_is_told_in_one_line(capsys, monkeypatch):
+    def refuses(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuses)
+    assert cli.main(["book"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("twotowers: cannot write") and said.count("\n") == 1 and "Read-only" in said
 
 
 @pytest.mark.parametrize("text", ["{}", "", "[1]", '{"cells": [{"cell_type": "code", "outputs": [{}]}]}'])

@@ -9,6 +9,7 @@ import torch
 import transformers
 from conftest import USER_CACHE, VOCABULARY, random_prompts
 from tolerances import LOGITS
+from towerlab import cli
 from towerlab.model import files, gguf_header, loading, named
 from twotowers.errors import TwoTowersError
 
@@ -106,6 +107,27 @@ def test_what_transformers_would_leave_out_is_refused(words, llama, tmp_path):
     with pytest.raises(TwoTowersError, match=words) as error:
         loading.load(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_read_as_it_is_can_be_converted_to_a_folder_that_loads(llama, tmp_path, capsys):
+    path, folder = write(llama, tmp_path / "tiny.gguf", lambda w: w.add_expert_count(0)), tmp_path / "tiny"
+    with pytest.raises(TwoTowersError, match=r"expert_count.*twotowers convert"):
+        loading.load(path)
+    assert cli.main(["convert", str(path), str(folder)]) == 0
+    assert f"{folder}: tiny@" in capsys.readouterr().out
+    model, ids = loading.load(folder), torch.tensor([e.ids for e in random_prompts(2, lengths=(14,))])
+    with torch.inference_mode():
+        torch.testing.assert_close(model.hf(ids).logits, llama(ids).logits, atol=LOGITS, rtol=LOGITS)
+    assert model.tokenizer("AB")["input_ids"] == [VOCABULARY - 1]
+
+
+def test_a_conversion_overwrites_nothing_and_leaves_nothing_half_written(llama, tmp_path, capsys):
+    path = write(llama, tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:3000])
+    assert cli.main(["convert", str(path), str(tmp_path)]) == cli.main(["convert", "nothing.gguf", str(tmp_path / "x")]) == 2
+    said = capsys.readouterr().err
+    assert "is there already" in said and "there is no file" in said
+    assert cli.main(["convert", str(path), str(tmp_path / "x")]) == 2 and not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("length", [0, 3, 100, 2000])

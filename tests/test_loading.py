@@ -146,6 +146,12 @@ def zero_weights(path):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def nan_weights(path):
+    tensors = load_file(path)
+    tensors["transformer.h.1.attn.c_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     "file, damage, words",
     [
@@ -154,6 +160,7 @@ def zero_weights(path):
         ("model.safetensors", Path.unlink, "no safetensors weights: put model.safetensors there"),
         ("model.safetensors", drop_weights, r"lacks 2 weights .*h\.1\.attn\.c_proj.* same whole checkpoint"),
         ("model.safetensors", zero_weights, r"h\.2\.mlp\.c_fc\.weight of .* zero throughout"),
+        ("model.safetensors", nan_weights, r"h\.1\.attn\.c_proj\.weight of .* not finite: copy or download"),
         ("config.json", cut, r"config\.json of .* cannot be read"),
         ("config.json", lambda path: path.write_text("{}"), "has no model_type"),
         ("config.json", Path.unlink, "holds no config.json: give a folder"),
@@ -164,6 +171,33 @@ def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(saved, file
     folder = saved("gpt2")
     damage(folder / file)
     refused(folder, words)
+
+
+def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(saved):
+    folder = saved("llama")
+    tensors = load_file(folder / "model.safetensors")
+    for name, scale in (("gate", 1e3), ("up", 1e3), ("down", 1e3)):
+        tensors[f"model.layers.1.mlp.{name}_proj.weight"] *= scale
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, "not finite in float16: take dtype=bfloat16 or float32", dtype="float16")
+    loading.load(folder)
+
+
+def test_a_run_warns_of_no_padding(monkeypatch):
+    said = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", said.append)
+    loading.load("mini-gpt2").hf(torch.zeros(1, 4, dtype=torch.long))
+    assert not said
+
+
+def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(saved):
+    folder = saved("llama")
+    refused(folder / "model.safetensors", "one file of a model: give its folder")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "model.safetensors").unlink()
+    refused(folder, "merge_and_unload")
+    (folder / "config.json").unlink()
+    refused(folder, "merge_and_unload")
 
 
 def test_a_config_with_other_sizes_than_the_weights_is_refused(saved):

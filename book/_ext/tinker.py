@@ -23,7 +23,7 @@ MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
 SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-scenes.js", "tinker-draw.js")
 SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
-MEASURED = "measurements/mini-gpt2/words/locating.nc"
+MEASURED = "measurements/mini-gpt2/words*/locating.nc"
 MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
 
 
@@ -62,7 +62,8 @@ def write_data(stage: Path, target: Path) -> None:
     """`tinker-data.js`, where the built book keeps its scripts."""
     folder = data_folder() / "models" / MODEL
     if folder.exists():
-        (target / SCRIPTS[0]).write_text(script(folder, *heads(stage.parent / MEASURED)), "utf8")
+        latest = max(stage.parent.glob(MEASURED), key=lambda path: path.stat().st_mtime, default=Path())
+        (target / SCRIPTS[0]).write_text(script(folder, *heads(latest)), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

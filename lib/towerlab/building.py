@@ -10,8 +10,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
@@ -42,37 +44,49 @@ def build(given: dict[str, str], jobs: int, threads: int, profile: str | None = 
     below.mkdir(exist_ok=True)
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(root)]
     how = ["--profile", profile, "--jobs", str(jobs)] if profile else ["--cores", str(jobs * threads)]
-    how += [
-        "--keep-going",
-        "--rerun-incomplete",
-        "--quiet",
-        "rules",
-        "host",
-        "--configfile",
-        str(below / "settings.json"),
-    ]
-    with (below / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TwoTowersError("another `twotowers book` is at work on this book: wait until it is done") from None
+    how += ["--keep-going", "--rerun-incomplete", "--quiet", "rules", "host", "--configfile", str(below / "settings.json")]
+    log = below / "log/snakemake.txt"
+    with locked(below / ".lock") as lock:
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("")
         if any((root / ".snakemake/locks").glob("*")):  # nobody else is at work: one that was killed left it
-            _run([*snakemake, "--unlock", "--quiet", "all"])
+            _run([*snakemake, "--unlock", "--quiet", "all"], lock)
         (below / "pages.failed").unlink(missing_ok=True)
         (below / "settings.json").write_text(json.dumps({"threads": threads, **given}))
-        good = _run([*snakemake, *how])
+        good = _run([*snakemake, *how], lock, TWOTOWERS_SNAKEMAKE_LOG=str(log))
         failed = [] if good else sorted((below / "chapters").glob(f"*{FAILED}"))
         if failed:
-            _run([sys.executable, str(root / "book/_ext/build.py")], cwd=root)
+            _run([sys.executable, str(root / "book/_ext/build.py")], lock, cwd=root)
         _tell(below, good, failed)
     return good
 
 
-def _run(command: Sequence[str], cwd: Path | None = None) -> bool:
-    """Whether a command ended well. When this one is interrupted, all that the command started is ended."""
-    process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True,
-                               env=os.environ | {"TOKENIZERS_PARALLELISM": "false"})  # fmt: skip
+@contextmanager
+def locked(path: Path) -> Iterator[TextIO]:
+    """The lock of a build, held until this block ends and until all commands end that it was passed on to with `_run`.
+
+    Raises TwoTowersError while another build holds it, also one whose terminal is closed or whose parent was killed.
+    """
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise TwoTowersError(
+                f"another `twotowers book` is at work on this book (process {lock.read() or 'unknown'}): wait until it is "
+                "done, or end it"
+            ) from None
+        yield lock
+
+
+def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **environment: str) -> bool:
+    """Whether a command ended well. When this one is interrupted, all that the command started is ended; when this one is
+    killed the command goes on, and so holds the lock itself."""
+    process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()],
+                               env=os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment})  # fmt: skip
     try:
+        lock.truncate(0)
+        print(process.pid, end="", file=lock, flush=True)
         return process.wait() == 0
     except BaseException:
         for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
@@ -92,7 +106,8 @@ def _tell(below: Path, good: bool, failed: Sequence[Path]) -> None:
         said = (below / "pages.failed").read_text("utf8")
         print(f"twotowers: the pages failed, the last good ones stay: {said}", file=sys.stderr)
     elif not good and not failed:
-        print("twotowers: a measurement failed, see above; what needs it stays as it was", file=sys.stderr)
+        log = below / "log/snakemake.txt"
+        print(f"twotowers: a measurement failed, see above or {log}; what needs it stays as it was", file=sys.stderr)
     else:
         print(f"{'The book is ready' if good else 'The last good pages are'}: {below / 'html/index.html'}")
 

@@ -6,6 +6,7 @@ twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 twotowers verdicts path/to/model                # every claim on a model of one's own, beside what was registered
 twotowers models                                # those with a name; with names: fetch them now
 twotowers check data/measurements/NAME           # a recorded folder, before it is handed in or taken
+twotowers convert gemma.gguf gemma              # a GGUF file of another family than Llama and Qwen 2, as a folder
 twotowers verify --model gpt2-large             # the numbers that the authors print
 twotowers versions --pin                        # after a change of what measures
 """
@@ -13,6 +14,7 @@ twotowers versions --pin                        # after a change of what measure
 from __future__ import annotations
 
 import argparse
+import errno
 import shlex
 import signal
 import sys
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 # What a command needs is imported when it is called: torch takes seconds, and a mistyped option need not wait for it.
 
 
@@ -39,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
         for name, field in Settings.model_fields.items():
             if name in without:
                 continue
-            shown = f"{field.description} (default: {field.default or 'auto'})"
+            default = field.default or ("none" if name == "device_map" else "auto")
+            shown = f"{field.description} (default: {default})"
             command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=shown)
     book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
     book.add_argument("--model", help="in place of the shipped one")
@@ -49,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
     models = commands.add_parser("models", help="list the models that have a name, or fetch them")
     models.add_argument("names", nargs="*", metavar="NAME")
+    convert = commands.add_parser("convert", help="write a GGUF file of another family as a folder of safetensors")
+    convert.add_argument("file", help="GGUF, of a family that transformers reads: Gemma, Phi-3, GPT-2, Qwen 3, ...")
+    convert.add_argument("folder", help="to be made; give it as the model")
     versions = commands.add_parser("versions", help="measurements whose code changed since data/versions.csv was written")
     versions.add_argument("--pin", action="store_true", help="write it: where numbers change, raise the version first")
     check = commands.add_parser("check", help="whether a folder of recorded measurements is what the book takes")
@@ -84,7 +91,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     run = Run(checked, command)
     for name in names:
         run.measured(name)
-    print(f"{', '.join(names)}: {run.path('x').parent}")
+    print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
     return 0
 
 
@@ -99,10 +106,12 @@ def _verdicts(arguments: argparse.Namespace, command: str) -> int:
     run = Run(checked, command)
     table = verdicts.verdicts(run, typed)
     print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
+    for why, of in table[table["verdict"] == "not testable"].groupby("note"):
+        print(f"not testable, {why}: {', '.join(of['claim'])}")
     tested = table["hit"].dropna()
     if len(tested):
         print(f"registered: {int(tested.sum())} of {len(tested)} came; Brier score {verdicts.brier(table):.2f}")
-    print(run.path("x").parent / "verdicts.csv")
+    print(verdicts.folder(run) / "verdicts.csv")
     return 0
 
 
@@ -137,6 +146,14 @@ def _models(arguments: argparse.Namespace, command: str) -> int:
             where = "in the cache" if model.path.is_file() else "fetched when first used"
             size = f"{model.bytes / 1e6:,.0f} MB"
             print(f"{model.name}: {model.upstream}, {model.quantisation}, {size}, {model.licence}, {where}")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace, command: str) -> int:
+    from towerlab.model import loading
+
+    print(f"{arguments.folder}: {loading.convert(arguments.file, arguments.folder).fingerprint}, float32, read rightly by the book")
+    print("transformers leaves out what it does not know of a GGUF file: compare some answers with the runtime it was made for")
     return 0
 
 
@@ -185,15 +202,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(typed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is stopped lets go as on Ctrl-C
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
+            signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
     does = {
         "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
-        "models": _models, "versions": _versions, "check": _check, "verify": _verify,
+        "models": _models, "convert": _convert, "versions": _versions, "check": _check, "verify": _verify,
     }  # fmt: skip
     try:
         return does[parsed.do](parsed, shlex.join(["twotowers", *typed]))
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        what = error.filename or "a file"
+        print(f"twotowers: cannot write {what} ({error.strerror}): make room there, or work in another folder", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
         print(f"twotowers: there is no {error.name}: pip install .[measure]", file=sys.stderr)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from twotowers import claims, evidence
+from twotowers import claims, evidence, recorded
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, data_folder
 
+from towerlab import building
 from towerlab.measure.chain import Run
 from towerlab.progress import say
 
@@ -36,35 +39,37 @@ def _number(notebook: Path) -> str:
     return notebook.stem.partition("-")[0].lstrip("0").upper()
 
 
+def folder(run: Run) -> Path:
+    """Where verdicts, evidence and chapters of a run lie: beside its measurements."""
+    return recorded.folder(run.settings, run.name)
+
+
 def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
     """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv beside the measurements.
 
     given: settings as they were typed, which are parameters of every chapter. Raises TwoTowersError for a chapter that
     fails, naming its reason.
     """
-    import papermill
-
-    folder = run.path("x").parent
-    rows_of, done = folder / "evidence", folder / "chapters"
-    for place in (rows_of, done):
+    rows_of, done, logs = (folder(run) / name for name in ("evidence", "chapters", "log"))
+    for place in (rows_of, done, logs):
         place.mkdir(parents=True, exist_ok=True)
     needs = dict.fromkeys(name for needed in chapters().values() for name in needed)
     for name in needs:
         run.measured(name)
-    os.environ["TWOTOWERS_EVIDENCE"] = str(rows_of.resolve())
+    parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
     for name in chapters():
         say(f"{run.name}: chapter {name}")
-        notebook = book_folder() / f"{name}.ipynb"
-        try:
-            papermill.execute_notebook(
-                notebook, done / notebook.name, dict(given), kernel_name="python3", language="python", progress_bar=False,
-                cwd=Path.cwd(),
-            )  # fmt: skip
-        except papermill.PapermillExecutionError as error:
-            raise TwoTowersError(f"chapter {name} failed: {error.evalue} (as far as it came: {done / notebook.name})") from None
+        out, command = done / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
+        with (logs / f"{out.name}.txt").open("w") as log:
+            code = subprocess.run(
+                [*command, "--no-progress-bar", str(book_folder() / out.name), str(out)], stderr=log, stdin=subprocess.DEVNULL,
+                env=os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())},
+            ).returncode  # fmt: skip
+        if code:
+            raise TwoTowersError(f"chapter {name} failed: {building.why(out)} (as far as it came: {out})")
     rows = evidence.read(rows_of)
     table = beside_registered(rows[rows["model"] == run.name])
-    table.to_csv(folder / "verdicts.csv", index=False)
+    table.to_csv(folder(run) / "verdicts.csv", index=False)
     return table
 
 

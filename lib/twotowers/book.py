@@ -33,7 +33,6 @@ from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
 from twotowers.opened import Opened, of_labels
-from twotowers.paths import slug
 from twotowers.recorded import Laboratory
 from twotowers.settings import Settings
 
@@ -62,11 +61,11 @@ class Chapter:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.model = slug(settings.model)
         self.rows: list[Judged] = []
         self.left_out: dict[str, str] = {}
         self.not_recorded: dict[str, list[str]] = {}
-        self._laboratories: dict[str, Laboratory] = {}
+        self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
+        self.model = self._laboratories[settings.suite].name
         self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
 
@@ -241,7 +240,7 @@ class Chapter:
         table = evidence.check_rows(self.rows)
         if table.empty:
             return
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or recorded.folder(self.settings) / "evidence")
+        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or recorded.folder(self.settings, self.model) / "evidence")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{table['chapter'].iloc[0]}.csv"
         part = path.with_suffix(f".{os.getpid()}.part")

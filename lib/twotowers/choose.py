@@ -110,7 +110,7 @@ def matched_sets(
     taken = {(layer, h // group) for layer, h in (*heads, *beside)}
     free = {layer: [h for h in range(n_heads) if (layer, h // group) not in taken] for layer in range(n_layers)}
     if sum(map(len, free.values())) < len(heads):
-        raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer")
+        raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer (top_k)")
     rng, out = np.random.default_rng([seed, 44]), []
     for _ in range(draws):
         left = {layer: list(rng.permutation(free[layer])) for layer in free}

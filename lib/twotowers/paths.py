@@ -45,9 +45,14 @@ def shipped_models() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in configs}
 
 
+def is_own(model: str) -> bool:
+    """Whether a model is a folder or file on this machine, whose name says nothing of what it is."""
+    return model not in shipped_models() and Path(model).exists()
+
+
 def slug(model: str) -> str:
     """A model as a folder name: a known name, a folder's own name, a file's stem, a hub id with "--" for "/"."""
     path = Path(model)
-    if model not in shipped_models() and path.exists():
+    if is_own(model):
         model = path.resolve().stem if path.is_file() else path.resolve().name
     return re.sub(r"[^\w.-]+", "--", model.strip("/"))

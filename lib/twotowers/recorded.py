@@ -15,9 +15,11 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal, NamedTuple
 
 import xarray as xr
@@ -27,7 +29,7 @@ from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
 from twotowers.opened import GROUPS, Opened, own, with_shared
-from twotowers.paths import data_folder, slug
+from twotowers.paths import data_folder, is_own, slug
 from twotowers.settings import Settings
 
 COLUMNS = ("measurement", "version", "needs", "judges", "sources")
@@ -43,6 +45,8 @@ NOT_TESTABLE = "not_testable"
 """Attribute of a file that holds nothing: why the measurement has no meaning for the model"""
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
+DIGITS_OF_NAMES = 6
+"""Hexadecimal digits by which names of folders differ"""
 DIGITS = 9
 """Bits of a float's mantissa that are kept in files: one part in 1,024"""
 DIFFERENCES = ("logit_difference", "base_logit_difference", "source_logit_difference")
@@ -142,9 +146,16 @@ def check_current(made_of: Mapping[str, Any], model: str, suite: str, name: str)
             )
 
 
-def folder(settings: Settings) -> Path:
-    """Where the measurements of these settings lie."""
-    return Path(settings.out) / slug(settings.model) / settings.suite
+def folder(settings: Settings, model: str, judges: bool = True) -> Path:
+    """Where measurements of these settings lie, of a model of this name: those of other settings than the default ones
+    beside them, so that going from one seed or dtype to another and back measures nothing twice. `judges`: see Version.
+    Recorded ones have one place."""
+    out, default = Path(settings.out), Settings(model=settings.model, suite=settings.suite).deciding()
+    other = {k: v for k, v in settings.deciding().items() if v != default[k] and (judges or k != "blocks")}
+    if not other or out.resolve() == (data_folder() / "measurements").resolve():
+        return out / model / settings.suite
+    digest = hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()
+    return out / model / f"{settings.suite}-{digest[:DIGITS_OF_NAMES]}"
 
 
 class Laboratory:
@@ -156,6 +167,11 @@ class Laboratory:
     @cached_property
     def _run(self) -> Any:
         return importlib.import_module(LABORATORY).Run(self.settings)
+
+    @property
+    def name(self) -> str:
+        """The model's name among measurements: its own, unless a folder or file of one's own has that of another model."""
+        return self._run.name if is_own(self.settings.model) else slug(self.settings.model)
 
     def opened(self, name: str) -> Opened:
         """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""
@@ -182,19 +198,18 @@ def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
     parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(opened, name)) is not None}
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for group, part in parts.items():
-            mode: Literal["w", "a"] = "w" if group == "/" else "a"
-            of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
-            of_answers.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(of_answers))
-            if difference := _differences(scratch, group, part):
-                encoding = _encoding(xr.Dataset(difference), whole=True)
-                xr.Dataset(difference).to_netcdf(scratch, mode="a", group=group, engine="netcdf4", encoding=encoding)
-        os.replace(scratch, path)
-    except OSError as error:
-        raise TwoTowersError(f"cannot write '{path}' ({error.strerror or error}): give another folder") from None
+        with _writing(path):
+            for group, part in parts.items():
+                mode: Literal["w", "a"] = "w" if group == "/" else "a"
+                of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
+                of_answers.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(of_answers))
+                if difference := _differences(scratch, group, part):
+                    encoding = _encoding(xr.Dataset(difference), whole=True)
+                    xr.Dataset(difference).to_netcdf(scratch, mode="a", group=group, engine="netcdf4", encoding=encoding)
+            os.replace(scratch, path)
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that can only be read says so above
+            scratch.unlink(missing_ok=True)
 
 
 def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Variable]:
@@ -220,6 +235,22 @@ def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]
             if array.ndim > 2 and not whole:
                 encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
     return encoding
+
+
+def check_writable(path: Path) -> None:
+    """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
+    with _writing(path), TemporaryFile(dir=path.parent) as trial:
+        trial.write(bytes(1 << 16))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
+        why = getattr(error, "strerror", None) or error
+        raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
 
 
 def load(path: Path, lazy: bool = False) -> Opened:

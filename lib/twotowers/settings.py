@@ -16,6 +16,8 @@ from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, check_labels
 
 AUTO = (None, "", "auto")
+NONE = (None, "", "none", "None")
+MOST = 100_000  # of anything that is counted: so many blocks take days, and all are drawn before the first is measured
 
 
 def _number(value: Any) -> Any:
@@ -41,11 +43,15 @@ def _pairs(value: Any) -> list[str]:
     return pairs
 
 
+def _auto(value: Any) -> Any:
+    return None if value in (*AUTO, *NONE) else value
+
+
 def _none(value: Any) -> Any:
-    return None if value in (*AUTO, "none", "None") else value
+    return None if value in NONE else value
 
 
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1, strict=True)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST, strict=True)]
 
 
 class Settings(BaseModel):
@@ -63,7 +69,7 @@ class Settings(BaseModel):
     """other blocks, on which the form is chosen and heads are located"""
     k: Annotated[Count | None, BeforeValidator(_number)] = None
     """demonstrations of each class; auto: the best-learned form of the grid"""
-    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_none)] = None
+    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_auto)] = None
     """between demonstrations: space, line break, or auto"""
     labels: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
@@ -75,8 +81,8 @@ class Settings(BaseModel):
     """of the weights"""
     device: Annotated[str, Field(min_length=1)] = "cpu"
     """cpu, cuda, cuda:1 or mps"""
-    device_map: Annotated[str | None, BeforeValidator(_none)] = None
-    """auto: spread the model over all devices"""
+    device_map: Annotated[Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)] = None
+    """auto: spread the model over all devices, whatever `device` says; none: do not"""
     out: Annotated[str, Field(min_length=1)] = "_build/measurements"
     """folder of the measurements"""
 
@@ -106,6 +112,10 @@ def _one_line(error: ValidationError, given: dict[str, Any]) -> str:
     context = first.get("ctx", {})
     if "ge" in context:
         remedy = f"give a whole number of at least {context['ge']}"
+    elif "le" in context:
+        remedy = f"give a whole number of at most {context['le']:,}"
+    elif first["type"] == "string_too_short":
+        remedy = f"give {Settings.model_fields[name].description}"
     elif first["type"].startswith("int"):
         remedy = "give a whole number"
     elif first["type"] == "literal_error":

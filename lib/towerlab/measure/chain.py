@@ -20,20 +20,20 @@ from datetime import date
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 from twotowers import choose, recorded
-from twotowers.errors import NotTestable
-from twotowers.forms import Form, label_pairs
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.opened import Opened, each_part
-from twotowers.paths import shipped_models, slug
+from twotowers.paths import data_folder, is_own, shipped_models, slug
 from twotowers.recorded import NOT_TESTABLE
 from twotowers.schema import OtherForm
 from twotowers.settings import Settings
 
-from towerlab.model import files
+from towerlab.model import files, named
 from towerlab.progress import say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_pairs, draw_blocks
@@ -64,7 +64,16 @@ class Run:
 
     @cached_property
     def name(self) -> str:
-        return slug(self.settings.model)
+        """The model's name among measurements: with digits of its fingerprint where another model has that name already."""
+        name = slug(self.settings.model)
+        if not is_own(self.settings.model):
+            return name
+        known = {files.fingerprint(name)} if name in (*shipped_models(), *named.catalogue()) else set()
+        for out in (data_folder() / "measurements", Path(self.settings.out)):
+            first = sorted((out / name).glob("*/*.nc"))[:1]
+            known |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := _load(path))}
+        digits = self.fingerprint.partition("@")[2][: recorded.DIGITS_OF_NAMES]
+        return name if known <= {self.fingerprint} else f"{name}--{digits}"
 
     @cached_property
     def model(self) -> Model:
@@ -81,7 +90,7 @@ class Run:
         return files.fingerprint(self.settings.model)
 
     def path(self, name: str) -> Path:
-        return recorded.folder(self.settings) / f"{name}.nc"
+        return recorded.folder(self.settings, self.name, recorded.about(name).judges) / f"{name}.nc"
 
     def measured(self, name: str, again: bool = False) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
@@ -95,6 +104,7 @@ class Run:
         path, identity = self.path(name), self.identity(name)
         if path.is_file() and not again and (before := _load(path)) and before.data.attrs.get("identity") == identity:
             return before
+        recorded.check_writable(path)
         for need in recorded.about(name).needs:
             self.measured(need)  # before the clock starts
         from towerlab.measure.registry import measurements
@@ -128,17 +138,41 @@ class Run:
             "suite": self.settings.suite, "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.settings.device}",
             "libraries": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
-            "licence": "MIT",
+            "labels_left_out": ", ".join(self.unsayable), "licence": "MIT",
         }  # fmt: skip
 
-    @cached_property
+    @property
     def labels(self) -> tuple[str, ...]:
-        """The label pairs in use: those given, else all; a shipped miniature has those it was trained on."""
-        if self.settings.labels:
-            return tuple(self.settings.labels)
+        """The label pairs in use: those given, else all that the tokenizer can say."""
+        return tuple(self.settings.labels or (pair for pair in self._by_default if pair not in self.unsayable))
+
+    @property
+    def _by_default(self) -> tuple[str, ...]:
+        """A shipped miniature has the label pairs that it was trained on."""
         if self.settings.model in shipped_models():
             return label_pairs(("nonsense",))
         return label_pairs() if self.settings.suite == "words" else label_pairs(("nonsense", "plain"))
+
+    @cached_property
+    def unsayable(self) -> Mapping[str, str]:
+        """Label pairs that are left out, since the tokenizer does not say them as labels -> why.
+
+        Raises TwoTowersError where it can say none; pairs that were given are not tried here.
+        """
+        out: dict[str, str] = {}
+        drawn: dict[str, Any] = {"seed": 0, "pairs": self.pairs, "texts": self.texts}
+        for pair in () if self.settings.labels else self._by_default:
+            try:
+                for separator in SEPARATORS:  # a block of each class pair, since classes may be the labels
+                    prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **drawn)
+                    encode_all(prompts, self.model.tokenizer)
+            except TwoTowersError as error:
+                out[pair] = str(error)
+        if out and len(out) == len(self._by_default):
+            raise TwoTowersError(f"the tokenizer of {self.name} can say no label pair ({next(iter(out.values()))}); see labels=...")
+        if out:
+            say(f"{self.name}: label pairs left out, which its tokenizer cannot say: {', '.join(out)}")
+        return out
 
     @cached_property
     def pairs(self) -> tuple[str, ...]:

@@ -82,16 +82,29 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
             unembed.norm_scale(torch.cat([capture.resid_final for capture in group]), model.unembedding),
             torch.cat([capture.true_ids for capture in group]),
             norm,
+            tell=tell,
         )
+
+    done = 0.0
+
+    def tell(prompts: float) -> None:
+        """One forward pass and one walk over the vocabulary are half of a prompt's work each, more or less."""
+        nonlocal done
+        done += prompts / 2
+        bar.update(min(round(done), n) - bar.n)  # a walk that memory broke off is told twice
+
+    def told(stream: Iterable[Capture]) -> Iterator[Capture]:
+        for capture in stream:
+            tell(len(capture.index))
+            yield capture
 
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
     stream = captures(model, encoded, {"weights", "values"}, max_tokens, read=read)
     with progress("heads", n) as bar:
-        for group, (of_attention, of_ffn, of_heads) in halved(walked, groups(stream, max(GROUP_BYTES, model.bytes // 16))):
+        for group, (of_attention, of_ffn, of_heads) in halved(walked, groups(told(stream), max(GROUP_BYTES, model.bytes // 16))):
             index = [i for capture in group for i in capture.index]
             increase[index] = of_heads[..., 0].cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
-            bar.update(len(index))
     each, at_places, blocks = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place"), ("prompt", "layer", "kind")
     return observations(
         encoded,

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from torch import Tensor
+from twotowers.errors import TwoTowersError
 
 from towerlab.model.capture import Capture, label_log_probs
+from towerlab.model.proof import WIDER
 from towerlab.prompts.blocks import about
 from towerlab.prompts.prompt import Encoded
 
@@ -50,7 +52,12 @@ class Answers:
         self.says = np.full((*shape, len(self.encoded)), -1, dtype=np.int8)
 
     def put(self, at: tuple, index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:
-        """Answers of the prompts `index`: top tokens (prompt,) and labels' log-probabilities (prompt, label)."""
+        """Answers of the prompts `index`: top tokens (prompt,) and labels' log-probabilities (prompt, label).
+
+        Raises TwoTowersError for those that are not finite: an average over them would pass for a result.
+        """
+        if not log_prob.isfinite().all():
+            raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
         for row, i in enumerate(index):
             pair, ids = self.encoded[i].label_pair, list(self.encoded[i].label_ids.values())
             self.log_prob[(*at, i)] = [float(log_prob[row, ids.index(token)]) for token in pair]

@@ -99,6 +99,7 @@ def weights(folder: Path, name: str) -> list[Path]:
             f"'{name}' holds pickled weights only, which can run code when loaded: save it as safetensors "
             "(model.save_pretrained(folder) with a recent transformers)"
         )
+    _refuse_adapter(folder, name)
     raise TwoTowersError(f"'{name}' holds no safetensors weights: put {WEIGHTS} there (model.save_pretrained(folder))")
 
 
@@ -114,9 +115,18 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def _refuse_adapter(folder: Path, name: str) -> None:
+    if (folder / "adapter_config.json").is_file():
+        raise TwoTowersError(
+            f"'{name}' is an adapter (LoRA), not a whole model: merge it (peft: AutoPeftModelForCausalLM.from_pretrained("
+            "folder).merge_and_unload().save_pretrained(other)), save the tokenizer there too, and give that folder"
+        )
+
+
 def _config(folder: Path, name: str) -> dict[str, Any]:
     """config.json, of a model that is not quantised."""
     if not (folder / "config.json").is_file():
+        _refuse_adapter(folder, name)
         files = sorted(folder.glob("*.gguf"))
         remedy = (
             f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
@@ -147,6 +157,8 @@ def _here(name: str) -> Path | None:
     path = Path(name).expanduser()
     try:
         if name.strip() and path.exists():
+            if path.suffix in (".safetensors", ".json", ".bin") and path.is_file():
+                raise TwoTowersError(f"'{name}' is one file of a model: give its folder, '{path.parent}'")
             return path
     except OSError:  # too long for a path
         pass

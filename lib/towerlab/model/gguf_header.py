@@ -49,7 +49,8 @@ def read(path: Path) -> Header:
         raise TwoTowersError(f"'{path}' is no whole GGUF file ({what}): copy or download it again") from None
     if wrong := _unread(fields, tensors):
         raise TwoTowersError(
-            f"'{path}' is a GGUF file that transformers does not read faithfully ({wrong}): give a folder of safetensors"
+            f"'{path}' is a GGUF file that transformers does not read faithfully ({wrong}): give the model's "
+            "own folder of safetensors, or make one with `twotowers convert FILE FOLDER` and compare its answers"
         )
     name = LlamaFileType(fields.get("general.file_type", 0)).name.removeprefix("MOSTLY_")
     quantisation = "" if name in ("ALL_F32", "F16", "BF16") else f"{name}, dequantised"

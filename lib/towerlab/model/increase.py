@@ -25,7 +25,7 @@ unless asked. Nothing waits for the GPU before the walk's end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -49,18 +49,19 @@ def increases_along(
     words: Int[Tensor, "prompt"],
     norm: str = "frozen",
     layers: Sequence[int] | None = None,
+    tell: Callable[[float], object] = lambda prompts: None,
 ) -> tuple[Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head vector"]]:
     """Increase (nats) of every attention block, FFN block, and vector that a head adds (paper, Definitions).
 
     The vectors of a head must sum to what it writes: one vector a head, or one a position. `layers` says which layers
     the first axis holds (default: all, in order). `scale` is the final norm's at the last position, `words` the words
-    followed.
+    followed. `tell` is called during the walk with the prompts' worth of it that was just done; it adds up to all prompts.
     """
     layers = list(range(model.n_layers)) if layers is None else list(layers)
     at_once = _prompts_at_once(model, z)
     if at_once < len(scale):
         parts = [t.split(at_once, 1) for t in (resid_pre, z, ffn)] + [t.split(at_once) for t in (scale, words)]
-        done = [increases_along(model, *five, norm, layers) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
+        done = [increases_along(model, *five, norm, layers, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
         return tuple(torch.cat(some) for some in zip(*done, strict=True))
     wide, divide = _scales(resid_pre.dtype, scale, norm)
     steps = [
@@ -70,7 +71,7 @@ def increases_along(
         )
         for i, layer in enumerate(layers)
     ]  # fmt: skip
-    found = stream_vocabulary(steps, model.unembedding, words, norm, wide)
+    found = stream_vocabulary(steps, model.unembedding, words, norm, wide, tell)
     return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))
 
 
@@ -118,7 +119,10 @@ def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, 
     return wide, scale.to(wide) if norm == "frozen" else torch.ones_like(scale, dtype=wide)
 
 
-def stream_vocabulary(steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide: torch.dtype) -> list[tuple]:
+def stream_vocabulary(
+    steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide: torch.dtype,
+    tell: Callable[[float], object] = lambda prompts: None,
+) -> list[tuple]:  # fmt: skip
     target = fold_norm(e, e.weight[words], norm, wide)
     for step in steps:
         step.set_targets(target)
@@ -130,6 +134,7 @@ def stream_vocabulary(steps: list[_Layer], e: Unembedding, words: Tensor, norm: 
         # One large product for all layers is faster than many small ones.
         for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
             values = step.accumulate(slab, products, values)
+        tell(len(words) * len(slab) / e.vocabulary)
     return [step.increases() for step in steps]
 
 

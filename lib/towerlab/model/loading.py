@@ -89,6 +89,7 @@ def load(
     _check_weights(name, hf, report)
     if device_map is None:
         hf = _read(name, "weights", lambda: hf.to(device))
+    hf.config.pad_token_id = None  # nothing is padded, and transformers warns where a prompt might hold that token
     model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint, about.quantisation)
     prove(model)
     return model
@@ -110,25 +111,44 @@ def architecture(name: str, model_type: str) -> Architecture:
 
 def _dequantised(path: Path) -> Path:
     """A GGUF file as a folder of safetensors (float32) in the user's cache: reading one takes minutes, this seconds."""
-    cut, given = gguf_header.read(path).cut, {"gguf_file": path.name, "trust_remote_code": False}
-
-    def make(folder: Path) -> None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, **given)
-        if cut == "smollm":  # each digit by itself before all else, which transformers leaves out
-            backend = tokenizer.backend_tokenizer
-            backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
-        tokenizer.save_pretrained(folder)
-        hf = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
-        hf.hf_quantizer = None  # transformers marks the model as quantised, though its weights are floats by now
-        del hf.config.quantization_config
-        hf.save_pretrained(folder)
+    cut = gguf_header.read(path).cut
 
     def write(folder: Path) -> None:
         say(f"{path.name}: its quantised weights are written out as floats, once ...")
-        _read(str(path), "contents", lambda: make(folder))
+        _read(str(path), "contents", lambda: _as_folder(path, folder, PreTrainedTokenizerFast, cut))
 
     folder = user_cache() / "gguf" / f"{named.digest(path)[:24]}-transformers-{transformers_version}"
     return named.kept(folder, write, lambda: True)
+
+
+def convert(file: str, folder: str) -> Model:
+    """A GGUF file of any family that transformers reads, written as a new folder of safetensors (float32), loaded and proven.
+
+    The proof shows that the book reads the folder rightly, not that transformers read the file rightly: it leaves out
+    without a word what it does not know. Raises TwoTowersError for no such file, a folder that is there, and as `load`.
+    """
+    path, target = Path(file).expanduser(), Path(folder).expanduser()
+    if not path.is_file():
+        raise TwoTowersError(f"there is no file '{file}': give a GGUF file")
+    if target.exists():
+        raise TwoTowersError(f"'{folder}' is there already: give a folder that is not")
+    named.kept(target, lambda part: _read(file, "contents", lambda: _as_folder(path, part, AutoTokenizer)), lambda: True)
+    return load(target)
+
+
+def _as_folder(path: Path, folder: Path, tokenizers: Any, cut: str = "") -> None:
+    """Fill a folder with what transformers reads in a GGUF file. `cut`: see `gguf_header.Header`."""
+    given = {"gguf_file": path.name, "trust_remote_code": False}
+    tokenizer = tokenizers.from_pretrained(path.parent, **given)
+    if cut == "smollm":  # each digit by itself before all else, which transformers leaves out
+        backend = tokenizer.backend_tokenizer
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
+    tokenizer.save_pretrained(folder)
+    hf = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
+    hf.hf_quantizer = None  # transformers marks the model as quantised, though its weights are floats by now
+    if hasattr(hf.config, "quantization_config"):
+        del hf.config.quantization_config
+    hf.save_pretrained(folder)
 
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
@@ -159,6 +179,9 @@ def _check_weights(name: str, hf: PreTrainedModel, report: dict[str, Any]) -> No
     # A copy that broke off may leave zeros; every identity holds on them, so the proof would not notice.
     if empty := [key for key, parameter in hf.named_parameters() if parameter.dim() > 1 and not parameter.any()]:
         raise TwoTowersError(f"{empty[0]} of '{name}' is zero throughout: copy or download the weights again")
+    if wild := [key for key, p in hf.named_parameters() if p.numel() and not torch.stack(p.aminmax()).isfinite().all()]:
+        narrow = ", or take bfloat16 or float32, where they may fit" * (hf.dtype == torch.float16)
+        raise TwoTowersError(f"{wild[0]} of '{name}' holds numbers that are not finite: copy or download the weights again{narrow}")
 
 
 def _check_device(device: str) -> None:

@@ -18,6 +18,8 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 # float64 model, so float64 is not held to more than that).
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
+WIDER = "take dtype=bfloat16 or float32, or if these are too narrow, float64"
+"""What helps where activations overflow"""
 PROVEN = frozenset({"weights", "values", "neurons", "scores", "streams"})  # what a proof records
 
 
@@ -27,9 +29,12 @@ def prove(model: Model) -> dict[str, float]:
     Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions sum to heads;
     neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the model's logits; attention scores
     rebuilt from layer inputs (`query_key`), and neurons' coefficients from what their FFN reads, = those of the model.
-    Raises TwoTowersError naming the identity that failed.
+    Raises TwoTowersError naming the identity that failed, or for answers that are not finite.
     """
-    errors = identity_errors(model, capture(model, [_probe(model)], PROVEN))
+    seen = capture(model, [_probe(model)], PROVEN)
+    if not seen.logits.isfinite().all():
+        raise TwoTowersError(f"'{model.name}' answers with numbers that are not finite in {str(model.dtype)[6:]}: {WIDER}")
+    errors = identity_errors(model, seen)
     tolerance = TOLERANCE[model.dtype]
     for identity, error in errors.items():
         if not error <= tolerance:

@@ -1,0 +1,71 @@
+"""Models and settings do not take one another's place: fingerprints and settings, not names, say what is what."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from conftest import ROOT
+from towerlab.measure.chain import Run
+from twotowers import recorded
+from twotowers.recorded import Laboratory
+from twotowers.settings import Settings
+
+
+def other_model(folder: Path) -> Path:
+    """A copy of the shipped model with one byte of its card's own, so another fingerprint."""
+    shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("{", '{"mine": 1,', 1))
+    return folder
+
+
+def run(model, out, **given) -> Run:
+    return Run(Settings.of({"model": str(model), "out": str(out), "blocks": 2, "locate": 2, "k": 1, "separator": "space"} | given))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])
+def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(name, tmp_path):
+    mine = run(other_model(tmp_path / name), tmp_path / "out")
+    assert mine.name == f"{name}--{mine.fingerprint.split('@')[1][:6]}" and mine.name not in recorded.recorded()
+    assert Laboratory(mine.settings).name == mine.name
+    assert run(name, tmp_path / "out").name == Laboratory(Settings(model=name)).name == name
+
+
+def test_a_copy_of_a_shipped_model_is_that_model(tmp_path):
+    shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "mini-gpt2")
+    assert run(tmp_path / "mini-gpt2", tmp_path / "out").name == "mini-gpt2"
+
+
+def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
+    a, b = other_model(tmp_path / "a/checkpoint-1"), tmp_path / "b/checkpoint-1"
+    shutil.copytree(ROOT / "data/models/mini-gpt2", b)
+    out = tmp_path / "out"
+    for model in (a, b):
+        run(model, out).measured("forms")
+    fingerprints = {p.parents[1].name: recorded.load(p).data.attrs["fingerprint"] for p in out.rglob("forms.nc")}
+    assert fingerprints == {made.name: made.fingerprint for made in (run(a, out), run(b, out))} and len(fingerprints) == 2
+    assert run(a, out).name == "checkpoint-1"
+
+
+def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
+    def path(name, **given):
+        return Run(Settings.of({"out": str(tmp_path)} | given)).path(name).relative_to(tmp_path)
+
+    assert str(path("heads")) == "mini-gpt2/words/heads.nc"
+    others = [{"seed": 1}, {"k": 2}, {"dtype": "bfloat16"}, {"labels": "foo/bar"}, {"blocks": 9}, {"seed": 2}]
+    assert len({path("heads", **given) for given in ({}, *others)}) == 7
+    assert path("forms", blocks=9) == path("forms")  # made from locating blocks alone
+    assert path("heads", device="cuda", device_map="auto") == path("heads")
+    place = Settings(out=str(ROOT / "data/measurements"), blocks=200)
+    assert recorded.folder(place, "x") == ROOT / "data/measurements/x/words"
+
+
+def test_what_was_measured_under_one_seed_is_there_after_another(tmp_path):
+    first = run("mini-gpt2", tmp_path).measured("forms")
+    assert not run("mini-gpt2", tmp_path, seed=1).measured("forms").equals(first)
+    path = run("mini-gpt2", tmp_path).path("forms")
+    before = path.stat().st_mtime_ns
+    xr.testing.assert_identical(run("mini-gpt2", tmp_path).measured("forms"), first)
+    assert path.stat().st_mtime_ns == before and np.isfinite(first["log_prob_true"]).all()

@@ -1,0 +1,56 @@
+"""`twotowers verdicts`: every claim on a model of one's own, beside what was registered before it was run."""
+
+import json
+
+import pandas as pd
+import pytest
+from towerlab import cli, verdicts
+from towerlab.measure.chain import Run
+from twotowers import claims
+from twotowers.errors import TwoTowersError
+from twotowers.settings import Settings
+
+FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space"}
+
+
+def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(tmp_path):
+    rows = pd.DataFrame(
+        [("learned", "holds"), ("query-text", "absent"), ("two-kinds", claims.NOT_TESTABLE), ("no such claim", "holds")],
+        columns=["claim", "verdict"],
+    )
+    table = verdicts.beside_registered(rows)
+    assert table["hit"].tolist()[:2] == [True, False] and table["hit"].isna().tolist() == [False, False, True, True]
+    missed = [(1 - p) ** 2 if hit else p**2 for p, hit in zip(table["probability"][:2], table["hit"][:2], strict=True)]
+    assert verdicts.brier(table) == pytest.approx(sum(missed) / 2)
+
+
+def test_chapters_are_those_that_judge_with_what_they_read():
+    assert set(verdicts.chapters()["04-attention-weights"]) == {"locating", "heads", "towers"}
+    assert not {"intro", "scorecard", "registered"} & verdicts.chapters().keys()
+
+
+@pytest.fixture
+def one_chapter(monkeypatch):
+    monkeypatch.setattr(verdicts, "chapters", lambda: {"04-attention-weights": ["locating", "heads", "towers"]})
+
+
+def test_the_command_measures_runs_chapters_and_prints_verdicts(one_chapter, tmp_path, capfd):
+    given = [word for name, value in FEW.items() for word in (f"--{name}", value)]
+    assert cli.main(["verdicts", "mini-gpt2", "--out", str(tmp_path), *given]) == 0
+    said = capfd.readouterr()
+    run = Run(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
+    saved = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
+    assert "not testable, does not learn the task: accuracy" in said.out and str(verdicts.folder(run) / "verdicts.csv") in said.out
+    assert set(saved["claim"]) == {name for name, claim in claims.claims().items() if claim.chapter == "4"}
+    assert "WARNING" not in said.err and "chapter 04-attention-weights" in said.err
+
+
+def test_a_chapter_that_fails_is_told_in_one_line(one_chapter, tmp_path, monkeypatch):
+    (tmp_path / "book").mkdir()
+    notebook = json.loads((verdicts.book_folder() / "04-attention-weights.ipynb").read_text("utf8"))
+    notebook["cells"] = [{"cell_type": "code", "metadata": {}, "source": "1 / 0", "outputs": [], "execution_count": None}]
+    (tmp_path / "book/04-attention-weights.ipynb").write_text(json.dumps(notebook))
+    monkeypatch.setattr(verdicts, "book_folder", lambda: tmp_path / "book")
+    given = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}
+    with pytest.raises(TwoTowersError, match="chapter 04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero"):
+        verdicts.verdicts(Run(Settings.of(given)), given)
