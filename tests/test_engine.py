@@ -19,6 +19,7 @@ from towerlab import building, cli
 from towerlab.progress import progress
 from twotowers import recorded
 from twotowers.errors import TwoTowersError
+from twotowers.opened import Opened
 
 SETTINGS = "blocks=2 locate=2 k=2 separator=space"
 PARAMETERS = "model, blocks, locate, k, separator, out = 'mini-gpt2', 2, 2, 2, 'space', '_build/measurements'"
@@ -304,11 +305,11 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(e
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
     with pytest.raises(TwoTowersError, match=r"cannot write .*x\.nc.* make room"):
-        recorded.save(xr.Dataset(), tmp_path / "x.nc", {})
+        recorded.save(Opened(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", refuses)
     with pytest.raises(TwoTowersError, match="cannot write"):
-        recorded.save(xr.Dataset(), tmp_path / "x.nc", {})
+        recorded.save(Opened(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
@@ -351,7 +352,7 @@ def test_a_notebook_names_what_it_reads(path):
     """Its metadata tell Snakemake: what is missing there would be measured by several chapters at once."""
     notebook = json.loads(path.read_text("utf8"))
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    reads = set(re.findall(r'measured\("(\w+)"', code))
+    reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
     reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
     reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, heads="', code) else set()
     about = notebook["metadata"].get("twotowers", {})
