@@ -167,10 +167,10 @@ def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> No
 
 
 def listing() -> str:
-    """Every variable of every measurement, as a table in reStructuredText: a page shows it."""
-    rows = [(name, variable, ", ".join(about.dims), about.units) for name, of in VARIABLES.items() for variable, about in of.items()]
-    lines = "".join("   " + ", ".join(f'"{cell}"' for cell in row) + "\n" for row in rows)
-    return f"\n.. csv-table::\n   :header: measurement, variable, dimensions, unit\n\n{lines}"
+    """Every variable of every measurement, a line each, indented as code: a page shows it."""
+    rows = [(name, variable, f"({', '.join(about.dims)})", about.units) for name, of in VARIABLES.items() for variable, about in of.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n\n" + "".join("    " + "  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)
 
 
-__doc__ = (__doc__ or "") + listing()
+__doc__ = (__doc__ or "").rstrip() + listing()
