@@ -56,6 +56,7 @@ class About(BaseModel):
     not_testable: str = ""
     left_out: int = 0
     note: str = ""
+    labels_left_out: str = ""
 
 
 ONE = ("model", "fingerprint", "quantisation", "parameters", "layers", "heads", "key_value_heads", "vocabulary")

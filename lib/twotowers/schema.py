@@ -168,7 +168,8 @@ def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> No
 
 def listing() -> str:
     """Every variable of every measurement, a line each, indented as code: a page shows it."""
-    rows = [(name, variable, f"({', '.join(about.dims)})", about.units) for name, of in VARIABLES.items() for variable, about in of.items()]
+    every = [(name, variable, about) for name, of in VARIABLES.items() for variable, about in of.items()]
+    rows = [(name, variable, f"({', '.join(about.dims)})", about.units) for name, variable, about in every]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n\n" + "".join("    " + "  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)
 
