@@ -12,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from playwright.sync_api import sync_playwright
@@ -30,6 +31,8 @@ BROKEN_RULES = """async () => (await axe.run({preload: false, resultTypes: ['vio
   .map(found => `${found.id} (${found.nodes.length} places): ${found.nodes[0].html.slice(0, 200)}`)"""
 DRAWN = """() => [...document.querySelectorAll('div.chart')].every(e => e.querySelector('svg.marks'))
   && [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"""
+TEXT = """() => [...document.querySelectorAll('div.chart svg .role-axis text')].map(e => e.getBoundingClientRect().height)"""
+FOLDED = """() => [...document.querySelectorAll('details.above-input')].filter(e => !e.open && e.checkVisibility()).length"""
 LOOK = r"""() => {
   const found = [];
   const rgb = (colour) => (colour.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
@@ -120,6 +123,25 @@ def look_at(context, home: str, name: str) -> list[str]:
 def test_pages_show_everything_without_a_network(width, mode):
     wrong = look(HTML, width, mode)
     assert not wrong, "\n".join(wrong)
+
+
+@needs_browser
+@needs_book
+def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_not_printed():
+    with serving(HTML.resolve()) as home, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 844})
+        page.goto(f"{home}book/06-one-step-or-a-relay.html")
+        page.wait_for_function(DRAWN, timeout=20_000)
+        page.wait_for_timeout(500)
+        before = page.evaluate(TEXT)
+        for width in (700, 1280):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.wait_for_timeout(1500)
+        after = page.evaluate(TEXT)
+        page.emulate_media(media="print")
+        folded = page.evaluate(FOLDED)
+    assert before and np.allclose(before, after, atol=2) and folded == 0
 
 
 class Links(HTMLParser):

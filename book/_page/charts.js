@@ -52,6 +52,8 @@
     return made;
   }
 
+  const views = new Map();  // chart -> its view, let go before the chart is drawn again
+
   function draw(element, spec, panel) {
     const box = element.parentElement, room = box.clientWidth, phone = room < 500;
     const config = merge(merge(marks, spec.config || {}), page);
@@ -63,7 +65,9 @@
       actions: { export: true, source: false, compiled: false, editor: false },
       downloadFileName: element.dataset.name,
       scaleFactor: 2,
-    }).then(() => {
+    }).then(({ view }) => {
+      views.get(element)?.finalize();
+      views.set(element, view);
       const over = element.querySelector("svg.marks").getBoundingClientRect().width - room;
       if (phone && !panel && spec.width !== "container" && over > 0) return draw(element, spec, room - 90 - over);
       element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
@@ -73,10 +77,22 @@
     });
   }
 
-  for (const element of document.querySelectorAll("div.chart")) {
-    draw(element, JSON.parse(element.nextElementSibling.textContent)).catch((error) => {
-      element.textContent = `This chart cannot be drawn: ${error.message}`;
-      throw error;
-    });
+  function drawAll() {
+    for (const element of document.querySelectorAll("div.chart")) {
+      draw(element, JSON.parse(element.nextElementSibling.textContent)).catch((error) => {
+        element.textContent = `This chart cannot be drawn: ${error.message}`;
+        throw error;
+      });
+    }
   }
+
+  drawAll();
+  let width = window.innerWidth, soon;
+  addEventListener("resize", () => {  // a tablet is turned, a window docked; a phone's bars that come and go change no width
+    clearTimeout(soon);
+    soon = setTimeout(() => {
+      if (width !== window.innerWidth && !matchMedia("print").matches) drawAll();
+      width = window.innerWidth;
+    }, 150);
+  });
 })();
