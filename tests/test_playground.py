@@ -101,7 +101,7 @@ def test_a_push_is_the_steering_of_chapter_6(model):
     shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
     prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
     encoded = encode(prompt, model.tokenizer)
-    measured = steering(model, [encoded], directions, {"these": heads}, doses=(1.5,), towers=("query",), random=0).squeeze()
+    measured = steering(model, [encoded], directions, {"these": heads}, doses=(1.5,), towers=("query",), random=0).data.squeeze()
     effect = explore(model, State(EXAMPLE, dose=1.5))
     table = effect.answer.set_index("token")["after"]
     for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):

@@ -102,9 +102,8 @@ def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
     shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
     prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
     heads = {"pushed": list(map(Head.parse, PUSHED))}
-    measured = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0).isel(
-        tower=0, heads=0, prompt=0
-    )
+    measured = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0)
+    measured = measured.data.isel(tower=0, heads=0, prompt=0)
     state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
     with browser(address) as page:
         for dose in measured.dose.values:
