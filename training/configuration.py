@@ -1,6 +1,6 @@
 """What a model is made of and how it is trained: one configuration a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,8 @@ class Configuration:
     weight_decay: float = 0.01
 
 
-CONFIGURATIONS = {one.name: one for one in [Configuration("mini-gpt2", layers=4, heads=8, width=96)]}
+SHIPPED = Configuration("mini-gpt2", layers=4, heads=8, width=96)
+DEPTHS = (3, 5, 6, 8)
+"""Layers of the ladder's other models; all else is as in the shipped one, which is its model of 4 layers"""
+LADDER = [replace(SHIPPED, name=f"depth-{layers}", layers=layers) for layers in DEPTHS]
+CONFIGURATIONS = {one.name: one for one in [SHIPPED, *LADDER]}

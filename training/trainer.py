@@ -164,8 +164,12 @@ class Trainer:
         bar.update()
 
     def end_stage(self, name: str) -> None:
-        """Keep the weights with which a stage ends: a folder that loads like a model."""
+        """Keep the weights with which a stage ends."""
         self.stages.append((name, self.step))
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the weights as they are now: a folder that loads like a model."""
         if self.checkpoints is not None:
             self.save(self.checkpoints / f"step-{self.step:06d}")
 
@@ -214,6 +218,7 @@ class Trainer:
         if at.repeat > 0 and at.smooth < 0.75:
             at.repeat, at.smooth = max(0.0, round(at.repeat - 0.1, 1)), at.smooth + 0.1
             at.last_repeat = self.step
+            self.keep()  # models of another shape are compared at the same loss
 
     def validate(self) -> dict[str, float]:
         """Accuracy (percent), that of the weakest set, and the falls without a true demonstration and reordered (points).
