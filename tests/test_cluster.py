@@ -1,7 +1,6 @@
 """The book on a Slurm cluster of one node, this machine: killed once, taken up, and as it is without one."""
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -13,18 +12,17 @@ import xarray as xr
 from conftest import ROOT
 
 PATH = f"{os.environ['PATH']}:/usr/sbin"  # where Debian has the daemons
-NEEDED = [name for name in ("slurmctld", "slurmd", "munged") if not shutil.which(name, path=PATH)]
-NEEDED += [] if importlib.util.find_spec("snakemake_executor_plugin_slurm") else ["snakemake's plugin: pip install .[slurm]"]
-pytestmark = pytest.mark.skipif(bool(NEEDED), reason="a cluster needs Debian's slurm-wlm and munge, and pip install .[slurm]")
+HERE = all(shutil.which(name, path=PATH) for name in ("slurmctld", "slurmd", "munged"))
+PLUGIN = importlib.util.find_spec("snakemake_executor_plugin_slurm")
+pytestmark = pytest.mark.skipif(not (HERE and PLUGIN), reason="a cluster needs Debian's slurm-wlm and munge, and pip install .[slurm]")
 
 
 @pytest.fixture(scope="module")
 def cluster():
     """The environment in which Slurm's commands reach the node."""
-    command = [ROOT / "tests/slurm_node.sh", "sh", "-c", "env -0; echo; read end"]
+    command = [ROOT / "tests/slurm_node.sh", "sh", "-c", 'echo "$SLURM_CONF"; echo "$PATH"; read end']
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
-        pairs = [pair.partition("=") for pair in node.stdout.readline().split("\0")]
-        yield {name: value for name, _, value in pairs if name in ("PATH", "SLURM_CONF")}
+        yield {name: node.stdout.readline().strip() for name in ("SLURM_CONF", "PATH")}
         node.stdin.close()  # it stops what it started
 
 
@@ -42,8 +40,8 @@ def test_a_book_on_slurm_killed_and_taken_up_is_the_book_without_it(cluster, tmp
     command = ["book", "--profile", str(ROOT / "profiles/slurm"), "--set", tiny_book.SETTINGS]
 
     def running():
-        jobs = subprocess.run(["squeue", "--json"], env=os.environ | cluster, stdout=subprocess.PIPE)
-        return any(job["job_state"] == "RUNNING" for job in json.loads(jobs.stdout)["jobs"])
+        command = ["squeue", "--noheader", "--states", "RUNNING"]
+        return subprocess.run(command, env=os.environ | cluster, stdout=subprocess.PIPE, check=True).stdout
 
     tiny_book.kill_when(tiny_book.start(home, *command, **cluster), running)
     process = tiny_book.start(home, *command, **cluster)
