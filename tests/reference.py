@@ -10,11 +10,9 @@ from towerlab.model.model import Model
 
 def log_prob(model: Model, v, word, norm, scale):
     e = model.unembedding
-    if norm != "raw":
-        centred = v - v.mean() if e.centred else v
-        s = (centred.square().mean() + e.eps).sqrt() if norm == "recomputed" else scale
-        v = e.gamma * centred / s
-    return torch.log_softmax(e.weight @ v, -1)[word]
+    centred = v - v.mean() if e.centred else v
+    s = (centred.square().mean() + e.eps).sqrt() if norm == "recomputed" else scale
+    return torch.log_softmax(e.weight @ (e.gamma * centred / s), -1)[word]
 
 
 class Reference:

@@ -1,8 +1,11 @@
 """Rules that choose forms and heads, and matched controls."""
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from twotowers import choose
@@ -86,3 +89,9 @@ def test_pick_names_heads():
     picked = choose.pick(values, [Head(1, 2), Head(0, 1)])
     assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == ["1-2", "0-1"]
     assert picked["layer"].values.tolist() == [1, 0] and picked["head"].values.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["COMPARES", "WRITES", "LITTLE"])
+def test_the_glossary_states_the_bounds_of_the_rule(name):
+    stated = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
+    assert len(stated) >= 2 and {float(bound) for bound in stated} == {getattr(choose, name)}

@@ -17,7 +17,7 @@ from twotowers.opened import Opened
 from twotowers.recorded import load, save
 
 
-@pytest.mark.parametrize("norm", ["frozen", "recomputed", "raw"])
+@pytest.mark.parametrize("norm", ["frozen", "recomputed"])
 def test_increases_of_heads_and_blocks_are_those_of_the_definition(any_model, norm):
     encoded = tiny_blocks.blocks(1)[:2]
     got = heads(any_model, encoded, norm=norm)

@@ -28,7 +28,7 @@ def test_every_number_is_that_of_the_slow_reference(kind, float64, tmp_path):
             for p, (position, shown) in enumerate(zip(one.label_positions, one.prompt.demonstrations, strict=True)):
                 at = found.isel(prompt=i, listed_head=j, place=p)
                 vo = slow.value_output(layer, head, position)
-                bs = unembed.bs_values(vo, model.unembedding, "frozen", slow.scale)
+                bs = unembed.bs_values(vo, model.unembedding, slow.scale)
                 own, other = one.label_ids[shown.label], 16 - one.label_ids[shown.label]
                 order = bs.argsort(descending=True).tolist()
                 assert (int(at["own_rank"]), int(at["other_rank"])) == (order.index(own) + 1, order.index(other) + 1)

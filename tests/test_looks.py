@@ -1,63 +1,19 @@
 """What every head asks, sends and does: against slow references in float64, and on a model made by hand."""
 
-from contextlib import ExitStack
-
 import numpy as np
 import planted
 import pytest
 import tiny_blocks
 import torch
 from conftest import tiny
+from plain_hooks import every_head, put, run, weights_of, z_of
 from towerlab.measure.looks import CONTRASTS, DONORS, POSITIONS, donors_of, looks
-from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.reversal import Places, places_of, reversed_weights, reversing
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers.errors import TwoTowersError
 
 EXACT = dict(rtol=0, atol=1e-9)
-
-
-def run(model, one, z=None, ffn=None):
-    """A stock run of one prompt: logits, and layer -> z, FFN output and what attention was given.
-
-    `z(layer, z, value)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
-    """
-    seen = {"z": {}, "ffn": {}, "attention": {}}
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-
-            def before(_, args, layer=layer):
-                own = args[0].clone()
-                seen["z"][layer] = own if z is None else z(layer, own, seen["attention"][layer][2][0])
-                return (seen["z"][layer],)
-
-            def after(_, args, output, layer=layer):
-                seen["ffn"][layer] = output
-                return None if ffn is None else ffn[layer]
-
-            def read(*given, layer=layer):
-                seen["attention"][layer] = given
-
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(before).remove)
-            stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
-            stack.enter_context(reading_attention(model, layer, read))
-        logits = model.logits([one])[0]
-    other = next(word for word in one.label_ids.values() if word != one.true_id)
-    seen["difference"] = float(logits[one.true_id] - logits[other])
-    return seen
-
-
-def weights_of(model, seen, layer, head, q, query_of=None, key_of=None):
-    """Attention of position q, by its definition; query and keys may be those of other runs."""
-    query, key = ((seen if of is None else of)["attention"][layer][i] for i, of in ((0, query_of), (1, key_of)))
-    _, _, _, mask, scaling, softcap = seen["attention"][layer]
-    scores = key[0, model.value_head(head), : q + 1] @ query[0, head, q] * scaling
-    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-    if mask is not None:
-        row = mask[0, 0, q, : q + 1]
-        scores = scores.masked_fill(~row, -np.inf) if row.dtype == torch.bool else scores + row
-    return scores.softmax(-1)
 
 
 def preference_of(weights, one):
@@ -75,25 +31,6 @@ def turned(weights, one, q):
             for p in own:
                 new[p] = weights[p] / sum(weights[s] for s in own) * sum(weights[s] for s in other)
     return new
-
-
-def z_of(model, weights, value, head):
-    return weights @ value[model.value_head(head), : len(weights)]
-
-
-def put(model, heads, new, q=-1):
-    """z of a whole run with some heads replaced at a position by new[layer, head]."""
-
-    def change(layer, z, value):
-        for head in (h for at, h in heads if at == layer):
-            z[0, q, head * model.d_head : (head + 1) * model.d_head] = new[layer, head]
-        return z
-
-    return change
-
-
-def every_head(model):
-    return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
 
 
 def sent_of(model, encoded):

@@ -33,7 +33,7 @@ def of_a_pair(n):
 
 
 def sorted_tokens(model, v, scale, k):
-    bs = unembed.bs_values(v, model.unembedding, "frozen", scale)
+    bs = unembed.bs_values(v, model.unembedding, scale)
     order = bs.argsort(descending=True)[:k]
     return [f"word{i}" for i in order], bs[order].numpy()
 

@@ -5,7 +5,7 @@ import torch
 from conftest import tiny
 from reference import Reference
 from towerlab.paper import verify
-from towerlab.paper.published import paper_model, published
+from towerlab.paper.published import paper_model
 from twotowers.errors import TwoTowersError
 
 IDS = (3, 17, 40, 8, 25)
@@ -34,7 +34,7 @@ def test_every_printed_quantity_is_what_the_reference_computes(any_model):
 
 
 def test_every_published_quantity_can_be_read():
-    quantities = published(verify.SOURCE)["quantity"]
+    quantities = verify.printed()["quantity"]
     assert len(quantities) == 28
     patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
     assert all(any(p.fullmatch(q) for p in patterns) for q in quantities)
@@ -58,8 +58,8 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
     model.name = "openai-community/gpt2-large"
     with pytest.raises(TwoTowersError, match="has no such part"):
         verify.authors_numbers(model)
-    rows = published(verify.SOURCE)
-    monkeypatch.setattr(verify, "published", lambda where=None: rows[rows["quantity"].str.startswith("sum")])
+    rows = verify.printed()
+    monkeypatch.setattr(verify, "printed", lambda: rows[rows["quantity"].str.startswith("sum")])
     found = verify.authors_numbers(model)
     _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
     assert found["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]

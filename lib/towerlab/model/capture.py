@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from twotowers.errors import TwoTowersError
 
 from towerlab.model.attention_hooks import last_scores, reading_attention
@@ -239,22 +238,18 @@ def captures(
     encoded: Sequence[Encoded],
     record: Collection[str] = (),
     max_tokens: int = 4096,
-    progress: str | None = None,
-    read: Callable[[Capture], Any] = lambda seen: seen,
+    read: Callable[[Capture], Any] = lambda capture: capture,
 ) -> Iterator[Any]:
     """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
 
     `read` takes out of a capture what is needed: where memory is short for that, the batch is run in smaller ones and read
     again. So it gives something, or writes at `Capture.index`; it adds nothing up, and draws nothing at random whose
-    order matters. What is done with a capture after it was yielded has no such help. `progress` is the label of a
-    progress bar over prompts (none when None).
+    order matters. What is done with a capture after it was yielded has no such help.
     """
-    with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
-        for index, found in in_memory(run, batches(encoded, max_tokens)):
-            yield found
-            del found  # or two batches would be held at once
-            bar.update(len(index))
+    run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
+    for _, contents in in_memory(run, batches(encoded, max_tokens)):
+        yield contents
+        del contents  # or two batches would be held at once
 
 
 def read_all(
@@ -263,7 +258,6 @@ def read_all(
     record: Collection[str],
     read: Callable[[Capture], T],
     max_tokens: int = 4096,
-    progress: str | None = None,
 ) -> list[T]:
     """What `read` gives of every batch's capture, in the order of `prompts.batches`. See `captures`."""
-    return list(captures(model, encoded, record, max_tokens, progress, read))
+    return list(captures(model, encoded, record, max_tokens, read))

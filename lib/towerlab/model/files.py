@@ -37,7 +37,7 @@ class About(NamedTuple):
     quantisation: str
 
 
-def describe(name: str, revision: str | None = None) -> About:
+def describe(name: str) -> About:
     """What a model is, without its weights: those of a catalogued or hub model are not fetched.
 
     Raises TwoTowersError for a name of nothing, and for weights that are quantised otherwise than as GGUF.
@@ -46,21 +46,21 @@ def describe(name: str, revision: str | None = None) -> About:
     if path is None and name in named.catalogue():
         model = named.catalogue()[name]
         return About(model.model_type, f"{model.quantisation}, dequantised")
-    path = path or named.snapshot(name, revision, SMALL)
+    path = path or named.snapshot(name, SMALL)
     if path.is_file():
         return About(*gguf_header.read(path)[:2])
     return About(_config(path, name)["model_type"], "")
 
 
-def local(name: str, revision: str | None = None) -> Path:
+def local(name: str) -> Path:
     """The folder or GGUF file of a model; a catalogued or hub model is fetched when it is in no cache."""
     path = _here(name)
     if path is None and name in named.catalogue():
         return named.fetch(name)
-    return path or named.snapshot(name, revision, (*SMALL, WEIGHTS, INDEX, SHARDS))
+    return path or named.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
 
 
-def fingerprint(name: str, revision: str | None = None) -> str:
+def fingerprint(name: str) -> str:
     """`name@` and 12 hexadecimal digits of the SHA-256 over every byte that defines the model.
 
     Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
@@ -68,7 +68,7 @@ def fingerprint(name: str, revision: str | None = None) -> str:
     """
     if name not in shipped_models() and name in named.catalogue():
         return f"{name}@{named.catalogue()[name].sha256[:12]}"
-    return fingerprint_of(name, local(name, revision))
+    return fingerprint_of(name, local(name))
 
 
 def fingerprint_of(name: str, path: Path) -> str:

@@ -71,7 +71,7 @@ def increases_along(
         )
         for i, layer in enumerate(layers)
     ]  # fmt: skip
-    found = stream_vocabulary(steps, model.unembedding, words, norm, wide, tell)
+    found = stream_vocabulary(steps, model.unembedding, words, wide, tell)
     return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))
 
 
@@ -82,15 +82,14 @@ def increases_of_vectors(
     directions: Float[Tensor, "vector d_model"],
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
-    norm: str = "frozen",
 ) -> Float[Tensor, "prompt vector"]:
     """Increase (nats) of `coefficient * direction` added at x, for directions shared by all prompts: FFN neurons."""
-    wide, divide = _scales(x.dtype, scale, norm)
+    wide, divide = _scales(x.dtype, scale, "frozen")
     x = x.to(wide)
     # A direction with its coefficient is a head that is one number wide.
     z = coefficients.to(wide)[:, :, None, None]
-    step = _Layer(model.unembedding, directions[:, None], None, x, z, torch.zeros_like(x), divide, norm, False)
-    return stream_vocabulary([step], model.unembedding, words, norm, wide)[0][2][..., 0]
+    step = _Layer(model.unembedding, directions[:, None], None, x, z, torch.zeros_like(x), divide, "frozen", False)
+    return stream_vocabulary([step], model.unembedding, words, wide)[0][2][..., 0]
 
 
 def _full_width(prompts: int, vectors: int, d_model: int, d_head: int) -> bool:
@@ -120,17 +119,17 @@ def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, 
 
 
 def stream_vocabulary(
-    steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide: torch.dtype,
+    steps: list[_Layer], e: Unembedding, words: Tensor, wide: torch.dtype,
     tell: Callable[[float], object] = lambda prompts: None,
 ) -> list[tuple]:  # fmt: skip
-    target = fold_norm(e, e.weight[words], norm, wide)
+    target = fold_norm(e, e.weight[words], wide)
     for step in steps:
         step.set_targets(target)
     rows = [step.rows() for step in steps]
     together, sizes = torch.cat(rows), [len(r) for r in rows]
     _, size = _sizes(together.device)
     for start in range(0, e.vocabulary, size):
-        slab, values = fold_norm(e, e.weight[start : start + size], norm, wide), None
+        slab, values = fold_norm(e, e.weight[start : start + size], wide), None
         # One large product for all layers is faster than many small ones.
         for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
             values = step.accumulate(slab, products, values)
@@ -149,7 +148,7 @@ class _Layer:
     """
 
     def __init__(self, e, weight, bias, x, z, ffn, divide, norm, continues_layer):
-        self.unembedding, self.norm, self.continues_layer = e, norm, continues_layer
+        self.unembedding, self.continues_layer = e, continues_layer
         self.x, self.z, self.ffn = x / divide[:, None], z / divide[:, None, None, None], ffn / divide[:, None]
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self._weight, self._bias, self.divide = weight, bias, divide
@@ -261,4 +260,4 @@ class _Layer:
     def _again(self, total: Tensor, rows: Tensor, bad: Tensor, scales: Tensor | None) -> None:
         if bad.any():
             rows = rows[bad] if scales is None else rows[bad] * scales[bad][:, None]
-            total[bad] = log_sum_exp(direction(rows, self.unembedding, self.norm), self.unembedding)
+            total[bad] = log_sum_exp(direction(rows, self.unembedding), self.unembedding)

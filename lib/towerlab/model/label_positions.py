@@ -35,7 +35,7 @@ def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batc
     e = model.unembedding
     wide = torch.promote_types(e.weight.dtype, torch.float32)
     true, other = torch.tensor([p.label_pair for p in capture.prompts], device=e.weight.device).T
-    rows = unembed.fold_norm(e, e.weight[true].to(wide) - e.weight[other].to(wide), "frozen", wide)
+    rows = unembed.fold_norm(e, e.weight[true].to(wide) - e.weight[other].to(wide), wide)
     return rows / unembed.norm_scale(capture.resid_final, e).to(wide)[:, None]
 
 

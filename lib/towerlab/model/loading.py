@@ -47,11 +47,10 @@ def load(
     dtype: str = "float32",
     device: str = "cpu",
     device_map: str | dict | None = None,
-    revision: str | None = None,
 ) -> Model:
     """Load a model and its tokenizer (safetensors or GGUF), read attention through `capture`, prove it.
 
-    `name` is a shipped or catalogued name, a folder, a GGUF file, or a hub id (with `revision`); `dtype` one of
+    `name` is a shipped or catalogued name, a folder, a GGUF file, or a hub id; `dtype` one of
     float32, bfloat16, float16, float64. `device_map` ("auto", or module -> device) spreads a model over several devices
     instead of `device`; nothing may be offloaded, since weights are read outside the forward pass. Raises TwoTowersError
     for an unknown model, missing, left-over, damaged, pickled or quantised weights (GGUF is dequantised), an
@@ -61,9 +60,9 @@ def load(
     if dtype not in DTYPES:
         raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
     _check_device(device)
-    about = files.describe(name, revision)
+    about = files.describe(name)
     row = architecture(name, about.model_type)  # before anything large is fetched
-    path = files.local(name, revision)
+    path = files.local(name)
     fingerprint = files.fingerprint_of(name, path)
     folder = path if path.is_dir() else _dequantised(path)
     files.weights(folder, name)  # refuses pickles

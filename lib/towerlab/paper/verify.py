@@ -87,18 +87,23 @@ def _value(
     raise TwoTowersError(f"'{quantity}' is not among the quantities that can be measured: see data/published.csv")
 
 
+def printed() -> pd.DataFrame:
+    """The rows of data/published.csv that the authors' notebooks print."""
+    table = published()
+    return table[table["source"] == SOURCE]
+
+
 def authors_numbers(model: Model) -> pd.DataFrame:
     """One row per number the authors print for this model: prompt, predicted, quantity, published, measured, agrees.
 
     Raises TwoTowersError when they print none for a model of this name.
     """
-    printed = published(SOURCE)
-    printed = printed[printed["model"] == paper_model(model.name)]
-    if printed.empty:
-        known = " or ".join(published(SOURCE)["model"].unique())
+    own = printed()[printed()["model"] == paper_model(model.name)]
+    if own.empty:
+        known = " or ".join(printed()["model"].unique())
         raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {known}")
     rows = []
-    for text, part in printed.groupby("where", sort=False):
+    for text, part in own.groupby("where", sort=False):
         word, found = measure(model, model.tokenizer(text)["input_ids"], part["quantity"].tolist())
         predicted = model.tokenizer.decode([word]).strip()
         for quantity, value in zip(part["quantity"], part["value"].astype(float), strict=True):
