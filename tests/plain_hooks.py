@@ -7,7 +7,7 @@ import torch
 from towerlab.model.attention_hooks import reading_attention
 
 
-def run(model, one, z=None, ffn=None):
+def run(model, e, z=None, ffn=None):
     """A stock run of one prompt: its logits and their difference, and layer -> z, FFN output and what attention was given.
 
     `z(layer, z, value)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
@@ -31,8 +31,8 @@ def run(model, one, z=None, ffn=None):
             stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(before).remove)
             stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
             stack.enter_context(reading_attention(model, layer, read))
-        logits = model.logits([one])[0]
-    true, other = one.label_pair
+        logits = model.logits([e])[0]
+    true, other = e.label_pair
     return plain | {"logits": logits, "difference": float(logits[true] - logits[other])}
 
 

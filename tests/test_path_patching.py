@@ -40,32 +40,32 @@ def sets_of(model):
 def test_every_variant_equals_runs_in_which_all_else_is_held(any_model, replaced_by):
     encoded, (senders, receivers) = random_prompts(3, lengths=(11, 13)), sets_of(any_model)
     replacement = mean_z(any_model, random_prompts(3, seed=1))["last"] if replaced_by == "mean" else None
-    found = path_patching(any_model, encoded, senders, receivers, replacement, max_tokens=24)
-    assert found.log_prob_true.dims == ("heads", "way", "prompt")
-    assert found.attention.dims == ("way", "prompt", "listed_head", "place") and "true" in found.coords
-    for i, one in enumerate(encoded):
-        expected = slow(any_model, one, senders, receivers, replacement)
-        for name, way in itertools.product(found["heads"].values, WAYS):
-            log_prob = float(expected[name, way].log_softmax(-1)[one.true_id])
-            assert float(found.log_prob_true.sel(heads=name, way=way)[i]) == pytest.approx(log_prob, abs=1e-9)
-        attention = {"none": found.attention_plain, **{way: found.attention.sel(way=way) for way in WAYS}}
-        for way, head in itertools.product(attention, found["listed_head"].values):
-            weights = expected[way, head][list(one.label_positions)]
+    result = path_patching(any_model, encoded, senders, receivers, replacement, max_tokens=24)
+    assert result.log_prob_true.dims == ("heads", "way", "prompt")
+    assert result.attention.dims == ("way", "prompt", "listed_head", "place") and "true" in result.coords
+    for i, e in enumerate(encoded):
+        expected = slow(any_model, e, senders, receivers, replacement)
+        for name, way in itertools.product(result["heads"].values, WAYS):
+            log_prob = float(expected[name, way].log_softmax(-1)[e.true_id])
+            assert float(result.log_prob_true.sel(heads=name, way=way)[i]) == pytest.approx(log_prob, abs=1e-9)
+        attention = {"none": result.attention_plain, **{way: result.attention.sel(way=way) for way in WAYS}}
+        for way, head in itertools.product(attention, result["listed_head"].values):
+            weights = expected[way, head][list(e.label_positions)]
             np.testing.assert_allclose(attention[way].sel(listed_head=head)[i], weights, atol=1e-6)
     less = path_patching(any_model, encoded, senders, receivers, replacement, answers_only=["also"])
     assert set(less.listed_head.values) == {f"{layer}-{head}" for name in ("above", "below") for layer, head in receivers[name]}
-    np.testing.assert_allclose(less.log_prob_true, found.log_prob_true, **EXACT)
-    lost = abs(found.log_prob_true - found.log_prob_true.sel(heads="none")).max("prompt")
+    np.testing.assert_allclose(less.log_prob_true, result.log_prob_true, **EXACT)
+    lost = abs(result.log_prob_true - result.log_prob_true.sel(heads="none")).max("prompt")
     assert float(lost.sel(heads="above").min()) > 1e-5
 
 
 def test_what_must_be_equal_by_definition(any_model):
     encoded, (senders, receivers) = random_prompts(2, lengths=(11,)), sets_of(any_model)
-    found = path_patching(any_model, encoded, senders, receivers).log_prob_true
-    plain = found.sel(heads="none")
-    np.testing.assert_allclose(found.sel(heads="below"), plain, **EXACT)
+    result = path_patching(any_model, encoded, senders, receivers).log_prob_true
+    plain = result.sel(heads="none")
+    np.testing.assert_allclose(result.sel(heads="below"), plain, **EXACT)
     at_last = ablations(any_model, encoded, {"senders": senders}, ["last"]).log_prob_true.sel(heads="senders").squeeze()
-    np.testing.assert_allclose(found.sel(heads="senders ablated", way="total"), at_last, **EXACT)
+    np.testing.assert_allclose(result.sel(heads="senders ablated", way="total"), at_last, **EXACT)
     # In the layer after the senders nothing lies between but their own layer's FFN, which only a sequential block lets respond.
     next_layer = path_patching(any_model, encoded, [(0, 1)], {"next": [(1, 0), (1, 1)]}).log_prob_true
     total, direct = (next_layer.sel(heads="next", way=way) for way in WAYS)

@@ -49,11 +49,11 @@ def test_shuffled_labels_say_nothing_of_the_class_and_keep_all_else():
 
 def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     prompts = draw_blocks(6, Form(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
-    made = variants.factorial(prompts)
-    columns = about(made)
+    variants_of = variants.factorial(prompts)
+    columns = about(variants_of)
     cells = Counter(zip(*(columns[name][1].tolist() for name in ("block", "order", "true_first", "cls")), strict=True))
-    assert len(made) == 6 * 24 and set(cells.values()) == {1} and len(cells) == 144
-    for prompt in made:
+    assert len(variants_of) == 6 * 24 and set(cells.values()) == {1} and len(cells) == 144
+    for prompt in variants_of:
         labels = {d.cls: d.label for d in prompt.demonstrations}
         assert labels[prompt.cls] == prompt.true_label and prompt.query not in texts(prompt)
     few = variants.factorial(prompts, ["FFTT", "TTFF"])

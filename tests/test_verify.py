@@ -28,9 +28,9 @@ def test_every_printed_quantity_is_what_the_reference_computes(any_model):
         "attention of head 1-1 position 2": float(slow.attentions[1][1, 2]),
         "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word, "frozen"),
     }
-    predicted, found = verify.measure(any_model, IDS, list(expected))
+    predicted, result = verify.measure(any_model, IDS, list(expected))
     assert predicted == word
-    assert found == pytest.approx(expected, abs=1e-9)
+    assert result == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_published_quantity_can_be_read():
@@ -60,10 +60,10 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
         verify.authors_numbers(model)
     rows = verify.printed()
     monkeypatch.setattr(verify, "printed", lambda: rows[rows["quantity"].str.startswith("sum")])
-    found = verify.authors_numbers(model)
+    result = verify.authors_numbers(model)
     _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
-    assert found["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
-    assert found["measured"][1] == own["sum of FFN block increases"] and not found["agrees"].any()
+    assert result["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
+    assert result["measured"][1] == own["sum of FFN block increases"] and not result["agrees"].any()
 
 
 @pytest.mark.parametrize(

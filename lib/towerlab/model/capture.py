@@ -155,22 +155,22 @@ class _Recorder:
 
                 stack.callback(module.register_forward_hook(hook).remove)
 
-            for layer, whole in enumerate(model.blocks):
-                before(whole, "resid_pre", layer, last)
+            for layer, block in enumerate(model.blocks):
+                before(block, "resid_pre", layer, last)
                 before(model.part(layer, "attention_out"), "z", layer, last)
                 after(model.part(layer, "attention_block"), "attention_output", layer, last)
                 after(model.part(layer, "ffn_block"), "ffn_output", layer, last)
                 if "neurons" in record:
                     before(model.part(layer, "ffn_out"), "neurons", layer, last)
                 if "streams" in record:
-                    before(whole, "stream_inputs", layer, lambda x: rows(x).clone())
+                    before(block, "stream_inputs", layer, lambda x: rows(x).clone())
                     after(model.part(layer, "attention_block"), "stream_attention", layer, lambda x: rows(x).clone())
-                for block in ("attention", "ffn"):
-                    norm = model.norm_after(layer, block)
+                for kind in ("attention", "ffn"):
+                    norm = model.norm_after(layer, kind)
                     if norm is not None:
                         eps = norm_eps(norm)
                         read = lambda x, eps=eps: rms(last(x), eps)  # noqa: E731
-                        after(model.part(layer, f"{block}_out"), f"{block}_scale", layer, read)
+                        after(model.part(layer, f"{kind}_out"), f"{kind}_scale", layer, read)
                 if record & {"weights", "scores", "values", "queries", "keys"}:
                     stack.enter_context(reading_attention(model, layer, self._attention(layer)))
             before(model.final_norm, "final", 0, last)

@@ -73,16 +73,16 @@ def fingerprint(name: str) -> str:
 
 def fingerprint_of(name: str, path: Path) -> str:
     """The fingerprint of a model whose folder or GGUF file is at hand."""
-    stated = name
+    label = name
     if name not in shipped_models() and _here(name) is not None:
-        stated = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
+        label = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
     if path.is_file():
-        return f"{stated}@{named.digest(path)[:12]}"
+        return f"{label}@{named.digest(path)[:12]}"
     files = {path / "config.json", *weights(path, name), *(file for kind in TOKENIZER for file in path.glob(kind))}
     if (path / INDEX).is_file():
         files.add(path / INDEX)
     lines = "".join(f"{file.name} {named.digest(file)}\n" for file in sorted(files) if file.is_file())
-    return f"{stated}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
+    return f"{label}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
 
 
 def weights(folder: Path, name: str) -> list[Path]:
@@ -106,13 +106,13 @@ def weights(folder: Path, name: str) -> list[Path]:
 def read_json(file: Path, name: str) -> dict[str, Any]:
     """A JSON object. TwoTowersError for a file that is missing or damaged."""
     try:
-        found = json.loads(file.read_text("utf8"))
+        content = json.loads(file.read_text("utf8"))
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0][:80]
         raise TwoTowersError(f"{file.name} of '{name}' cannot be read ({why}): copy or download it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise TwoTowersError(f"{file.name} of '{name}' is no JSON object: copy or download it again")
-    return found
+    return content
 
 
 def _refuse_adapter(folder: Path, name: str) -> None:

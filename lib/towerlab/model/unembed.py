@@ -76,9 +76,9 @@ def bs_values(
     return prepared(v, unembedding, scale) @ _wide(unembedding.weight).T
 
 
-def fold_norm(e: Unembedding, rows: Float[Tensor, "word d_model"], dtype: torch.dtype) -> Float[Tensor, "word d_model"]:
+def fold_norm(unembedding: Unembedding, rows: Float[Tensor, "word d_model"], dtype: torch.dtype) -> Float[Tensor, "word d_model"]:
     """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
-    return centre(rows.to(dtype) * e.gamma.to(dtype), e)
+    return centre(rows.to(dtype) * unembedding.gamma.to(dtype), unembedding)
 
 
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:

@@ -39,6 +39,6 @@ def paper_model(name: str) -> str | None:
     It goes by the last part of the name alone; "-hf" and the like do not count.
     """
     last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
-    known = {one for row in published()["model"] for one in re.split(r" and | ", row)} - {"toy"}
+    names = {name for row in published()["model"] for name in re.split(r" and | ", row)} - {"toy"}
     last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
-    return last if last in known else None
+    return last if last in names else None

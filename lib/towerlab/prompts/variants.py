@@ -42,8 +42,8 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     present = "".join("FT"[true] for true in prompt.is_true)
     if sorted(pattern) != sorted(present):
         raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{present}': use the same letters")
-    left = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
-    return _arranged(prompt, [next(left[letter]) for letter in pattern])
+    places = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
+    return _arranged(prompt, [next(places[letter]) for letter in pattern])
 
 
 def patterns(prompt: Prompt) -> list[str]:
@@ -67,8 +67,8 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     """The two labels exchanged everywhere, the true label included; texts stay."""
     first, second = prompt.labels
     other = {first: second, second: first}
-    shown = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
-    return replace(prompt, demonstrations=shown, true_label=other[prompt.true_label])
+    demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
+    return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
 
 
 def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -79,14 +79,14 @@ def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
     """
     rng, out = np.random.default_rng([0, 24]), []
     for prompt in prompts:
-        shown = list(prompt.demonstrations)
-        for cls in dict.fromkeys(d.cls for d in shown):
-            places = [i for i, d in enumerate(shown) if d.cls == cls]
+        demonstrations = list(prompt.demonstrations)
+        for cls in dict.fromkeys(d.cls for d in demonstrations):
+            places = [i for i, d in enumerate(demonstrations) if d.cls == cls]
             if len(places) % 2:
                 raise NotTestable(f"{len(places)} demonstrations of a class cannot share two labels: use an even k")
             for turn, place in enumerate(rng.permutation(places)):
-                shown[place] = replace(shown[place], label=prompt.labels[turn % 2])
-        out.append(replace(prompt, demonstrations=tuple(shown)))
+                demonstrations[place] = replace(demonstrations[place], label=prompt.labels[turn % 2])
+        out.append(replace(prompt, demonstrations=tuple(demonstrations)))
     return out
 
 
@@ -106,8 +106,8 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None) -> 
             raise TwoTowersError(f"no text of the class '{other}' is left for a query: draw more blocks")
         queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
         for pattern, (query, cls) in product(orders or patterns(prompt), queries):
-            shown = with_query(in_order(prompt, pattern), query, cls)
-            out += [shown, exchanged_labels(shown)]
+            variant = with_query(in_order(prompt, pattern), query, cls)
+            out += [variant, exchanged_labels(variant)]
     return sorted(out, key=lambda p: p.block)
 
 
