@@ -67,12 +67,7 @@ def test_a_chart_s_data_are_data(text):
 
 
 def test_a_picture_of_a_chart_stands_in_an_img_where_nothing_runs(tmp_path):
-    spec = (
-        alt.Chart(pd.DataFrame({"x": HOSTILE}), title=HOSTILE[0], description=HOSTILE[4])
-        .mark_bar()
-        .encode(y="x:N")
-        .to_dict()
-    )
+    spec = alt.Chart(pd.DataFrame({"x": HOSTILE}), title=HOSTILE[0], description=HOSTILE[4]).mark_bar().encode(y="x:N").to_dict()
     page = Page(stage.picture(spec, tmp_path))
     assert page.tags == ["img"] and [name for name, _ in page.attributes] == ["class", "alt", "src"]
     assert stage.picture(spec, tmp_path) and len(list(tmp_path.iterdir())) == 1
@@ -100,8 +95,12 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):
-    cell = {"cell_type": "code", "metadata": {"tags": ["injected-parameters"]}, "source": "",
-            "outputs": [{"output_type": "display_data", "metadata": {}, "data": {stage.WIDGET: {}, "text/plain": "x"}}]}  # fmt: skip
+    cell = {
+        "cell_type": "code",
+        "metadata": {"tags": ["injected-parameters"]},
+        "source": "",
+        "outputs": [{"output_type": "display_data", "metadata": {}, "data": {stage.WIDGET: {}, "text/plain": "x"}}],
+    }
     made = stage.for_the_page({"metadata": {"widgets": {}}, "cells": [cell]}, tmp_path)
     assert made["cells"][0]["outputs"][0]["data"] == {"text/markdown": stage.RUN_LIVE}
     assert "hide-input" in made["cells"][0]["metadata"]["tags"] and not made["metadata"]

@@ -109,10 +109,7 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 def head_logit_differences(seen: Capture, model: Model) -> Float[Tensor, "layer head"]:
     """What every head adds to the logit of the true label minus the other at the last position (nats), final norm frozen."""
     row = logit_difference_rows(seen, model)[0]
-    written = (
-        torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row)
-        for layer, z in enumerate(seen.z)
-    )
+    written = (torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row) for layer, z in enumerate(seen.z))
     return torch.stack(list(written))
 
 
@@ -170,11 +167,12 @@ class Playground(widgets.VBox):
         late = {"continuous_update": False}
         self.fields = {
             "demonstrations": widgets.Textarea(rows=6, placeholder="text : label", **late),
-            "query": widgets.Text(**late), "true label": widgets.Text(**late),
+            "query": widgets.Text(**late),
+            "true label": widgets.Text(**late),
             "separator": widgets.Dropdown(options=list(SEPARATORS)),
             "heads": widgets.Text(placeholder="3-1, 2-5", **late),
             "push": widgets.FloatSlider(min=-3, max=3, step=0.25, **late),
-        }  # fmt: skip
+        }
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
         self.error, self.sentence, self.shown = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.undo = widgets.Button(description="undo")

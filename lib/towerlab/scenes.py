@@ -1,8 +1,8 @@
 """What the scenes of the playground do to a prompt, and the push of its query along the direction between two classes.
 
-    SCENES["Swap the labels"](prompt)                 # another prompt
-    heads, query = push(model, prompt)                # layer -> what a dose of 1 adds to the last position's queries
-    with edited(model, steer(heads, query, None, at)): ...
+SCENES["Swap the labels"](prompt)                 # another prompt
+heads, query = push(model, prompt)                # layer -> what a dose of 1 adds to the last position's queries
+with edited(model, steer(heads, query, None, at)): ...
 """
 
 from __future__ import annotations

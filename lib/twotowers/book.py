@@ -110,7 +110,9 @@ class Chapter:
         """Recorded models. Folders that are odd are left out, each named in a line."""
         lines = {name: contributed.faults(folder) for name, folder in recorded.recorded().items()}
         for name in (name for name in lines if lines[name]):
-            pages.note(f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}")
+            pages.note(
+                f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}"
+            )
         return [name for name in lines if not lines[name]]
 
     @cached_property

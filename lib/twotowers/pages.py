@@ -1,8 +1,8 @@
 """What pages show beside charts: the sentence under a claim, the table of verdicts, tables and notes; every text in them is escaped.
 
-    pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
-    pages.shown(table, precision=2)
-    pages.note("A sentence made in a cell.")
+pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
+pages.shown(table, precision=2)
+pages.note("A sentence made in a cell.")
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
         items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
-    small = f'<p><small>{"; ".join(rests_on)}</small></p>' if rests_on else ""
+    small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 

@@ -217,9 +217,11 @@ def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Varia
     with xr.open_dataset(path, group=group, engine="netcdf4") as file:
         return {
             name: (file[f"{side}log_prob_true"].variable - file[f"{side}log_prob_other"].variable)._replace(attrs=part[name].attrs)
-            if f"{side}log_prob_true" in file else part[name].variable
-            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True) if name in part
-        }  # fmt: skip
+            if f"{side}log_prob_true" in file
+            else part[name].variable
+            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True)
+            if name in part
+        }
 
 
 def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]]:

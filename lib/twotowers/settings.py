@@ -28,7 +28,7 @@ def _number(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> list[str]:
-    """"foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
+    """ "foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
     if value in AUTO or value == []:
         return []
     texts = value.split(",") if isinstance(value, str) else value
