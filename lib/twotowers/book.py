@@ -143,7 +143,8 @@ class Chapter:
         self, claim: str, values: Mapping[str, xr.DataArray], *, whole: Mapping[str, xr.DataArray] | None = None,
         control: Mapping[str, xr.DataArray] | None = None, gate: bool = True, untestable: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Judge one claim for every model: shows its sentence and a forest plot, and keeps its rows of evidence.
+        """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
+        and keeps its rows of evidence.
 
         values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
         (`evidence.of_set`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
@@ -169,7 +170,7 @@ class Chapter:
         missing = {m: commands for m, commands in self.not_recorded.items() if m not in order}
         display(HTML(pages.sentence(known[claim], table, missing)))
         tested = table.dropna(subset="effect").assign(row=lambda t: t["model"])
-        if len(tested):
+        if tested["draws"].any() or (known[claim].null and len(tested)):  # else a chart would repeat the sentence
             unit = "" if known[claim].measure.endswith(f"({known[claim].unit})") else f" ({known[claim].unit})"
             chart = figures.forest(tested, title=known[claim].measure + unit, null=known[claim].null)
             display(chart.properties(description=known[claim].statement))
