@@ -142,7 +142,8 @@ class Chapter:
         self, claim: str, values: Mapping[str, xr.DataArray], *, whole: Mapping[str, xr.DataArray] | None = None,
         control: Mapping[str, xr.DataArray] | None = None, gate: bool = True, untestable: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Judge one claim for every model: shows its sentence and a forest plot, and keeps its rows of evidence.
+        """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
+        and keeps its rows of evidence.
 
         values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
         (`evidence.of_set`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
@@ -168,7 +169,7 @@ class Chapter:
         missing = {m: commands for m, commands in self.not_recorded.items() if m not in order}
         display(HTML(pages.sentence(line, table, missing)))
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"])
-        if len(with_effect):
+        if with_effect["draws"].any() or (line.null and len(with_effect)):  # else a chart would repeat the sentence
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
             display(chart.properties(description=line.statement))
