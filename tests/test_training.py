@@ -36,14 +36,14 @@ FACTORS_OF_THE_LADDER = ("layers", "tied", "drills", "other_text", "text_tokens"
 class Short(trainer.Trainer):
     """All stages, but each ends after some fifteen batches; `kill_at` is an update that is never done."""
 
-    kill_at = None
+    kill_at, enough = None, 8.5
 
     def __init__(self, seed, checkpoints=None, name="mini-gpt2"):
         short = replace(SHORT, **{field: getattr(CONFIGURATIONS[name], field) for field in ("name", *FACTORS_OF_THE_LADDER)})
         super().__init__(short, seed, checkpoints, quiet=True)
 
-    def until(self, name, draw, enough, beside=None):
-        super().until(name, draw, 8.5, beside)
+    def until(self, name, draw, enough=None, beside=None):
+        super().until(name, draw, self.enough, beside)
 
     def train(self, batch):
         if self.step == self.kill_at:
@@ -82,6 +82,7 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
 @pytest.mark.parametrize("configuration", [*FACTORS, STOPPING], ids=lambda configuration: configuration.name)
 def test_every_configuration_of_the_ladder_trains_on_its_text_and_loads(configuration, tmp_path):
     trained = Short(0, name=configuration.name)
+    trained.enough = 9.1  # a stage ends before its first update
     text, by_word = trained.text, {i: word for word, i in trained.text.words.items()}
     batch = text.episodes(8, 0.5)
     losses = [trained.train(batch) for _ in range(25)]
@@ -109,7 +110,7 @@ def test_every_second_update_is_on_other_text_where_the_configuration_says_so(mo
         trained, other = Short(0, name=name), []
         plain = trained.text.other if share else None
         monkeypatch.setattr(trained.text, "other", lambda batch, plain=plain, other=other: other.append(1) or plain(batch))
-        trained.until("repeats", lambda text=trained.text: text.repeats(8), 0)
+        trained.until("repeats", lambda text=trained.text: text.repeats(8))
         assert len(other) == share * trained.step
 
 
