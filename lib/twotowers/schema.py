@@ -50,7 +50,7 @@ BESIDE: dict[str, Coordinates] = {
 }
 """Dimension -> other coordinates that stand with it"""
 ALSO: dict[str, Coordinates] = {
-    "forms": {"k": (("prompt",), int), "separator": (("prompt",), str)},
+    **{name: {"k": (("prompt",), int), "separator": (("prompt",), str)} for name in ("forms", "demonstrations")},
     "mitigations": {"condition": (("prompt",), str)},
     "interchanges": {"pair_kind": (("prompt",), str), "source_text": (("prompt",), str)},
     "label_reads": {"vocabulary": ((), int)},
@@ -79,7 +79,7 @@ _HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contr
     "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
 }  # fmt: skip
 VARIABLES: dict[str, dict[str, Variable]] = {
-    "forms": _answers(), "answers": _answers(), "factorial": _answers(), "locating": _HEADS, "heads": _HEADS,
+    **{name: _answers() for name in ("forms", "demonstrations", "answers", "factorial")}, "locating": _HEADS, "heads": _HEADS,
     "norms": {"increase": Variable(EACH, "nats")},
     "conditions": _answers("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
