@@ -27,7 +27,8 @@ COLOURS = {
     "true label": RED, "own label": RED, "other label": ROSE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
-    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,
+    "choice": VIOLET, "label words": SAND, "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
@@ -100,8 +101,10 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     line = base.mark_rule(strokeWidth=2).encode(y=rows, x=x, x2="effect_high:Q", color=clear)
     dot = base.mark_point(size=70).encode(y=rows, x="effect:Q", color=clear, tooltip=tip)
     control = base.mark_tick(color=GREY, thickness=2, size=14).encode(y=rows, x="control:Q", tooltip=tip)
+    marks = line + control + dot if table["control"].notna().any() else line + dot
     zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
-    return (zero + line + control + dot).properties(width="container", height=alt.Step(24))
+    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
+    return (zero + marks).properties(width="container", height=alt.Step(24), autosize=fit)
 
 
 def _ordered(names: pd.Series) -> list[str]:
@@ -117,9 +120,9 @@ def _as(fmt: str) -> alt.Axis:
 
 def bars(
     table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
-    row: str | None = None,
+    row: str | None = None, line: float = 0.0,
 ) -> alt.FacetChart:  # fmt: skip
-    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model."""
+    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; a dashed line, such as chance, at `line`."""
     names, sort = _ordered(table[group]), _ordered(table[x])
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
@@ -131,8 +134,9 @@ def bars(
         tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
+    dashed = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error, table, row=row).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error + dashed, table, row=row).resolve_scale(x="independent", xOffset="independent")
 
 
 def curves(
@@ -148,6 +152,27 @@ def curves(
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
     line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
     return facets(band + line, table, height=height, row=row)
+
+
+def dots(
+    table: pd.DataFrame, y: str, x: str, *, x_title: str | None, group: str | None = None, fmt: str = "+.2f", null: float = 0.0,
+    row: str | None = None, height: int = 180, ends: Sequence[float] | None = None,
+) -> alt.FacetChart:  # fmt: skip
+    """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: `null`.
+
+    group: values of this column beside each other, each in its colour; ends: of the axis, at which intervals are cut.
+    """
+    tip = ["model", y, *([group] if group else []), *(alt.Tooltip(c, format=fmt) for c in (x, "low", "high"))]
+    base = alt.Chart().encode(y=alt.Y(f"{y}:N", sort=list(dict.fromkeys(table[y])), title=None), tooltip=tip)
+    if group:
+        names = list(dict.fromkeys(table[group]))
+        base = base.encode(color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names))
+    axis = alt.Axis(tickCount=4, format=".0%") if fmt.endswith("%") else alt.Axis(tickCount=4)
+    scale = alt.Scale(domain=list(ends), clamp=True) if ends else alt.Scale()
+    at_null = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(null))
+    point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis, scale=scale))
+    marks = at_null + base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q") + point
+    return facets(marks, table, height=height, row=row)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260) -> alt.FacetChart:
