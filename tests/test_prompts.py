@@ -152,9 +152,9 @@ def test_many_prompts_are_the_same_as_one_at_a_time_and_fast(tokenizer):
     prompts = list(CASES.values())
     assert encode_all(prompts, tokenizer) == [encode(prompt, tokenizer) for prompt in prompts]
     assert encode_all([], tokenizer) == []
-    began = time.perf_counter()
+    began = time.process_time()  # of this process alone: other work on the machine does not count
     assert len(encode_all([PAPER] * 1000, tokenizer)) == 1000
-    assert time.perf_counter() - began < 3  # 0.1 to 0.3 s on a quiet machine
+    assert time.process_time() - began < 3  # 0.1 to 0.3 s on a quiet machine
 
 
 def test_labels_of_several_tokens_are_followed_by_their_first(tokenizer):
