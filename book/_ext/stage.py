@@ -81,7 +81,7 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
         is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
-        if "injected-parameters" in tags or is_long and not {"hide-input", "hide-cell", "remove-input"}.intersection(tags):
+        if "injected-parameters" in tags or (is_long and not {"hide-input", "hide-cell", "remove-input"}.intersection(tags)):
             tags.append("hide-input")
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):

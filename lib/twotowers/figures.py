@@ -28,7 +28,8 @@ COLOURS = {
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,
-    "choice": VIOLET, "label words": SAND, "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "choice": VIOLET, "label words": SAND, "nonsense labels": VIOLET, "plain labels": LILAC,
+    "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
@@ -122,7 +123,7 @@ def bars(
     table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
     row: str | None = None, line: float = 0.0,
 ) -> alt.FacetChart:  # fmt: skip
-    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; a dashed line, such as chance, at `line`."""
+    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; a dashed line at `line` (chance)."""
     names, sort = _ordered(table[group]), _ordered(table[x])
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
@@ -189,7 +190,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
-    """One point a head, a panel a model; columns name and set as `choose.head_table` gives them. All but the other heads are named."""
+    """One point a head, a panel a model; columns name ("18-6") and set. All but the other heads are named."""
     points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]

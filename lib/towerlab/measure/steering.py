@@ -121,18 +121,18 @@ def steering(
     if missing := {e.prompt.dataset for e in encoded} - set(directions["pair"].values.tolist()):
         raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads in sets.values() for layer, _ in heads})
-    drawn = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
-    every_direction = [directions, *drawn]
+    controls = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
+    every_direction = [directions, *controls]
     answers = Answers(encoded, len(towers), len(sets), len(every_direction), len(doses))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         at = torch.tensor([e.label_positions for e in batch])
-        added = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
+        vectors = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
         edits: dict[tuple, Edit] = {}
         for t, tower in enumerate(towers):
-            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(added)):
-                vectors = (None if tower == "keys" else query, None if tower == "query" else keys)
-                edits |= {(t, h, draw, d): steer(heads, *vectors, at, dose) for d, dose in enumerate(doses)}
+            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(vectors)):
+                of_towers = (None if tower == "keys" else query, None if tower == "query" else keys)
+                edits |= {(t, h, draw, d): steer(heads, *of_towers, at, dose) for d, dose in enumerate(doses)}
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
     with progress("steering", len(encoded)) as bar:
@@ -141,8 +141,8 @@ def steering(
     coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
     both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
     kind = "other class pairs" if others else "random directions"
-    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(drawn)), control=kind)
-    return Opened(both.isel(draw=0), control if drawn else None)
+    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(controls)), control=kind)
+    return Opened(both.isel(draw=0), control if controls else None)
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -197,8 +197,8 @@ def _steering(run: Run) -> Opened:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
     other = drawn(run, sets["comparers"])[0]
-    steered = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
-    return steering(run.model, run.encode(run.few()), _directions(run), steered)
+    groups = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
+    return steering(run.model, run.encode(run.few()), _directions(run), groups)
 
 
 @measurement("steering_random", needs=("locating",), version=2)
@@ -234,16 +234,16 @@ def _steering_labels(run: Run) -> xr.Dataset:
         encoded = run.encode(prompts)
         return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    located, few = halves(run.blocks(2 * BLOCKS * len(run.pairs), LOCATING)), halves(run.few())
-    asked = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in located]
-    kept = {pair for pair in run.pairs if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
-    located, few = ([[e for e in half if e.prompt.dataset in kept] for half in of] for of in (located, few))
+    locating, few = halves(run.blocks(2 * BLOCKS * len(run.pairs), LOCATING)), halves(run.few())
+    queries = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in locating]
+    pairs = {pair for pair in run.pairs if all((pair, cls) in half for half in queries for cls in pair.split("/"))}
+    locating, few = ([[e for e in half if e.prompt.dataset in pairs] for half in of] for of in (locating, few))
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
-    directions = [class_directions(run.model, half) for half in located]
+    directions = [class_directions(run.model, half) for half in locating]
     sets, parts = {"comparers": with_comparers(run)["comparers"]}, []
     for of_halves in (directions, directions[::-1]):
-        steered = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
+        opened = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
                    for half, of_half in zip(few, of_halves, strict=True)]  # fmt: skip
-        parts.append(joined([of.data for of in steered]))
+        parts.append(joined([of.data for of in opened]))
     return xr.concat(parts, xr.Variable("labels_of_direction", ["same", "other"]))
