@@ -11,8 +11,8 @@ of them. All else is the prompt's own and responds. Where a reader gets the labe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 import numpy as np
@@ -26,10 +26,9 @@ from towerlab.measure.looks import donors_of
 from towerlab.measure.observations import observations
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
-from towerlab.model.hooks import changing_z
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
-from towerlab.model.reversal import attention_weights, weighted
+from towerlab.model.reversal import attention_weights, weighted, with_outputs
 from towerlab.model.routes import logit_differences
 from towerlab.prompts.prompt import Encoded, batches
 
@@ -93,21 +92,12 @@ def _sources(batch: Sequence[Encoded], source: str) -> Positions:
     return at
 
 
-@contextmanager
-def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, sources: Positions) -> Iterator[None]:
+def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, sources: Positions) -> AbstractContextManager[None]:
     """A whole run of one batch in which the `readers` attend to other keys and values at the `sources`."""
-    z: dict[int, Tensor] = {}
 
-    def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
+    def output(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> Float[Tensor, "batch head position d_head"]:
         at = sources.to(key.device)[:, None, :, None]
         mixed_key, mixed_value = (torch.where(at, new, own) for new, own in zip(donor_parts[layer], (key, value), strict=True))
-        z[layer] = weighted(attention_weights(query, mixed_key, *rest), mixed_value).transpose(1, 2)
+        return weighted(attention_weights(query, mixed_key, *rest), mixed_value)
 
-    def put(layer: int, own: Float[Tensor, "batch position head d_head"]) -> None:
-        own[readers.to(own.device)] = z.pop(layer)[readers.to(own.device)].to(own)
-
-    with ExitStack() as stack:
-        for layer in donor_parts:
-            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in donor_parts}))
-        yield
+    return with_outputs(model, donor_parts, output, readers)

@@ -60,15 +60,7 @@ from towerlab.model.label_positions import check_labels_left
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
-from towerlab.model.reversal import (
-    Weights,
-    attention_weights,
-    places_of,
-    preference,
-    reversed_weights,
-    reversing,
-    weighted,
-)
+from towerlab.model.reversal import Weights, attention_weights, places_of, preference, reversed_weights, reversing, weighted
 from towerlab.model.routes import Outputs, Route, Sent, attention_block_output, logit_differences, routed
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, batches
