@@ -2,7 +2,6 @@
 
 import json
 import sys
-from html.parser import HTMLParser
 
 import altair as alt
 import pandas as pd
@@ -11,6 +10,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from tags import Page
 from twotowers import pages
 from twotowers.claims import Claim
 from twotowers.evidence import Judged, check_rows, not_testable
@@ -27,24 +27,6 @@ HOSTILE = [
     "</noscript><b>",
 ]
 anything = st.text() | st.sampled_from(HOSTILE) | st.tuples(st.text(), st.sampled_from(HOSTILE), st.text()).map("".join)
-
-
-class Page(HTMLParser):
-    """The tags that a browser finds, and what stands in scripts."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.script = [], [], ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        if self.tags[-1:] == ["script"] and data.startswith("{"):
-            self.script += data
 
 
 @given(anything)

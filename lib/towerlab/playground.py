@@ -45,6 +45,7 @@ ROWS = (("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
 EXAMPLE = Prompt([Demonstration(*row) for row in ROWS], "one", "foo", ("foo", "bar"))
 """The paper's example (v1 section 3)"""
 SHOWN = 5  # heads whose attention is shown when none is picked
+TOP = 5  # tokens beside the labels
 DOSE = 1.5  # of the scene that pushes the query
 
 
@@ -73,7 +74,7 @@ class Effect:
 
 
 @torch.inference_mode()
-def explore(model: Model, state: State, top: int = 5, directions: dict | None = None) -> Effect:
+def explore(model: Model, state: State, directions: dict | None = None) -> Effect:
     """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without two known classes."""
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
@@ -91,7 +92,7 @@ def explore(model: Model, state: State, top: int = 5, directions: dict | None = 
         score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
         after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + score_of_push).softmax(-1)
     p = [state_of.logits[0].double().softmax(-1).cpu().numpy() for state_of in (before, after)]
-    tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:top].tolist()])
+    tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:TOP].tolist()])
     differences = [head_logit_differences(state_of, model).cpu().numpy() for state_of in (before, after)]
     heads = pd.DataFrame(np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"])
     heads["before"], heads["after"] = map(np.ravel, differences)
@@ -109,7 +110,9 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
     """What every head adds to the logit of the true label minus the other at the last position (nats), final norm frozen."""
     row = logit_difference_rows(capture, model)[0]
-    parts = (torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row) for layer, z in enumerate(capture.z))
+    parts = (
+        torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row) for layer, z in enumerate(capture.z)
+    )
     return torch.stack(list(parts))
 
 

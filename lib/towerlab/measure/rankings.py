@@ -139,7 +139,7 @@ def induction_scores(
 
 
 def task_subspace_scores(
-    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096
+    model: Model, encoded: Sequence[Encoded]
 ) -> tuple[Float[np.ndarray, "prompt layer head"], Float[np.ndarray, "prompt layer head"]]:
     """Scores of task recognition and task learning (see the module), from one forward pass."""
     recognition, learning = np.empty((2, len(encoded), model.n_layers, model.n_heads))
@@ -156,7 +156,7 @@ def task_subspace_scores(
             recognition[capture.index, layer] = norm.cpu().numpy()
             learning[capture.index, layer] = ((logits[..., 0] - logits[..., 1]) / norm).cpu().numpy()
 
-    read_all(model, encoded, (), read, max_tokens)
+    read_all(model, encoded, (), read)
     return recognition, learning
 
 
