@@ -197,8 +197,8 @@ def _steering(run: Run) -> Opened:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
     other = drawn(run, sets["comparers"])[0]
-    groups = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
-    return steering(run.model, run.encode(run.few()), _directions(run), groups)
+    steered = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
+    return steering(run.model, run.encode(run.few()), _directions(run), steered)
 
 
 @measurement("steering_random", needs=("locating",), version=2)
@@ -234,16 +234,16 @@ def _steering_labels(run: Run) -> xr.Dataset:
         encoded = run.encode(prompts)
         return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    locating, few = halves(run.blocks(2 * BLOCKS * len(run.pairs), LOCATING)), halves(run.few())
-    queries = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in locating]
-    pairs = {pair for pair in run.pairs if all((pair, cls) in half for half in queries for cls in pair.split("/"))}
-    locating, few = ([[e for e in half if e.prompt.dataset in pairs] for half in of] for of in (locating, few))
+    located, few = halves(run.blocks(2 * BLOCKS * len(run.pairs), LOCATING)), halves(run.few())
+    asked = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in located]
+    kept = {pair for pair in run.pairs if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
+    located, few = ([[e for e in half if e.prompt.dataset in kept] for half in of] for of in (located, few))
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
-    directions = [class_directions(run.model, half) for half in locating]
+    directions = [class_directions(run.model, half) for half in located]
     sets, parts = {"comparers": with_comparers(run)["comparers"]}, []
     for of_halves in (directions, directions[::-1]):
-        opened = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
+        steered = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
                    for half, of_half in zip(few, of_halves, strict=True)]  # fmt: skip
-        parts.append(joined([of.data for of in opened]))
+        parts.append(joined([of.data for of in steered]))
     return xr.concat(parts, xr.Variable("labels_of_direction", ["same", "other"]))
