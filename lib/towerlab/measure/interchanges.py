@@ -159,7 +159,7 @@ def interchanges(
     )  # fmt: skip
 
 
-@measurement("interchanges", needs=("locating",), version=2)
+@measurement("interchanges", needs=("locating",), version=2, on="few", passes=20)
 def _interchanges(run: Run) -> Opened:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
@@ -167,10 +167,16 @@ def _interchanges(run: Run) -> Opened:
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     seed = [run.settings.seed, JUDGING]
-    blocks = draw_blocks(run.n_few, run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
+    classes = run.asked_twice(classes)  # a query comes from another block of the pair
+    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
     sets = present(sets | {"first by attention": comparing[:1]})
     draws = {"by attention": drawn(run, comparing)}
-    return with_control(lambda sets: interchanges(run.model, pairs, sets, ("query", "keys", "values")), sets, draws)
+
+    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
+        what = ("query", "keys", "values")
+        return run.in_parts("interchanges", pairs, lambda some: interchanges(run.model, some, sets, what)).data
+
+    return with_control(measure, sets, draws)
