@@ -30,7 +30,7 @@ from twotowers.opened import Opened
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present, with_control
+from towerlab.measure.sets import AT_LAST, drawn, present, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
@@ -138,7 +138,7 @@ def interchanges(
     def run(index: list[int], batch: list[Encoded]) -> None:
         base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
         of_base.put((), index, *base.plain_answer())
-        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # labels in the base's order
+        of_source.put((), index, *label_log_probs(source.capture.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
         edits = {(w, s): exchange(heads, part, source.plain, at)
                  for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
@@ -167,16 +167,19 @@ def _interchanges(run: Run) -> Opened:
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     seed = [run.settings.seed, JUDGING]
-    classes = run.asked_twice(classes)  # a query comes from another block of the pair
-    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
+    asked = run.asked_twice(classes)  # a query comes from another block of the pair
+    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=asked, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
     sets = present(sets | {"first by attention": comparing[:1]})
-    draws = {"by attention": drawn(run, comparing)}
 
-    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
-        what = ("query", "keys", "values")
-        return run.in_parts("interchanges", pairs, lambda some: interchanges(run.model, some, sets, what)).data
+    def measure(sets: Mapping[str, Heads], of: Sequence[Pair]) -> xr.Dataset:
+        return interchanges(run.model, of, sets, KINDS)
 
-    return with_control(measure, sets, draws)
+    def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
+
+    opened = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    bases = [pair.base for pair in pairs]
+    return with_other_halves(run, opened, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

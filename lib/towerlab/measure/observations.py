@@ -53,8 +53,8 @@ def joined_parts(parts: Sequence[Opened]) -> Opened:
     """A measurement of which each part holds some of the prompts."""
     if len(parts) == 1:
         return parts[0]
-    groups = ([group.drop_attrs(deep=False) for group in groups if group is not None] for groups in zip(*parts, strict=True))
-    return Opened(*(joined(group) if group else None for group in groups))
+    data, *others = ([of.drop_attrs(deep=False) for of in group if of is not None] for group in zip(*parts, strict=True))
+    return Opened(joined(data), *(joined(group) if group else None for group in others))
 
 
 class Answers:

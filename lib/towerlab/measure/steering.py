@@ -34,7 +34,7 @@ from twotowers.opened import Opened
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import DRAWS, drawn, present, with_comparers
+from towerlab.measure.sets import DRAWS, drawn, present, with_comparers, with_other_halves
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
@@ -209,9 +209,14 @@ def _steering(run: Run) -> Opened:
 @measurement("steering_random", needs=("locating",), version=2, on="few", passes=20)
 def _steering_random(run: Run) -> Opened:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
-    sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
-    return run.in_parts("steering_random", run.encode(run.few()), lambda some: steering(
-        run.model, some, directions, sets, (-1.0, 1.0), ("query", "keys"), DRAWS))  # fmt: skip
+    few, directions = run.encode(run.few()), _directions(run)
+
+    def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Opened:
+        return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
+
+    comparers = {"comparers": with_comparers(run)["comparers"]}
+    opened = run.in_parts("steering_random", few, lambda some: measure(comparers, some, DRAWS))
+    return with_other_halves(run, opened, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
 @measurement("steering_pairs", needs=("locating",), version=1, on="few", passes=20)
