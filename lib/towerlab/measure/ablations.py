@@ -169,7 +169,7 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     return Opened(named, control, with_shared(rows(data, n, first, "size", SIZES), named) if first else None)
 
 
-@measurement("ablations", needs=("locating", "singles"), version=2, on="few", passes=30)
+@measurement("ablations", needs=("locating", "singles"), version=2, on="few", passes=15)
 def _ablations(run: Run) -> Opened:
     """Sets of heads zeroed at all positions, as the EMNLP version does."""
     few = run.encode(run.few())
@@ -180,7 +180,7 @@ def _ablations(run: Run) -> Opened:
     return _of_sets(run, measure)
 
 
-@measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=20)
+@measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=6)
 def _ablations_last(run: Run) -> Opened:
     """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
     few, replacements = run.encode(run.few()), {"zero": None, "mean": mean_z(run.model, run.locating())}

@@ -39,7 +39,7 @@ ORDERS = 6
 """Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
 
 
-@measurement("forms", needs=(), version=1, on="locate", passes=3.8)
+@measurement("forms", needs=(), version=1, on="locate", passes=4)
 def _forms(run: Run) -> Opened:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
@@ -47,7 +47,7 @@ def _forms(run: Run) -> Opened:
     return run.in_parts("forms", _in_forms(run, ks), lambda some: _with_form(run, some))
 
 
-@measurement("demonstrations", needs=("forms",), version=1, on="locate", passes=3.7)
+@measurement("demonstrations", needs=("forms",), version=1, on="locate", passes=4)
 def _demonstrations(run: Run) -> xr.Dataset:
     """Answers on the locating blocks with up to eight demonstrations of each class, more than are chosen from, for Figure 1.1."""
     forms = run.measured("forms").drop_attrs(deep=False)

@@ -284,7 +284,10 @@ class Run:
 
         every = dict.fromkeys(part for name in names for part in recorded.versions(name))
         missing = [name for name in every if not _load(self.path(name), self.identity(name))]
-        if not missing or len(self._longest[0].ids) > self.model.context:
+        if not missing:
+            return ""
+        recorded.check_writable(self.path(missing[0]))
+        if len(self._longest[0].ids) > self.model.context:
             return ""
         batch = next(prompts for _, prompts in batches(self._longest))
         for _ in range(2):  # the first one is slower

@@ -107,7 +107,7 @@ def check_one_can_go(run: Run) -> None:
         raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
 
 
-@measurement("conditions", needs=("forms",), version=1, on="few", passes=5)
+@measurement("conditions", needs=("forms",), version=1, on="few", passes=5.5)
 def _conditions(run: Run) -> Opened:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)

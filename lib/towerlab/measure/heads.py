@@ -163,19 +163,19 @@ def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
         yield group
 
 
-@measurement("locating", needs=("forms",), version=1, on="locate", passes=3.5)
+@measurement("locating", needs=("forms",), version=1, on="locate", passes=3)
 def _locating(run: Run) -> Opened:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
     return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
 
 
-@measurement("heads", needs=("forms",), version=1, on="blocks", passes=3.5)
+@measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
 def _heads(run: Run) -> Opened:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
     return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
 
 
-@measurement("norms", needs=("forms",), version=1, on="locate", passes=3.5)
+@measurement("norms", needs=("forms",), version=1, on="locate", passes=3)
 def _norms(run: Run) -> Opened:
     """The paper's increase with the final norm recomputed for each vector, on the locating blocks."""
     return run.in_parts("norms", run.locating(), lambda some: heads(run.model, some, norm="recomputed")[["increase"]])

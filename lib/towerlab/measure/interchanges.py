@@ -159,7 +159,7 @@ def interchanges(
     )  # fmt: skip
 
 
-@measurement("interchanges", needs=("locating",), version=2, on="few", passes=20)
+@measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)
 def _interchanges(run: Run) -> Opened:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)

@@ -99,7 +99,7 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
     return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
-@measurement("label_reads", needs=("locating",), version=2, on="few", passes=1.5)
+@measurement("label_reads", needs=("locating",), version=2, on="few", passes=3)
 def _label_reads(run: Run) -> Opened:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)

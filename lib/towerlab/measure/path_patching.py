@@ -161,7 +161,7 @@ def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) 
     return Edit(heads, lambda layer, chosen, given: z[layer][:, chosen])
 
 
-@measurement("path_patching", needs=("locating",), version=3, on="few", passes=5)
+@measurement("path_patching", needs=("locating",), version=3, on="few", passes=2)
 def _path_patching(run: Run) -> Opened:
     """From comparers to the queries of writers, of random sets matched to the writers, and of all heads that come later."""
     sets = with_comparers(run)

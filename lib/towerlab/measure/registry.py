@@ -1,6 +1,6 @@
 """What can be measured. A measurement is one file: its function, and below it a recipe, which says what goes in.
 
-    @measurement("heads", needs=("forms",), version=1, on="blocks", passes=3.5)
+    @measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
     def _heads(run: Run) -> Opened:
         \"\"\"Every head on the blocks that judge.\"\"\"
         return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
@@ -35,8 +35,7 @@ class Measurement(NamedTuple):
     """which blocks it costs most on: see `Run.n_blocks`. "locate": made from these alone, so that more judging blocks leave it
     as it is"""
     passes: float
-    """what it costs: for each prompt of these blocks so many plain passes, as operations of matrix products were counted for
-    the shape of GPT-2 small"""
+    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
 
     @property
     def judges(self) -> bool:

@@ -51,7 +51,7 @@ def single_ablations(
     )  # fmt: skip
 
 
-@measurement("singles", needs=("forms",), version=1, on="locate", passes=20)
+@measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)
 def _singles(run: Run) -> Opened:
     """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
     few = run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING))

@@ -196,7 +196,7 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
     return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
 
 
-@measurement("steering", needs=("locating",), version=2, on="few", passes=20)
+@measurement("steering", needs=("locating",), version=2, on="few", passes=9)
 def _steering(run: Run) -> Opened:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
@@ -206,7 +206,7 @@ def _steering(run: Run) -> Opened:
     return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, steered))
 
 
-@measurement("steering_random", needs=("locating",), version=2, on="few", passes=20)
+@measurement("steering_random", needs=("locating",), version=2, on="few", passes=9)
 def _steering_random(run: Run) -> Opened:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
     few, directions = run.encode(run.few()), _directions(run)
@@ -219,7 +219,7 @@ def _steering_random(run: Run) -> Opened:
     return with_other_halves(run, opened, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
-@measurement("steering_pairs", needs=("locating",), version=1, on="few", passes=20)
+@measurement("steering_pairs", needs=("locating",), version=1, on="few", passes=8)
 def _steering_pairs(run: Run) -> Opened:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
@@ -228,7 +228,7 @@ def _steering_pairs(run: Run) -> Opened:
         run.model, some, directions, sets, (-1.0, 1.0), ("query", "keys"), others=others))  # fmt: skip
 
 
-@measurement("steering_labels", needs=("locating",), version=2, on="few", passes=20)
+@measurement("steering_labels", needs=("locating",), version=2, on="few", passes=12)
 def _steering_labels(run: Run) -> xr.Dataset:
     """Comparers along directions from blocks of one half of the label pairs: prompts of the same half, and of the other.
 

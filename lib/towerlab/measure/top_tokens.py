@@ -175,7 +175,7 @@ def _codes(
     return out
 
 
-@measurement("top_tokens", needs=("locating",), version=2, on="few", passes=2)
+@measurement("top_tokens", needs=("locating",), version=2, on="few", passes=2.5)
 def _top_tokens(run: Run) -> xr.Dataset:
     """Words read in three located heads and in the two best comparers, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
