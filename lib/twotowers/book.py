@@ -66,6 +66,8 @@ class Chapter:
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
+        if settings.blocks < pages.QUICK and self.model not in recorded.recorded():
+            pages.quick_look(self.model, settings.blocks)
         self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
 

@@ -22,6 +22,8 @@ from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.paths import book_folder
 
 CHANCE = 0.5
+QUICK = 15
+"""Fewer class pairs than these are a quick look; so few blocks have one each"""
 
 
 def _format(claim: Claim) -> str:
@@ -61,7 +63,17 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
 
 def all_evidence() -> pd.DataFrame:
     """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
-    return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    rows = evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
+        if pairs < QUICK:
+            quick_look(str(model), int(pairs))
+    return rows
+
+
+def quick_look(model: str, pairs: int) -> None:
+    """Say that what a page shows of a model rests on few class pairs."""
+    what = f"A quick look at {model}: {pairs} class pairs, so intervals are wide, and few claims can be decided."
+    note(f"{what} Verdicts of the book rest on blocks=50 or more.")
 
 
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -106,8 +107,11 @@ def check_one_can_go(run: Run) -> None:
         raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
 
 
-@measurement("conditions", needs=("forms",), version=1)
-def _conditions(run: Run) -> xr.Dataset:
+@measurement("conditions", needs=("forms",), version=1, on="few", passes=5.5)
+def _conditions(run: Run) -> Opened:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
-    return conditions(run.model, run.few(), CONDITIONS, run.encode)
+    few = run.encode(run.few())
+    return run.in_parts(
+        "conditions", few, lambda some: conditions(run.model, [e.prompt for e in some], CONDITIONS, run.encode)
+    )

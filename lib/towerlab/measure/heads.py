@@ -28,6 +28,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -162,19 +163,19 @@ def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
         yield group
 
 
-@measurement("locating", needs=("forms",), version=1, judges=False)
-def _locating(run: Run) -> xr.Dataset:
+@measurement("locating", needs=("forms",), version=1, on="locate", passes=3)
+def _locating(run: Run) -> Opened:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
-    return heads(run.model, run.locating())
+    return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
 
 
-@measurement("heads", needs=("forms",), version=1)
-def _heads(run: Run) -> xr.Dataset:
+@measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
+def _heads(run: Run) -> Opened:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
-    return heads(run.model, run.judging())
+    return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
 
 
-@measurement("norms", needs=("forms",), version=1, judges=False)
-def _norms(run: Run) -> xr.Dataset:
+@measurement("norms", needs=("forms",), version=1, on="locate", passes=3)
+def _norms(run: Run) -> Opened:
     """The paper's increase with the final norm recomputed for each vector, on the locating blocks."""
-    return heads(run.model, run.locating(), norm="recomputed")[["increase"]]
+    return run.in_parts("norms", run.locating(), lambda some: heads(run.model, some, norm="recomputed")[["increase"]])

@@ -159,7 +159,7 @@ def interchanges(
     )  # fmt: skip
 
 
-@measurement("interchanges", needs=("locating",), version=2)
+@measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)
 def _interchanges(run: Run) -> Opened:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
@@ -167,15 +167,19 @@ def _interchanges(run: Run) -> Opened:
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     seed = [run.settings.seed, JUDGING]
-    blocks = draw_blocks(run.n_few, run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
+    asked = run.asked_twice(classes)  # a query comes from another block of the pair
+    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=asked, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
     sets = present(sets | {"first by attention": comparing[:1]})
 
-    def measure(sets: Mapping[str, Heads], of: Sequence[Pair] = pairs) -> xr.Dataset:
+    def measure(sets: Mapping[str, Heads], of: Sequence[Pair]) -> xr.Dataset:
         return interchanges(run.model, of, sets, KINDS)
 
-    opened = with_control(measure, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
+
+    opened = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
     bases = [pair.base for pair in pairs]
     return with_other_halves(run, opened, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

@@ -274,7 +274,7 @@ def _beside(a: Encoded, b: Encoded):
     return zip(a.prompt.demonstrations, b.prompt.demonstrations, strict=True)
 
 
-@measurement("knockouts", needs=("locating",), version=1)
+@measurement("knockouts", needs=("locating",), version=1, on="few", passes=30)
 def _knockouts(run: Run) -> xr.Dataset:
     """Attention knocked out below and from cuts spread over the layers, one of them at the first writer's layer."""
     first = min(layer for layer, _ in present(run.sets).get("writers") or run.sets["located"])

@@ -313,7 +313,7 @@ def _ways(
     return out.reshape(len(contrasts), 2, 2, 2, len(sets), len(encoded))
 
 
-@measurement("looks", needs=("forms",), version=1)
+@measurement("looks", needs=("forms",), version=1, on="few", passes=35)
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 

@@ -29,10 +29,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside
 from twotowers.opened import Opened
 
-from towerlab.measure.answers import joined
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
 from towerlab.measure.sets import AT_LAST, drawn, present, with_control
 from towerlab.model import query_key
@@ -184,7 +183,7 @@ def recency_shortcut(
     return Edit(heads, output)
 
 
-@measurement("mitigations", needs=("locating",), version=1)
+@measurement("mitigations", needs=("locating",), version=1, on="few", passes=11)
 def _mitigations(run: Run) -> Opened:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)

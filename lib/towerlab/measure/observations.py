@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 from twotowers.errors import TwoTowersError
+from twotowers.opened import Opened
 
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.proof import WIDER
@@ -33,6 +34,23 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
         of_prompts.pop("true", None)
     sizes = {dim: n for array in arrays.values() for dim, n in array.sizes.items() if dim in ("layer", "head")}
     return xr.Dataset(arrays, coords={**{dim: range(n) for dim, n in sizes.items()}, **of_prompts, **coordinates})
+
+
+def joined(parts: Sequence[xr.Dataset], **coordinates: Sequence) -> xr.Dataset:
+    """Measurements of several sets of prompts as one, each with a value of every coordinate given: (prompt,)."""
+    named = [
+        part.assign_coords({name: ("prompt", [values[i]] * part.sizes["prompt"]) for name, values in coordinates.items()})
+        for i, part in enumerate(parts)
+    ]
+    return xr.concat(named, "prompt", data_vars="minimal", coords="minimal", compat="override", join="override")
+
+
+def joined_parts(parts: Sequence[Opened]) -> Opened:
+    """A measurement of which each part holds some of the prompts."""
+    if len(parts) == 1:
+        return parts[0]
+    data, *others = ([of.drop_attrs(deep=False) for of in group if of is not None] for group in zip(*parts, strict=True))
+    return Opened(joined(data), *(joined(group) if group else None for group in others))
 
 
 class Answers:

@@ -161,7 +161,7 @@ def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) 
     return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer])
 
 
-@measurement("path_patching", needs=("locating",), version=3)
+@measurement("path_patching", needs=("locating",), version=3, on="few", passes=2)
 def _path_patching(run: Run) -> Opened:
     """From comparers to the queries of writers, of random sets matched to the writers, and of all heads that come later."""
     sets = with_comparers(run)
@@ -170,6 +170,7 @@ def _path_patching(run: Run) -> Opened:
     receivers = present({"writers": sets["writers"]}) | {"all later heads": later}
 
     def measure(receivers: Mapping[str, Heads]) -> xr.Dataset:
-        return path_patching(run.model, run.encode(run.few()), sets["comparers"], receivers, answers_only=["all later heads"])
+        return run.in_parts("path_patching", run.encode(run.few()), lambda some: path_patching(
+            run.model, some, sets["comparers"], receivers, answers_only=["all later heads"])).data  # fmt: skip
 
     return with_control(measure, receivers, {"writers": drawn(run, sets["writers"])})

@@ -215,7 +215,7 @@ def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({(prompt.cls, prompt.true_label), *((d.cls, d.label) for d in prompt.demonstrations)}))
 
 
-@measurement("rankings", needs=("locating",), version=1, judges=False)
+@measurement("rankings", needs=("locating",), version=1, on="locate", passes=6)
 def _rankings(run: Run) -> xr.Dataset:
     """Known rankings of heads on blocks of four tasks: a function vector is a mean over blocks of one task."""
     seed = [run.settings.seed, LOCATING]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import xarray as xr
 from twotowers.heads import Head
+from twotowers.opened import Opened
 
 from towerlab.measure.ablations import ablated_answers, check_positions
 from towerlab.measure.chain import LOCATING, Run
@@ -48,8 +49,8 @@ def single_ablations(
     )  # fmt: skip
 
 
-@measurement("singles", needs=("forms",), version=1, judges=False)
-def _singles(run: Run) -> xr.Dataset:
+@measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)
+def _singles(run: Run) -> Opened:
     """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
     few = run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING))
-    return single_ablations(run.model, few, "last")
+    return run.in_parts("singles", few, lambda some: single_ablations(run.model, some, "last"))

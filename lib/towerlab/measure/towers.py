@@ -47,7 +47,7 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
     return observations(encoded, variables, **listed(heads))
 
 
-@measurement("towers", needs=("locating",), version=1)
+@measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)
 def _towers(run: Run) -> xr.Dataset:
     """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
     best = [*run.sets["by attention"][:1], *run.sets["writers"][:1]]
