@@ -63,8 +63,8 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
     names = list(dict.fromkeys(names))
     spare = iter([c for c in (BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY) if c not in {COLOURS.get(n) for n in names}] * 4)
     scale = alt.Scale(domain=names, range=[COLOURS.get(n) or next(spare) for n in names])
-    shown = alt.Legend(columns=2 if max(map(len, names)) > 18 else 3, symbolOpacity=1)  # marks may be faint
-    return alt.Color(f"{field}:N", scale=scale, title=title, legend=shown if legend else None)
+    key = alt.Legend(columns=2 if max(map(len, names)) > 18 else 3, symbolOpacity=1)  # marks may be faint
+    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key if legend else None)
 
 
 def facets(
@@ -77,12 +77,12 @@ def facets(
     models = list(dict.fromkeys(table["model"]))
     columns = len(models) if row else columns
     width = max(120, WIDTH // min(columns, len(models)) - 65)  # room for an axis and its title
-    sized = chart.properties(width=width, height=height)
+    panel = chart.properties(width=width, height=height)
     if row:
         names = list(dict.fromkeys(table[row]))
         grid = {"row": alt.Row(f"{row}:N", sort=names, title=None), "column": alt.Column("model:N", sort=models, title=None)}
-        return sized.facet(**grid, data=table)
-    return sized.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
+        return panel.facet(**grid, data=table)
+    return panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
 
 
 def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:
@@ -105,8 +105,8 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
 
 def _ordered(names: pd.Series) -> list[str]:
     """Different names as they first come, those of COLOURS last and in its order: a model may lack some of them."""
-    known = list(COLOURS)
-    return sorted(dict.fromkeys(names), key=lambda name: known.index(name) if name in COLOURS else -1)
+    order = list(COLOURS)
+    return sorted(dict.fromkeys(names), key=lambda name: order.index(name) if name in COLOURS else -1)
 
 
 def _as(fmt: str) -> alt.Axis:
@@ -140,8 +140,8 @@ def curves(
 ) -> alt.FacetChart:  # fmt: skip
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
     names = list(dict.fromkeys(table[group]))
-    whole = pd.api.types.is_integer_dtype(table[x])
-    ticks = alt.Axis(values=list(x_values), format="~g") if x_values else alt.Axis(tickMinStep=1) if whole else alt.Axis()
+    integers = pd.api.types.is_integer_dtype(table[x])
+    ticks = alt.Axis(values=list(x_values), format="~g") if x_values else alt.Axis(tickMinStep=1) if integers else alt.Axis()
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title, axis=ticks), color=colour(group, names))
     tip = ["model", group, x, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))]
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
@@ -185,7 +185,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
     """One point a head, a panel a model; columns name and set as `choose.head_table` gives; sets are named where there is room."""
-    placed = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
+    points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
@@ -193,7 +193,7 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
     for side, dx in (("left", 6), ("right", -6)):  # of the text, which stands on the other side of its point
         text = base.transform_filter(alt.datum.align == side).mark_text(align=side, dx=dx, fontSize=10)
         chart += text.encode(y="text y:Q", text="name")
-    return facets(chart, placed, height=height).resolve_scale(x="independent", y="independent")
+    return facets(chart, points, height=height).resolve_scale(x="independent", y="independent")
 
 
 def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
@@ -202,10 +202,10 @@ def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
     out = table.assign(align=None, **{"text y": table[y]})
     places: list[tuple[float, float]] = []
     for i, row in table[table["set"] != "other heads"].sort_values(y, ascending=False).iterrows():
-        left = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
-        at = min([row[y], *(above - gap for start, above in places if abs(start - left) < wide)])
+        start = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
+        at = min([row[y], *(above - gap for other, above in places if abs(other - start) < wide)])
         if at < row[y] - 1.5 * gap:
             continue  # in a crowd: a name far below its point would say nothing
-        places.append((left, at))
-        out.loc[i, ["align", "text y"]] = "left" if left == row[x] else "right", at
+        places.append((start, at))
+        out.loc[i, ["align", "text y"]] = "left" if start == row[x] else "right", at
     return out

@@ -148,13 +148,13 @@ class OtherForm(TwoTowersError):
 
 
 def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> None:
-    wanted: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
-    wanted = coordinates(name, {variable: variables[variable] for variable in wanted}) | wanted
-    if missing := {*variables, *wanted} - {*map(str, data.variables)} - OPTIONAL:
+    form: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
+    form = coordinates(name, {variable: variables[variable] for variable in form}) | form
+    if missing := {*variables, *form} - {*map(str, data.variables)} - OPTIONAL:
         raise OtherForm(f"it lacks {', '.join(sorted(missing))}")
-    if more := {*map(str, data.variables)} - {*wanted}:
+    if more := {*map(str, data.variables)} - {*form}:
         raise OtherForm(f"{', '.join(sorted(more))} is not in the schema")
-    for variable, (dims, kind) in wanted.items():
+    for variable, (dims, kind) in form.items():
         if variable not in data.variables:
             continue
         array = data[variable]
