@@ -15,8 +15,8 @@ import html
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,14 @@ class Chapter:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
         return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
 
+    def turns(self, model: str, judged: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
+        """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
+        located = self.measured("locating", labels="arbitrary")[model]
+        for chooses, judges in choose.turns(located, judged):
+            if not chooses.sizes["prompt"]:
+                raise NotTestable("no locating block has other classes and other labels: give more (locate)")
+            yield choose.head_sets(chooses, self.settings.top_k), judges
+
     @property
     def learned(self) -> dict[str, Interval]:
         """Model -> accuracy between the two labels on judging blocks."""
@@ -185,7 +193,8 @@ class Chapter:
             raise TwoTowersError(f"claim '{claim.id}', {model}: give whole= for this model, too")
         sets = self.sets[model] if claim.heads else {}
         random = None if control is None else control.get(model)
-        effect, random = evidence.of_set(claim, values[model], random, sets, lambda heads: self.matched(model, heads))
+        turns, matched = partial(self.turns, model), partial(self.matched, model)
+        effect, random = evidence.of_set(claim, values[model], random, sets, turns, matched)
         of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
         return evidence.compare(claim, model, effect, whole=of, control=random, choice=choice, form=form)
 

@@ -226,7 +226,7 @@ def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]
     """How each variable is kept; `whole`: not rounded."""
     encoding: dict[str, dict[str, Any]] = {}
     for name, array in {str(name): array for name, array in data.variables.items()}.items():
-        if array.dtype.kind == "U":  # as characters, which compress; strings of varying length do not
+        if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
             encoding[name] = {"dtype": "S1", "zlib": True, "complevel": 6}
         elif array.ndim:
             encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}

@@ -323,5 +323,8 @@ def _ways(
 
 @measurement("looks", needs=("forms",), version=1)
 def _looks(run: Run) -> xr.Dataset:
-    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for."""
-    return looks(run.model, run.encode(run.few()))
+    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
+
+    On sentences, which are long, of contrasts the reversed look alone.
+    """
+    return looks(run.model, run.encode(run.few()), CONTRASTS[: 3 if run.settings.suite == "words" else 1])

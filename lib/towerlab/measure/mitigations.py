@@ -34,7 +34,7 @@ from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present, with_control
+from towerlab.measure.sets import AT_LAST, drawn, present, with_control
 from towerlab.model import query_key
 from towerlab.model.attention_hooks import last_scores
 from towerlab.model.capture import Capture, label_log_probs
@@ -196,4 +196,4 @@ def _mitigations(run: Run) -> Opened:
         parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
         return joined([part.drop_vars(["attention", "true"], errors="ignore") for part in parts], condition=names)
 
-    return with_control(measure, sets, {name: drawn(run, heads) for name, heads in sets.items()})
+    return with_control(measure, sets, {name: drawn(run, heads, AT_LAST) for name, heads in sets.items()})
