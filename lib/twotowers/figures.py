@@ -29,6 +29,7 @@ COLOURS = {
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,
     "choice": VIOLET, "label words": SAND, "first class of the pair": VIOLET, "second class": TAN,
+    "helps the answer": GREEN, "holds it down": PURPLE,
     "one true fewer": VIOLET, "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "space": SAND, "line break": BROWN,
