@@ -86,3 +86,20 @@ def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):
     made = stage.for_the_page({"metadata": {"widgets": {}}, "cells": [cell]}, tmp_path)
     assert made["cells"][0]["outputs"][0]["data"] == {"text/markdown": stage.RUN_LIVE}
     assert "hide-input" in made["cells"][0]["metadata"]["tags"] and not made["metadata"]
+
+
+@pytest.mark.parametrize(("lines", "tags", "folded"), [(6, [], []), (7, [], ["hide-input"]), (7, ["hide-cell"], ["hide-cell"])])
+def test_a_cell_of_more_than_six_lines_is_folded(lines, tags, folded, tmp_path):
+    source = ["x = 1\n", "\n"] * lines
+    cell = {"cell_type": "code", "metadata": {"tags": tags}, "source": source, "outputs": []}
+    assert stage.for_the_page({"metadata": {}, "cells": [cell]}, tmp_path)["cells"][0]["metadata"]["tags"] == folded
+
+
+def test_the_drawing_has_every_part_that_a_chapter_lights():
+    svg, lit = (ROOT / "book/map.svg").read_text("utf8"), {}
+    for path in sorted((ROOT / "book").glob("[0-9abcd]*-*.ipynb")):
+        first = "".join(json.loads(path.read_text("utf8"))["cells"][0]["source"])
+        lit[path.stem] = stage.MAP.search(first)[1]
+        assert stage.drawing(svg, lit[path.stem]).count(' lit"') == len(lit[path.stem].split()), path.stem
+    with pytest.raises(ValueError, match="no part 'tower'"):
+        stage.drawing(svg, "look tower")

@@ -80,8 +80,9 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
+        folded = {"hide-input", "hide-cell", "remove-input"}.intersection(tags)
         is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
-        if "injected-parameters" in tags or (is_long and not {"hide-input", "hide-cell", "remove-input"}.intersection(tags)):
+        if not folded and (is_long or "injected-parameters" in tags):
             tags.append("hide-input")
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):
