@@ -201,10 +201,10 @@ def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
 def test_means_over_sets_equal_a_loop():
     values = xr.DataArray(np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head"))
     sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
-    got = over_sets(values, sets)
-    assert got.dims == ("draw", "kind", "prompt")
+    result = over_sets(values, sets)
+    assert result.dims == ("draw", "kind", "prompt")
     for draw, heads in enumerate(sets):
-        np.testing.assert_allclose(got[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
+        np.testing.assert_allclose(result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
 
 
 def test_prompts_are_put_in_the_order_of_another_measurement():

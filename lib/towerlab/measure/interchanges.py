@@ -138,7 +138,7 @@ def interchanges(
     def run(index: list[int], batch: list[Encoded]) -> None:
         base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
         of_base.put((), index, *base.plain_answer())
-        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # labels in the base's order
+        of_source.put((), index, *label_log_probs(source.capture.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
         edits = {(w, s): exchange(heads, part, source.plain, at)
                  for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
