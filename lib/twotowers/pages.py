@@ -50,8 +50,9 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
-                reach = round(row["share"] * row["draws"])
+                reach, least = round(row["share"] * row["draws"]), 1 / (row["draws"] + 1)  # no smaller share can be told from none
                 text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
+                text += f" (p at least {least:.2g})" if not reach else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
