@@ -39,9 +39,9 @@ except TwoTowersError as error:
 
 
 def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_imported():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "'heads' of mini-gpt2 is not recorded" in done.stdout and "pip install .[measure]" in done.stdout
+    process = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "'heads' of mini-gpt2 is not recorded" in process.stdout and "pip install .[measure]" in process.stdout
 
 
 @pytest.mark.parametrize("name", ["book", "recorded"])

@@ -46,10 +46,10 @@ def chapter(monkeypatch):
     monkeypatch.setattr(recorded, "recorded", lambda: dict.fromkeys("abc"))
     monkeypatch.setattr(book.contributed, "faults", lambda folder: [])
     monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: of(files.get((model, name))))
-    monkeypatch.setattr(book, "display", lambda shown: said.append(getattr(shown, "data", "")))
-    said: list = []
+    monkeypatch.setattr(book, "display", lambda shown: output.append(getattr(shown, "data", "")))
+    output: list = []
     made = book.open({"model": "a"})
-    made.said, made.files = said, files
+    made.said, made.files = output, files
     return made
 
 

@@ -1,8 +1,11 @@
 """Rules that choose forms and heads, and matched controls."""
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from twotowers import choose
@@ -63,16 +66,16 @@ def test_a_rule_may_name_no_heads():
 
 @given(st.integers(1, 3), st.integers(0, 99))
 def test_controls_come_from_other_groups(group, seed):
-    chosen = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for drawn in choose.matched_sets(chosen, 6, 6, group, draws=5, seed=seed):
-        assert len(set(drawn)) == len(chosen)
-        assert not {(a, b // group) for a, b in drawn} & {(a, b // group) for a, b in chosen}
-        assert [layer for layer, _ in drawn] == [2, 2, 3] or group == 3
+    heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
+    for control in choose.matched_sets(heads, 6, 6, group, draws=5, seed=seed):
+        assert len(set(control)) == len(heads)
+        assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
+        assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
 
 
 def test_controls_of_a_full_layer_come_from_the_next():
-    drawn = choose.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
-    assert all({layer for layer, _ in heads} == {2} for heads in drawn)
+    controls = choose.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
+    assert all({layer for layer, _ in heads} == {2} for heads in controls)
     with pytest.raises(TwoTowersError, match="too few"):
         choose.matched_sets([Head(0, h) for h in range(4)], 1, 4, 1, draws=1)
 
@@ -86,3 +89,29 @@ def test_pick_names_heads():
     picked = choose.pick(values, [Head(1, 2), Head(0, 1)])
     assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == ["1-2", "0-1"]
     assert picked["layer"].values.tolist() == [1, 0] and picked["head"].values.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["COMPARES", "WRITES", "LITTLE"])
+def test_the_glossary_states_the_bounds_of_the_rule(name):
+    stated = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
+    assert len(stated) >= 2 and {float(bound) for bound in stated} == {getattr(choose, name)}
+
+
+def of_names(pairs, labels):
+    """A prompt of every class pair with every label pair."""
+    both = [(pair, label) for pair in pairs for label in labels]
+    return xr.Dataset({"x": ("prompt", range(len(both)))}, {"pair": ("prompt", [p for p, _ in both]), "labels": ("prompt", [b for _, b in both])})
+
+
+@pytest.mark.parametrize("labels", ["vw", "v", "uvw"])
+@pytest.mark.parametrize("others", [None, "bcd", "ad"])  # class pairs that judge, of a measurement of its own
+def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(labels, others):
+    located = of_names("abcde", labels)
+    judged = located if others is None else of_names(others, labels)
+    judging = []
+    for chooses, judges in choose.turns(located, *([] if others is None else [judged])):
+        assert chooses.sizes["prompt"]
+        assert not set(chooses["pair"].values) & set(judges["pair"].values)
+        assert len(labels) == 1 or not set(chooses["labels"].values) & set(judges["labels"].values)
+        judging += list(judges["x"].values)
+    assert sorted(judging) == list(range(judged.sizes["prompt"]))

@@ -129,12 +129,12 @@ def test_an_odd_folder_is_named_and_left_out(spoil, said, someone, monkeypatch, 
     lines = faults(someone)
     assert said in "\n".join(lines) and all(line.isprintable() for line in lines)
     assert cli.main(["check", str(someone)]) == 2 and lines[0] in capsys.readouterr().out
-    shown = []
-    monkeypatch.setattr(pages, "display", lambda html: shown.append(html.data))
+    notes = []
+    monkeypatch.setattr(pages, "display", lambda html: notes.append(html.data))
     copied(someone.parent / "sound", ("forms", "locating"))
     chapter = book.open({"model": "sound"})
     assert list(chapter.measured("forms")) == ["sound"] and list(chapter.sets) == ["sound"]
-    assert len(shown) == 1 and "Left out: data/measurements/someone: " in shown[0]
+    assert len(notes) == 1 and "Left out: data/measurements/someone: " in notes[0]
 
 
 def test_the_name_of_a_folder_is_no_tag(home, monkeypatch):
@@ -142,10 +142,10 @@ def test_the_name_of_a_folder_is_no_tag(home, monkeypatch):
     copied(folder, ("forms",))
     assert faults(folder)[0].endswith("is no name of a model: use letters, digits, '.', '_' and '-'")
     copied(folder.parent / "sound", ("forms",))
-    shown = []
-    monkeypatch.setattr(pages, "display", lambda html: shown.append(html.data))
+    notes = []
+    monkeypatch.setattr(pages, "display", lambda html: notes.append(html.data))
     assert list(book.open({"model": "sound"}).measured("forms")) == ["sound"]
-    assert "Left out" in shown[0] and tags(shown[0]) == ["p"]
+    assert "Left out" in notes[0] and tags(notes[0]) == ["p"]
 
 
 def test_recorded_folders_are_sound():

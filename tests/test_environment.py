@@ -1,9 +1,11 @@
 """pyproject.toml, the locks and environment.yml tell the same story, and nothing is installed without a hash."""
 
+import json
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 
+import twotowers
 import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
@@ -89,3 +91,13 @@ def test_every_installed_package_has_a_licence_that_lets_the_book_use_it():
             continue
     assert {"torch", "transformers", "snakemake"} <= set(stated)
     assert {n: s for n, s in stated.items() if not all(any(k in part for k in KNOWN) for part in s.split(" AND "))} == {}
+
+
+def test_the_archive_is_described_as_citation_and_package_describe_it():
+    cite, archive = yaml.safe_load((ROOT / "CITATION.cff").read_text()), json.loads((ROOT / ".zenodo.json").read_text())
+    for name in ("title", "version", "license"):
+        assert cite[name] == archive[name], name
+    assert [of["name"] for of in cite["authors"]] == [of["name"] for of in archive["creators"]]
+    assert archive["version"] == PROJECT["version"] == twotowers.__version__
+    paper = {cite["preferred-citation"]["url"], cite["preferred-citation"]["identifiers"][0]["value"]}
+    assert paper == {of["identifier"] for of in archive["related_identifiers"]}

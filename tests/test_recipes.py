@@ -61,10 +61,10 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
     monkeypatch.setattr(steering, "steering", steered)
     run = Run(Settings(k=1, separator="space", labels=LABELS, seed=seed))
     run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
-    measured = measurements()["steering_labels"].make(run)
-    assert len(set(measured.pair.values)) == pairs
-    assert measured.sizes == {"labels_of_direction": 2, "heads": 1, "prompt": 4 * 2 * pairs}
-    assert measured["says"].sel(labels_of_direction="same").all() and not measured["says"].sel(labels_of_direction="other").any()
+    data = measurements()["steering_labels"].make(run)
+    assert len(set(data.pair.values)) == pairs
+    assert data.sizes == {"labels_of_direction": 2, "heads": 1, "prompt": 4 * 2 * pairs}
+    assert data["says"].sel(labels_of_direction="same").all() and not data["says"].sel(labels_of_direction="other").any()
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
         measurements()["steering_labels"].make(alone)
@@ -81,13 +81,13 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatc
     monkeypatch.setattr(Run, "blocks", blocks)
     few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", out=str(tmp_path))) for n in (20, 200))
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
-    assert same == ["forms", "locating", "norms", "singles", "rankings"]
+    assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations"]
     for name in same:
         few.measured(name)
-    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
     for name in same:
         many.measured(name)
-    assert made == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
+    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
 
 
 class Recording(Run):
@@ -124,8 +124,8 @@ def test_a_recipe_reads_what_it_says_it_needs(name, small):
     settings, model = small
     run = run_of_two_pairs(Recording, settings)
     run.__dict__["model"] = model
-    made = measurements()[name].make(run)
-    schema.check(name, made if isinstance(made, Opened) else Opened(made))
+    measurement = measurements()[name].make(run)
+    schema.check(name, measurement if isinstance(measurement, Opened) else Opened(measurement))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
 
 

@@ -12,14 +12,14 @@ GLOSSARY = "book/glossary"
 
 def definitions(glossary: nodes.document) -> dict[str, str]:
     """The id of a term -> the first paragraph of its definition, on one line."""
-    found = {}
+    terms = {}
     for item in glossary.findall(nodes.definition_list_item):
         first = next(item.findall(nodes.paragraph), None)
         if first is not None:
-            found |= {
+            terms |= {
                 name: " ".join(first.astext().split()) for term in item.findall(nodes.term) for name in term["ids"]
             }
-    return found
+    return terms
 
 
 def name_places(app, doctree) -> None:

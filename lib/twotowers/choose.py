@@ -19,7 +19,9 @@ Every function is pure: datasets of `measure.heads` in, lists of heads out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -128,19 +130,21 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     return values.isel(layer=layer, head=head).assign_coords(listed(heads))
 
 
-def turns(data: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:
+def turns(data: xr.Dataset, judged: Any = None) -> Iterator[tuple[xr.Dataset, Any]]:
     """(prompts that choose, prompts that judge), so that no class pair and no label pair is in both; every prompt judges once.
 
-    Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. For what is
-    chosen and judged by one measurement: chosen on the first, it is no luck of the prompts on which it is judged.
+    Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. Prompts of
+    `judged`, another measurement or an array of one, are judged in place of those of `data`: what is chosen on other prompts,
+    classes and labels is no luck of those on which it is judged.
     """
-    first = {name: data[name].isin(sorted(set(data[name].values))[::2]) for name in ("pair", "labels")}
-    for of_pairs in (first["pair"], ~first["pair"]):
-        for of_labels in (first["labels"], ~first["labels"]):
-            others = ~of_pairs if first["labels"].all() else ~of_pairs & ~of_labels
-            judges = data.isel(prompt=(of_pairs & of_labels).values)
-            if judges.sizes["prompt"]:
-                yield data.isel(prompt=others.values), judges
+    judged = data if judged is None else judged
+    names = {name: sorted({*data[name].values, *judged[name].values}) for name in ("pair", "labels")}
+    first, judging = ([of[name].isin(every[::2]) for name, every in names.items()] for of in (data, judged))
+    for pair, label in itertools.product((True, False), repeat=2):
+        others = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
+        judges = judged.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
+        if judges.sizes["prompt"]:
+            yield data.isel(prompt=others.values), judges
 
 
 def overlap(a: Sequence[Head], b: Sequence[Head]) -> list[Head]:

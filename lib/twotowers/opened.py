@@ -44,8 +44,8 @@ def with_shared(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 
 def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     """A part without what it shares with the data: what is written to its group."""
-    mine = part[[name for name, array in part.data_vars.items() if "heads" in array.dims]]
-    return mine.drop_vars([name for name in mine.coords if name in data.coords and name != "heads"]).drop_attrs(deep=False)
+    variables = part[[name for name, array in part.data_vars.items() if "heads" in array.dims]]
+    return variables.drop_vars([name for name in variables.coords if name in data.coords and name != "heads"]).drop_attrs(deep=False)
 
 
 def of_labels(opened: Opened, labels: str) -> Opened:

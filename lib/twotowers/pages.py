@@ -26,8 +26,8 @@ CHANCE = 0.5
 
 def _format(claim: Claim) -> str:
     """How a claim's numbers are written."""
-    whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    return "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+    percentage = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
+    return "z.0%" if percentage else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
 
 
 def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
@@ -70,7 +70,7 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     only: ids of claims, in the order wanted; their numbers stand in the cells.
     """
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models, known = list(dict.fromkeys(rows["model"])), claims.claims()
+    models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
     titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
@@ -78,8 +78,8 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for (claim, _), row in cells.items() if claim == name)
         link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
-        source = "" if only else f"<td>{html.escape(known[name].source if name in known else '')}</td>"
-        parts = "".join(_cell(known.get(name), row, bool(only)) for row in of)
+        source = "" if only else f"<td>{html.escape(every_claim[name].source if name in every_claim else '')}</td>"
+        parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
         lines.append(f'<tr><th scope="row">{link}</th>{source}{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
@@ -88,12 +88,12 @@ def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> st
     """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
     verdict = html.escape(row["verdict"])
     if verdict in ("", NOT_TESTABLE) or claim is None:
-        told = row.get("note", "")
+        detail = row.get("note", "")
     else:
-        told = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
-        told += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
-    shown, hidden = (f"<br><small>{html.escape(told)}</small>", "") if numbers else ("", html.escape(told))
-    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{shown}</td>'
+        detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
+        detail += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
+    visible, hidden = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
+    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{visible}</td>'
 
 
 def _number(stem: str) -> str:

@@ -50,7 +50,7 @@ BESIDE: dict[str, Coordinates] = {
 }
 """Dimension -> other coordinates that stand with it"""
 ALSO: dict[str, Coordinates] = {
-    "forms": {"k": (("prompt",), int), "separator": (("prompt",), str)},
+    **{name: {"k": (("prompt",), int), "separator": (("prompt",), str)} for name in ("forms", "demonstrations")},
     "mitigations": {"condition": (("prompt",), str)},
     "interchanges": {"pair_kind": (("prompt",), str), "source_text": (("prompt",), str)},
     "label_reads": {"vocabulary": ((), int)},
@@ -79,7 +79,7 @@ _HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contr
     "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
 }  # fmt: skip
 VARIABLES: dict[str, dict[str, Variable]] = {
-    "forms": _answers(), "answers": _answers(), "factorial": _answers(), "locating": _HEADS, "heads": _HEADS,
+    **{name: _answers() for name in ("forms", "demonstrations", "answers", "factorial")}, "locating": _HEADS, "heads": _HEADS,
     "norms": {"increase": Variable(EACH, "nats")},
     "conditions": _answers("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
@@ -160,13 +160,13 @@ class OtherForm(TwoTowersError):
 
 
 def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> None:
-    wanted: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
-    wanted = coordinates(name, {variable: variables[variable] for variable in wanted}) | wanted
-    if missing := {*variables, *wanted} - {*map(str, data.variables)} - OPTIONAL:
+    form: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
+    form = coordinates(name, {variable: variables[variable] for variable in form}) | form
+    if missing := {*variables, *form} - {*map(str, data.variables)} - OPTIONAL:
         raise OtherForm(f"it lacks {', '.join(sorted(missing))}")
-    if more := {*map(str, data.variables)} - {*wanted}:
+    if more := {*map(str, data.variables)} - {*form}:
         raise OtherForm(f"{', '.join(sorted(more))} is not in the schema")
-    for variable, (dims, kind) in wanted.items():
+    for variable, (dims, kind) in form.items():
         if variable not in data.variables:
             continue
         array = data[variable]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
+from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 
@@ -47,20 +48,29 @@ ORDERS = 6
 
 @measurement("forms", needs=(), version=1, judges=False)
 def _forms(run: Run) -> xr.Dataset:
-    """Answers on the locating blocks in every form of the grid that the model can read; what is given is not varied."""
-    k, separator = run.settings.k, run.settings.separator
-    grid = [Form(n, between) for n in ((k,) if k else KS) for between in ((separator,) if separator else SEPARATORS)]
-    parts, forms = [], []
-    for form in grid:
+    """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
+    ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
+    run.locating(Form(ks[0], run.settings.separator or "space"))  # raises, where not even the shortest prompt can be read
+    return joined(_in_forms(run, ks))
+
+
+@measurement("demonstrations", needs=("forms",), version=1, judges=False)
+def _demonstrations(run: Run) -> xr.Dataset:
+    """The same with more demonstrations than are chosen from, up to eight of each class, for Figure 1.1 alone."""
+    more = [] if run.settings.k else [k for k in KS if k > choose.MOST_K]
+    return joined([run.measured("forms").drop_attrs(deep=False), *_in_forms(run, more)])
+
+
+def _in_forms(run: Run, ks: Sequence[int]) -> list[xr.Dataset]:
+    """Answers on the locating blocks in each form that the model can read."""
+    parts, separator = [], run.settings.separator
+    for form in (Form(k, between) for k in ks for between in ((separator,) if separator else SEPARATORS)):
         try:
             encoded = run.locating(form)
         except TwoTowersError:
-            if form.k == grid[0].k:
-                raise  # not even the shortest prompt can be read: the message says why
             continue
-        parts.append(answers(run.model, encoded))
-        forms.append(form)
-    return joined(parts, k=[form.k for form in forms], separator=[form.separator for form in forms])
+        parts.append(joined([answers(run.model, encoded)], k=[form.k], separator=[form.separator]))
+    return parts
 
 
 @measurement("answers", needs=("forms",), version=1)

@@ -30,7 +30,7 @@ from twotowers.opened import Opened
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present, with_control
+from towerlab.measure.sets import AT_LAST, drawn, present, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
@@ -138,7 +138,7 @@ def interchanges(
     def run(index: list[int], batch: list[Encoded]) -> None:
         base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
         of_base.put((), index, *base.plain_answer())
-        of_source.put((), index, *label_log_probs(source.seen.logits, batch))  # labels in the base's order
+        of_source.put((), index, *label_log_probs(source.capture.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
         edits = {(w, s): exchange(heads, part, source.plain, at)
                  for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
@@ -172,5 +172,10 @@ def _interchanges(run: Run) -> Opened:
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
     sets = present(sets | {"first by attention": comparing[:1]})
-    draws = {"by attention": drawn(run, comparing)}
-    return with_control(lambda sets: interchanges(run.model, pairs, sets, ("query", "keys", "values")), sets, draws)
+
+    def measure(sets: Mapping[str, Heads], of: Sequence[Pair] = pairs) -> xr.Dataset:
+        return interchanges(run.model, of, sets, KINDS)
+
+    opened = with_control(measure, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    bases = [pair.base for pair in pairs]
+    return with_other_halves(run, opened, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

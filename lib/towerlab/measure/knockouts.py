@@ -31,7 +31,7 @@ from towerlab.model import query_key
 from towerlab.model.attention_edits import blocked
 from towerlab.model.capture import label_log_probs
 from towerlab.model.hooks import block_outputs, restarted
-from towerlab.model.last_position import Edit, Given, LastPosition, head_output
+from towerlab.model.last_position import Edit, LastPosition, LayerState, head_output
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.progress import progress
@@ -182,7 +182,7 @@ def _last_blocked(model: Model, layers: Iterable[int], closed: Bool[Tensor, "bat
     if closed[:, -1].any():
         raise TwoTowersError("a position cannot be kept from attending to itself: take it out of the edge")
 
-    def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+    def output(layer: int, heads: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
         query, key, value = given.of(heads)
         scores = given.scores(query, key)
         return head_output(scores.masked_fill(closed[:, None].to(scores.device), float("-inf")), value)

@@ -57,7 +57,7 @@ from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
 from towerlab.model.label_positions import check_labels_left
-from towerlab.model.last_position import UNCHANGED, Edit, Given, LastPosition
+from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.model.reversal import (
@@ -260,8 +260,8 @@ def _done(
         moved = (found[0] - found[3:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
         effect[:, index] = moved.transpose(0, 3, 1, 2)
         for (row, z), layer in product(enumerate(outputs), range(n_layers)):
-            alone = difference(last.seen.resid_final + _messages(last, layer, z[layer]))
-            direct[row, index, layer] = (difference(last.seen.resid_final) - alone).T
+            alone = difference(last.capture.resid_final + _messages(last, layer, z[layer]))
+            direct[row, index, layer] = (difference(last.capture.resid_final) - alone).T
         for row, at in enumerate(_positions(batch), start=1):
             with reversing(model, of_layers, at):
                 everywhere[row, index] = difference(capture(model, batch).resid_final)
@@ -274,7 +274,7 @@ def _done(
 def _all_reversed(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
     """Heads with these weights at the last position, whatever their queries have become; values are the run's."""
 
-    def output(layer: int, chosen: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+    def output(layer: int, chosen: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
         return weighted(of_layers[layer][:, chosen, -1:], given.of(chosen)[2])[:, :, 0]
 
     return Edit(heads, output)
@@ -323,5 +323,8 @@ def _ways(
 
 @measurement("looks", needs=("forms",), version=1)
 def _looks(run: Run) -> xr.Dataset:
-    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for."""
-    return looks(run.model, run.encode(run.few()))
+    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
+
+    On sentences, which are long, of contrasts the reversed look alone.
+    """
+    return looks(run.model, run.encode(run.few()), CONTRASTS[: 3 if run.settings.suite == "words" else 1])

@@ -37,7 +37,7 @@ from towerlab.measure.sets import drawn, present, with_comparers, with_control
 from towerlab.model import query_key
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.label_positions import check_labels_left
-from towerlab.model.last_position import Edit, Given, LastPosition, head_output
+from towerlab.model.last_position import Edit, LastPosition, LayerState, head_output
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.model.routes import attention_block_output
@@ -119,7 +119,7 @@ def path_patching(
 def reading_queries(edit: Edit, layers: Sequence[int], queries: Queries) -> Edit:
     """The edit, which also puts the queries that it leads to in some layers into `queries`."""
 
-    def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
+    def output(layer: int, heads: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
         if layer in layers:
             queries[layer] = given.query
         z = given.z.clone()
@@ -131,7 +131,7 @@ def reading_queries(edit: Edit, layers: Sequence[int], queries: Queries) -> Edit
 
 
 def attend(
-    plain: Given, query: Float[Tensor, "batch head 1 d_head"]
+    plain: LayerState, query: Float[Tensor, "batch head 1 d_head"]
 ) -> tuple[Float[Tensor, "batch head position"], Float[Tensor, "batch head d_head"]]:
     """Weights and outputs of all heads of a layer with other queries at the last position."""
     _, _, value = plain.of(list(range(query.shape[1])))

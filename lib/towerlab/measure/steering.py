@@ -35,7 +35,7 @@ from towerlab.measure.answers import joined
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import DRAWS, drawn, present, with_comparers
+from towerlab.measure.sets import DRAWS, drawn, present, with_comparers, with_other_halves
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
@@ -204,8 +204,13 @@ def _steering(run: Run) -> Opened:
 @measurement("steering_random", needs=("locating",), version=2)
 def _steering_random(run: Run) -> Opened:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
-    sets = {"comparers": with_comparers(run)["comparers"]}
-    return steering(run.model, run.encode(run.few()), _directions(run), sets, (-1.0, 1.0), ("query", "keys"), DRAWS)
+    few, directions = run.encode(run.few()), _directions(run)
+
+    def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Opened:
+        return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
+
+    opened = measure({"comparers": with_comparers(run)["comparers"]}, few, DRAWS)
+    return with_other_halves(run, opened, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
 @measurement("steering_pairs", needs=("locating",), version=1)

@@ -90,9 +90,7 @@ def top_tokens(
         """Top bs-values and tokens of vectors with the mean over prompts kept and taken out: (prompt, ..., mean, rank)."""
         both = torch.stack([x, x - x.mean(0)], -2)
         scales = scale.reshape(-1, *[1] * (both.dim() - 2)).expand(both.shape[:-1])
-        top = unembed.top_words(
-            both.to(model.device), k, model.unembedding, "frozen", scales.to(model.device), skipped
-        )
+        top = unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), skipped)
         return tuple(part.cpu().numpy() for part in top)
 
     bs, ids = (np.moveaxis(part, -2, 3) for part in best(vectors))  # (prompt, head, what, mean, place, rank)

@@ -53,10 +53,10 @@ class Architecture:
 
     def refusal(self, config: Any) -> str | None:
         """What in this config the row does not describe, or None. A string names another field of the config."""
-        for field, wanted in self.requires:
-            found, value = getattr(config, field, None), getattr(config, wanted) if isinstance(wanted, str) else wanted
-            if found != value:
-                return f"{field} is {found}, only {value} is supported"
+        for field, only in self.requires:
+            value, only = getattr(config, field, None), getattr(config, only) if isinstance(only, str) else only
+            if value != only:
+                return f"{field} is {value}, only {only} is supported"
         return None
 
 

@@ -42,8 +42,8 @@ class Places(NamedTuple):
 def places_of(batch: Sequence[Encoded]) -> Places:
     """Of prompts of one length."""
     true, other = torch.zeros(2, len(batch), len(batch[0].ids), dtype=torch.bool)
-    for row, encoded in enumerate(batch):
-        for position, is_true in zip(encoded.label_positions, encoded.prompt.is_true, strict=True):
+    for row, e in enumerate(batch):
+        for position, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
             (true if is_true else other)[row, position] = True
     return Places(true, other)
 
@@ -75,13 +75,13 @@ def reversed_weights(weights: Weights, places: Places) -> Weights:
     before = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril(-1)[-rows:]
     true, other = ((side.to(weights.device)[:, None, None] & before).to(weights) for side in places)
     sums = [(weights * side).sum(-1, keepdim=True) for side in (true, other)]
-    changed = weights * (1 - true - other)
+    new_weights = weights * (1 - true - other)
     for side, own, new in ((true, *sums), (other, *reversed(sums))):
         none = own < torch.finfo(weights.dtype).tiny
         share = torch.where(none, side / side.sum(-1, keepdim=True).clamp_min(1), weights * side / own.masked_fill(none, 1))
-        changed = changed + share * new
+        new_weights = new_weights + share * new
     both = (true.sum(-1, keepdim=True) > 0) & (other.sum(-1, keepdim=True) > 0)
-    return torch.where(both, changed, weights)
+    return torch.where(both, new_weights, weights)
 
 
 def weighted(weights: Weights, value: Float[Tensor, "batch kv_head position d_head"]) -> Float[Tensor, "batch head row d_head"]:

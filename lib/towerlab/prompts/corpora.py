@@ -32,9 +32,9 @@ def _split(raw: bytes, encoding: str) -> list[str]:
 def _lines(raw: bytes, encoding: str, separator: str, name: Callable[[str], str | None]) -> Iterator[Row]:
     """Lines of a class, a separator and a text; `name` gives the class's name."""
     for line in _split(raw, encoding):
-        cls, found, text = line.partition(separator)
-        known = name(cls)
-        yield Row(known, text) if found and known else Row("", line)
+        cls, match, text = line.partition(separator)
+        name_of = name(cls)
+        yield Row(name_of, text) if match and name_of else Row("", line)
 
 
 _TREC = {

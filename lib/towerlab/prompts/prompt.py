@@ -136,9 +136,9 @@ def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int |
 def check_special(labels: Iterable[str], special: Sequence[str]) -> None:
     """Raise TwoTowersError for a label that holds one of the tokenizer's special tokens."""
     for label in labels:
-        if found := next((token for token in special if token in label), None):
+        if sign := next((token for token in special if token in label), None):
             raise TwoTowersError(
-                f"the label '{label}' holds '{found}', a special token of the tokenizer: choose another label word"
+                f"the label '{label}' holds '{sign}', a special token of the tokenizer: choose another label word"
             )
 
 
@@ -161,8 +161,8 @@ def encode_all(
     special = [str(token) for token in tokenizer.all_special_tokens]
     check_special(dict.fromkeys(label for prompt in prompts for label in prompt.labels), special)
     for prompt, layout in zip(prompts, layouts, strict=True):
-        if found := next((token for token in special if token in layout.text), None):
-            raise _refusal(prompt, f"it holds the special token '{found}'", "take that out of its texts")
+        if sign := next((token for token in special if token in layout.text), None):
+            raise _refusal(prompt, f"it holds the special token '{sign}'", "take that out of its texts")
     run = _tokenise([layout.text for layout in layouts], tokenizer)
     ends = _tokenise(
         [f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer
@@ -251,8 +251,8 @@ def _token_span(prompt: Prompt, run: _Tokens, characters: Span) -> Span:
 
 def _refusal(prompt: Prompt, problem: str, remedy: str) -> TwoTowersError:
     text = prompt.text
-    shown = text if len(text) <= 60 else f"{text[:30]} ... {text[-25:]}"
-    return TwoTowersError(f"the prompt {shown!r} is refused, {problem}: {remedy}")
+    excerpt = text if len(text) <= 60 else f"{text[:30]} ... {text[-25:]}"
+    return TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
 
 
 def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tuple[list[int], list[Encoded]]]:
@@ -264,10 +264,10 @@ def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tupl
     if max_tokens < 1:
         raise TwoTowersError(f"max_tokens={max_tokens}: give a whole number of at least 1")
     groups: dict[int, list[int]] = {}
-    for index, one in enumerate(encoded):
-        groups.setdefault(len(one.ids), []).append(index)
+    for index, e in enumerate(encoded):
+        groups.setdefault(len(e.ids), []).append(index)
     for length, group in groups.items():
         size = max(1, max_tokens // length)
         for first in range(0, len(group), size):
-            some = group[first : first + size]
-            yield some, [encoded[i] for i in some]
+            rows = group[first : first + size]
+            yield rows, [encoded[i] for i in rows]
