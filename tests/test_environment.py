@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
-CLUSTERS = ("slurm", "kubernetes")  # in no lock, and not in conda's list: who has a cluster installs one
+CLUSTERS = ("slurm",)  # in no lock, and not in conda's list: who has a cluster installs it
 LOCKS = {path.name: path.read_text() for path in [ROOT / "requirements.lock", *sorted((ROOT / "locks").glob("*.lock"))]}
 ENTRIES = {
     name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text) for name, text in LOCKS.items()

@@ -104,6 +104,11 @@ class Settings(BaseModel):
         """The settings that decide numbers: all but the model's name, and where things run and lie."""
         return self.model_dump(exclude={"model", "device", "device_map", "out"})
 
+    def changed(self) -> dict[str, Any]:
+        """Those of them that are not the default ones; the suite is a place of its own."""
+        default = Settings(model=self.model, suite=self.suite).deciding()
+        return {name: value for name, value in self.deciding().items() if value != default[name]}
+
 
 def _one_line(error: ValidationError, values: dict[str, Any]) -> str:
     """pydantic's first complaint as one line that names the parameter, its value and what it may be."""
