@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages verify miniature lab peers lock clean
+.PHONY: help book test check pages bundle verify miniature ladder lab peers lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -34,18 +34,25 @@ book: $(STAMP)  ## measure what is missing, run the chapters that changed, build
 test: $(STAMP)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_pages.py
 
-check: $(STAMP)  ## check types, and run the quick tests: three architectures, no book, no browser
+check: $(STAMP)  ## check names and types, and run the quick tests: three architectures, no book, no browser
+	@$(BIN)/python -m ruff check --quiet .
 	@$(BIN)/python -m mypy
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 pages: book  ## look at every page of the built book in a headless browser
 	@$(BIN)/python -m pytest -n 2 tests/test_pages.py
 
+bundle: book  ## archive pages, evidence and measurements in dist/, with a list of the files and the dates of what was measured
+	@$(BIN)/python .ci/bundle
+
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
 	@exec $(BIN)/python -m towerlab.cli verify --model "$${MODEL:-gpt2-large}"
 
 miniature: $(STAMP)  ## train the shipped model again
 	$(BIN)/python -m training.train mini-gpt2
+
+ladder: $(STAMP)  ## train and measure the models of appendix E (many hours); PILOT=1: those of the pilot
+	$(BIN)/python -m snakemake -s training/Snakefile --cores $(JOBS) $(if $(PILOT),--config pilot=1)
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(LOCKED) --requirement locks/lab.lock

@@ -26,7 +26,7 @@ given = {name: value for name, value in config.items() if name in Settings.model
 settings = Settings.of(given)
 MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads", 1))
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
-DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.csv") if p.stem != "versions"]
+DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.*") if p.suffix in (".csv", ".nc") and p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
 PAGES += [name for name in ("CHANGELOG.md", "CITATION.cff") if Path(name).is_file()]  # parts of pages
 

@@ -124,7 +124,7 @@ def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
         after = x + attention[:, None]
         written = torch.einsum("bhk,hkd->bhd", z, model.output_weight(layer))
         rows = torch.cat([x, after, after + ffn[:, None], x + written], 1)
-        log_p = unembed.bs_values(rows, model.unembedding, "frozen", scale).log_softmax(-1)[..., encoded[0].true_id]
+        log_p = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[..., encoded[0].true_id]
         return log_p[:, 3:] - log_p[:, :1]
 
     @torch.inference_mode()

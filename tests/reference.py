@@ -9,12 +9,10 @@ from towerlab.model.model import Model
 
 
 def log_prob(model: Model, v, word, norm, scale):
-    e = model.unembedding
-    if norm != "raw":
-        centred = v - v.mean() if e.centred else v
-        s = (centred.square().mean() + e.eps).sqrt() if norm == "recomputed" else scale
-        v = e.gamma * centred / s
-    return torch.log_softmax(e.weight @ v, -1)[word]
+    unembedding = model.unembedding
+    centred = v - v.mean() if unembedding.centred else v
+    s = (centred.square().mean() + unembedding.eps).sqrt() if norm == "recomputed" else scale
+    return torch.log_softmax(unembedding.weight @ (unembedding.gamma * centred / s), -1)[word]
 
 
 class Reference:
@@ -22,12 +20,12 @@ class Reference:
 
     def __init__(self, model: Model, ids):
         self.model = model
-        seen = {}
+        outputs = {}
         handles = []
         for layer in range(model.n_layers):
             handles.append(
                 model.part(layer, "attention").register_forward_pre_hook(
-                    lambda m, args, kwargs, key=("attention_in", layer): seen.__setitem__(
+                    lambda m, args, kwargs, key=("attention_in", layer): outputs.__setitem__(
                         key, args[0] if args else kwargs["hidden_states"]
                     ),
                     with_kwargs=True,
@@ -35,18 +33,16 @@ class Reference:
             )
             for name, path in {"attention": "attention_block", "ffn": "ffn_block"}.items():
                 module = model.part(layer, path)
-                handles.append(
-                    module.register_forward_hook(lambda m, a, out, key=(name, layer): seen.__setitem__(key, out))
-                )
+                handles.append(module.register_forward_hook(lambda m, a, out, key=(name, layer): outputs.__setitem__(key, out)))
             handles.append(
                 model.part(layer, "ffn_out").register_forward_pre_hook(
-                    lambda m, args, key=("coefficients", layer): seen.__setitem__(key, args[0])
+                    lambda m, args, key=("coefficients", layer): outputs.__setitem__(key, args[0])
                 )
             )
             for block in ("attention", "ffn"):
                 handles.append(
                     model.part(layer, f"{block}_out").register_forward_hook(
-                        lambda m, a, out, key=(f"{block} map", layer): seen.__setitem__(key, out)
+                        lambda m, a, out, key=(f"{block} map", layer): outputs.__setitem__(key, out)
                     )
                 )
         implementation = model.hf.config._attn_implementation
@@ -61,18 +57,17 @@ class Reference:
                 handle.remove()
         self.attentions = [a[0, :, -1] for a in out.attentions]  # per layer (head, position)
         self.resid_pre = [h[0, -1] for h in out.hidden_states[: model.n_layers]]
-        self.attention = [seen["attention", i][0, -1] for i in range(model.n_layers)]
-        self.ffn = [seen["ffn", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
-        self.normed = [seen["attention_in", i][0] for i in range(model.n_layers)]  # (position, d_model)
-        self.coefficients = [seen["coefficients", i].reshape(len(ids), -1)[-1] for i in range(model.n_layers)]
+        self.attention = [outputs["attention", i][0, -1] for i in range(model.n_layers)]
+        self.ffn = [outputs["ffn", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
+        self.normed = [outputs["attention_in", i][0] for i in range(model.n_layers)]  # (position, d_model)
+        self.coefficients = [outputs["coefficients", i].reshape(len(ids), -1)[-1] for i in range(model.n_layers)]
         self.mapped = {
-            b: [seen[f"{b} map", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
-            for b in ("attention", "ffn")
+            b: [outputs[f"{b} map", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)] for b in ("attention", "ffn")
         }
         self.resid_final = self.resid_pre[-1] + self.attention[-1] + self.ffn[-1]
-        e = model.unembedding
-        centred = self.resid_final - self.resid_final.mean() if e.centred else self.resid_final
-        self.scale = (centred.square().mean() + e.eps).sqrt()
+        unembedding = model.unembedding
+        centred = self.resid_final - self.resid_final.mean() if unembedding.centred else self.resid_final
+        self.scale = (centred.square().mean() + unembedding.eps).sqrt()
 
     def after_norm(self, layer, block, v):
         """A share v of what W_O or fc2 gave, behind a norm of the whole: w * v / s, or (1 + w) * v / s in Gemma."""

@@ -52,34 +52,36 @@ def sets_of(model):
 def test_every_ablation_equals_a_whole_run(any_model, max_tokens):
     encoded, sets = random_prompts(5), sets_of(any_model)  # two lengths
     means = mean_z(any_model, random_prompts(3, seed=1))
-    found = ablations(any_model, encoded, sets, replacements={"zero": None, "mean": means}, max_tokens=max_tokens)
-    assert found.log_prob_true.dims == ("positions", "replacement", "heads", "prompt")
-    assert list(found.heads.values) == ["none", *sets] and "place" not in found.dims
+    result = ablations(any_model, encoded, sets, replacements={"zero": None, "mean": means}, max_tokens=max_tokens)
+    assert result.log_prob_true.dims == ("positions", "replacement", "heads", "prompt")
+    assert list(result.heads.values) == ["none", *sets] and "place" not in result.dims
     for positions in ("all", "last"):
         for name, mean in (("zero", None), ("mean", means[positions])):
             for label, heads in {"none": [], **sets}.items():
-                at = found.sel(positions=positions, replacement=name, heads=label)
-                expected = [whole_run(any_model, one, heads, positions, mean) for one in encoded]
+                at = result.sel(positions=positions, replacement=name, heads=label)
+                expected = [whole_run(any_model, prompt, heads, positions, mean) for prompt in encoded]
                 np.testing.assert_allclose(at.log_prob_true, [e[0] for e in expected], **EXACT)
                 np.testing.assert_allclose(at.log_prob_other, [e[1] for e in expected], **EXACT)
-                ids = [[e.true_id, *set(e.label_ids.values()) - {e.true_id}, top] for e, (*_, top) in
-                       zip(encoded, expected, strict=True)]  # fmt: skip
+                ids = [
+                    [e.true_id, *set(e.label_ids.values()) - {e.true_id}, top]
+                    for e, (*_, top) in zip(encoded, expected, strict=True)
+                ]
                 assert list(at.says.values) == [row.index(row[2]) for row in ids]
-    effects = (found - found.sel(heads="none")).log_prob_true
+    effects = (result - result.sel(heads="none")).log_prob_true
     assert float(abs(effects.sel(heads=["mixed", "twice", "top", "low"])).mean("prompt").min()) > 1e-4
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_every_head_alone_equals_a_whole_run(any_model, positions):
     encoded = random_prompts(3)
-    found = single_ablations(any_model, encoded, positions)
-    assert found.log_prob_lost.dims == ("prompt", "layer", "head") and str(found.positions.values) == positions
-    for i, one in enumerate(encoded):
-        true, other, _ = whole_run(any_model, one, [], positions)
+    result = single_ablations(any_model, encoded, positions)
+    assert result.log_prob_lost.dims == ("prompt", "layer", "head") and str(result.positions.values) == positions
+    for i, e in enumerate(encoded):
+        true, other, _ = whole_run(any_model, e, [], positions)
         for layer in range(any_model.n_layers):
             for head in range(any_model.n_heads):
-                own, others, _ = whole_run(any_model, one, [(layer, head)], positions)
-                lost = found.isel(prompt=i, layer=layer, head=head)
+                own, others, _ = whole_run(any_model, e, [(layer, head)], positions)
+                lost = result.isel(prompt=i, layer=layer, head=head)
                 assert float(lost.log_prob_lost) == pytest.approx(true - own, abs=1e-9)
                 assert float(lost.logit_difference_lost) == pytest.approx(true - other - own + others, abs=1e-9)
 
@@ -88,15 +90,15 @@ def test_means_are_those_of_plain_runs_and_a_head_given_its_own_z_changes_nothin
     encoded = random_prompts(4)
     rows = []
     handle = any_model.part(1, "attention_out").register_forward_pre_hook(lambda _, args: rows.append(args[0][0]))
-    for one in encoded:
-        any_model.logits([one])
+    for e in encoded:
+        any_model.logits([e])
     handle.remove()
     means = mean_z(any_model, encoded, max_tokens=30)
     torch.testing.assert_close(means["all"][1].flatten(), torch.cat(rows).mean(0))
     torch.testing.assert_close(means["last"][1].flatten(), torch.stack([row[-1] for row in rows]).mean(0))
     z = {"last": capture(any_model, encoded[:1]).attention_out_input[:, 0]}
-    found = ablations(any_model, encoded[:1], {"all": [(0, 0), (1, 1)]}, ["last"], {"its own": z}).log_prob_true
-    np.testing.assert_allclose(found.sel(heads="all"), found.sel(heads="none"), **EXACT)
+    result = ablations(any_model, encoded[:1], {"all": [(0, 0), (1, 1)]}, ["last"], {"its own": z}).log_prob_true
+    np.testing.assert_allclose(result.sel(heads="all"), result.sel(heads="none"), **EXACT)
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])
@@ -127,18 +129,18 @@ def test_a_forward_that_another_library_put_on_a_module_stays(any_model):
     expected, stock = ablations(any_model, encoded, sets), module.forward
     module.forward = wrapped = lambda *args, **kwargs: stock(*args, **kwargs)  # as accelerate does for a device_map
     try:
-        found = ablations(any_model, encoded, sets)
+        result = ablations(any_model, encoded, sets)
         assert module.forward is wrapped
     finally:
         del module.forward
-    np.testing.assert_allclose(found.log_prob_true, expected.log_prob_true, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.log_prob_true, expected.log_prob_true, rtol=0, atol=1e-12)
 
 
 def test_without_any_head_all_runs_are_the_plain_one_and_unknown_names_are_refused():
     model, encoded = tiny("gpt2"), random_prompts(3)
-    found, plain = ablations(model, encoded, {"empty": []}), answers(model, encoded)
+    result, plain = ablations(model, encoded, {"empty": []}), answers(model, encoded)
     for positions in ("all", "last"):
-        np.testing.assert_allclose(found.log_prob_true.sel(positions=positions, heads="empty")[0], plain.log_prob_true)
+        np.testing.assert_allclose(result.log_prob_true.sel(positions=positions, heads="empty")[0], plain.log_prob_true)
     with pytest.raises(TwoTowersError, match="choose all or last"):
         single_ablations(model, encoded, "first")
     with pytest.raises(TwoTowersError, match="is not in"):

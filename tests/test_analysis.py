@@ -9,9 +9,7 @@ import pytest
 from conftest import ROOT
 
 LIB = ROOT / "lib"
-ROOMS = (
-    "twotowers", "towerlab.cache", "towerlab.progress", "towerlab.prompts", "towerlab.model", "towerlab.measure", "towerlab"
-)  # fmt: skip
+ROOMS = ("twotowers", "towerlab.cache", "towerlab.progress", "towerlab.prompts", "towerlab.model", "towerlab.measure", "towerlab")
 """Each imports from itself and from those before it; the last is all the rest of the laboratory"""
 
 WITHOUT = """
@@ -39,9 +37,9 @@ except TwoTowersError as error:
 
 
 def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_imported():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "'heads' of mini-gpt2 is not recorded" in done.stdout and "pip install .[measure]" in done.stdout
+    process = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "'heads' of mini-gpt2 is not recorded" in process.stdout and "pip install .[measure]" in process.stdout
 
 
 @pytest.mark.parametrize("name", ["book", "recorded"])
@@ -72,6 +70,8 @@ def test_no_room_imports_from_one_above_it(path):
     assert [name for name in imported(path) if room(name) > own] == []
 
 
-@pytest.mark.parametrize("path", [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"], ids=lambda path: path.stem
+)
 def test_the_map_has_every_module(path):
     assert f"`{path.stem}`" in (ROOT / "CONTRIBUTING.md").read_text("utf8")

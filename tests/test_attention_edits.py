@@ -61,8 +61,8 @@ def by_hand(model, base, source, what):
                         v = theirs.values[layer][0, group, at] * scales[1]
                 score, cap = float(query @ k) * own.scaling[layer], getattr(model.config, "attn_logit_softcapping", 0)
                 score = cap * math.tanh(score / cap) if cap else score
-                seen = own.scores[layer][0, head, p] > -1e30  # a sliding window hides the rest
-                weights.append(math.exp(score) if seen else 0.0)
+                plain = own.scores[layer][0, head, p] > -1e30  # a sliding window hides the rest
+                weights.append(math.exp(score) if plain else 0.0)
                 vectors.append(v)
             rows.append(sum(w / sum(weights) * v for w, v in zip(weights, vectors, strict=True)))
         if rows:
@@ -79,46 +79,49 @@ def by_hand(model, base, source, what):
 @pytest.mark.parametrize("max_rows", [4, 1024])  # few: edits of several layers in several goes
 def test_rows_of_the_last_position_say_what_whole_runs_say(any_model, max_rows):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
-    last, theirs = LastPosition(any_model, base), LastPosition(any_model, source).plain
-    edits = [exchange(heads, what, theirs, positions(base)) for heads in (HEADS[1:], HEADS, [(1, 1)], []) for what in EXCHANGES]
+    last, source_state = LastPosition(any_model, base), LastPosition(any_model, source).plain
+    edits = [
+        exchange(heads, what, source_state, positions(base)) for heads in (HEADS[1:], HEADS, [(1, 1)], []) for what in EXCHANGES
+    ]
     expected = []
     for edit in edits:
         with edited(any_model, edit):
             expected.append(answer(any_model, base))
     expected.append(answer(any_model, base))
-    top, log_prob = (torch.cat([x, plain[None]]) for x, plain in
-                     zip(last.answers(edits, max_rows), last.plain_answer(), strict=True))  # fmt: skip
+    top, log_prob = (
+        torch.cat([x, plain[None]]) for x, plain in zip(last.answers(edits, max_rows), last.plain_answer(), strict=True)
+    )
     assert torch.equal(top, torch.stack([top for top, _ in expected]))
     torch.testing.assert_close(log_prob, torch.stack([log_prob for _, log_prob in expected]), rtol=0, atol=1e-11)
-    torch.testing.assert_close(last.seen.logits, capture(any_model, base).logits, rtol=0, atol=0)
+    torch.testing.assert_close(last.capture.logits, capture(any_model, base).logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("what", EXCHANGES)
 def test_an_exchange_equals_a_plain_loop_over_layers_heads_and_positions(any_model, what):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
-    found = under_exchange(any_model, base, source, what).logits
+    result = under_exchange(any_model, base, source, what).logits
     expected = torch.stack([by_hand(any_model, *pair, what) for pair in zip(base, source, strict=True)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    assert (found - capture(any_model, base).logits).abs().max() > 1e-4
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
+    assert (result - capture(any_model, base).logits).abs().max() > 1e-4
 
 
 def test_only_the_last_position_of_the_chosen_head_changes_not_its_siblings(any_model):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
     plain = capture(any_model, base, {"streams"})
-    found = under_exchange(any_model, base, source, "all", [(0, 1)], {"streams"})
+    result = under_exchange(any_model, base, source, "all", [(0, 1)], {"streams"})
     # As fed to W_O: what `z` is divided by under Gemma 2 is that of all heads together.
-    changed = (found.attention_out_input - plain.attention_out_input)[0].abs().amax((0, 2)) > 1e-9
-    assert changed.tolist() == [head == 1 for head in range(any_model.n_heads)]
-    assert torch.equal(found.stream_inputs[1][:, :-1], plain.stream_inputs[1][:, :-1])
+    differs = (result.attention_out_input - plain.attention_out_input)[0].abs().amax((0, 2)) > 1e-9
+    assert differs.tolist() == [head == 1 for head in range(any_model.n_heads)]
+    assert torch.equal(result.stream_inputs[1][:, :-1], plain.stream_inputs[1][:, :-1])
 
 
 def test_attention_can_be_recorded_beside_an_exchange_and_is_the_runs_own(any_model):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
     plain = capture(any_model, base, {"weights"})
     alone = under_exchange(any_model, base, source, "all")
-    found = under_exchange(any_model, base, source, "all", record={"weights"})
-    assert torch.equal(found.logits, alone.logits)
-    assert torch.equal(found.weights[0], plain.weights[0])
+    result = under_exchange(any_model, base, source, "all", record={"weights"})
+    assert torch.equal(result.logits, alone.logits)
+    assert torch.equal(result.weights[0], plain.weights[0])
 
 
 def test_the_output_of_a_head_by_hand():
@@ -136,14 +139,14 @@ def test_in_one_layer_labels_that_differ_say_all_by_keys_and_values_and_nothing_
     model.hf.transformer.h, model.config.n_layer = model.hf.transformer.h[:1], 1
     base = random_prompts(2, lengths=(11,))
     source = []
-    for one in base:
-        ids = [(7, 9, 11)[i // 3] if i in one.label_positions else word for i, word in enumerate(one.ids)]
-        source.append(type(one)(**{**vars(one), "ids": tuple(ids)}))
+    for e in base:
+        ids = [(7, 9, 11)[i // 3] if i in e.label_positions else word for i, word in enumerate(e.ids)]
+        source.append(type(e)(**{**vars(e), "ids": tuple(ids)}))
     plain, theirs = (capture(model, side).logits for side in (base, source))
-    found = {what: under_exchange(model, base, source, what, all_heads(model)).logits for what in EXCHANGES}
-    torch.testing.assert_close(found["all"], theirs, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found["query"], plain, rtol=0, atol=1e-12)
-    assert min((found[what] - x).abs().max() for what in ("keys", "values") for x in (plain, theirs)) > 1e-3
+    result = {what: under_exchange(model, base, source, what, all_heads(model)).logits for what in EXCHANGES}
+    torch.testing.assert_close(result["all"], theirs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result["query"], plain, rtol=0, atol=1e-12)
+    assert min((result[what] - x).abs().max() for what in ("keys", "values") for x in (plain, theirs)) > 1e-3
 
 
 def test_steering_by_the_difference_of_two_prompts_is_exchanging_them(any_model):
@@ -171,14 +174,13 @@ def test_a_run_restarted_at_a_layer_ends_as_the_whole_run_and_lets_go(any_model)
 
 def weights_of(model, layer, encoded, closed=None):
     """Attention weights of all positions (batch, head, position, position) in one layer."""
-    seen = []
+    plain = []
 
     def reader(query, key, value, mask, scaling, softcap):
         rows = [
-            last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap)
-            for i in range(query.shape[2])
+            last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap) for i in range(query.shape[2])
         ]
-        seen.extend(torch.nn.functional.pad(row.softmax(-1), (0, query.shape[2] - row.shape[-1])) for row in rows)
+        plain.extend(torch.nn.functional.pad(row.softmax(-1), (0, query.shape[2] - row.shape[-1])) for row in rows)
 
     def part(mask, i):
         return None if mask is None else mask[:, :, : i + 1, : i + 1]
@@ -189,7 +191,7 @@ def weights_of(model, layer, encoded, closed=None):
         else:
             with blocked(model, [layer], closed):
                 capture(model, encoded)
-    return torch.stack(seen, 2)
+    return torch.stack(plain, 2)
 
 
 def test_blocking_zeroes_these_weights_and_the_others_share_them_in_proportion(any_model):
@@ -211,9 +213,9 @@ def test_blocking_changes_the_positions_that_may_not_look_and_no_earlier_ones(an
         torch.testing.assert_close(capture(any_model, encoded).logits, plain.logits, rtol=0, atol=1e-11)
     closed[0, 5, 3] = True
     with blocked(any_model, [0], closed):
-        found = capture(any_model, encoded, {"streams"})
-    changed = (found.stream_inputs[1] - plain.stream_inputs[1])[0].abs().amax(-1) > 1e-9
-    assert changed.tolist() == [p == 5 for p in range(11)]
+        result = capture(any_model, encoded, {"streams"})
+    differs = (result.stream_inputs[1] - plain.stream_inputs[1])[0].abs().amax(-1) > 1e-9
+    assert differs.tolist() == [p == 5 for p in range(11)]
     assert torch.equal(capture(any_model, encoded).logits, plain.logits)
 
 
@@ -230,7 +232,7 @@ def test_what_would_be_silently_wrong_is_refused():
         capture(model, encoded)
     with pytest.raises(TwoTowersError, match="load it with"):
         LastPosition(model, encoded)
-    for closed, layers, told in ((torch.eye(11), [0], "attending to itself"), (torch.zeros(11, 11), [3], "layer 3")):
-        with pytest.raises(TwoTowersError, match=told), blocked(model, layers, closed[None].bool()):
+    for closed, layers, message in ((torch.eye(11), [0], "attending to itself"), (torch.zeros(11, 11), [3], "layer 3")):
+        with pytest.raises(TwoTowersError, match=message), blocked(model, layers, closed[None].bool()):
             pass
     assert not any("twotowers_reader" in vars(model.part(layer, "attention")) for layer in range(model.n_layers))

@@ -35,9 +35,9 @@ def test_pairs_labels_and_classes_take_turns():
     assert set(Counter(p.dataset for p in prompts).values()) == {10}
     assert {p.dataset for p in prompts} == set(class_pairs())
     for pair in class_pairs():
-        mine = [p for p in prompts if p.dataset == pair]
-        assert len({p.labels for p in mine}) == len(label_pairs()) == 10
-        assert Counter(p.cls for p in mine) == dict.fromkeys(pair.split("/"), 5)
+        of_pair = [p for p in prompts if p.dataset == pair]
+        assert len({p.labels for p in of_pair}) == len(label_pairs()) == 10
+        assert Counter(p.cls for p in of_pair) == dict.fromkeys(pair.split("/"), 5)
 
 
 def test_the_pairs_are_disjoint_and_class_names_label_themselves():
@@ -53,9 +53,9 @@ def test_the_same_seed_gives_the_same_prompts():
 
 
 def test_coordinates_tell_what_a_prompt_is():
-    told = about(draw_blocks(1, FORM, seed=0, pairs=["animal/country"], labels=["foo/bar"]))
-    assert told["true"][1].shape == (4, 4) and told["true_first"][1].tolist().count(True) == 2
-    assert set(told["pair"][1]) == {"animal/country"} and set(told["labels"][1]) == {"foo/bar"}
+    coordinates = about(draw_blocks(1, FORM, seed=0, pairs=["animal/country"], labels=["foo/bar"]))
+    assert coordinates["true"][1].shape == (4, 4) and coordinates["true_first"][1].tolist().count(True) == 2
+    assert set(coordinates["pair"][1]) == {"animal/country"} and set(coordinates["labels"][1]) == {"foo/bar"}
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from twotowers.errors import TwoTowersError
 
 
 def test_the_shipped_tables_are_whole():
-    known = claims.claims()
-    assert next(iter(known)) == "learned"
-    assert {c.control for c in known.values() if c.heads == ""} == {"none"}  # controls are of sets of heads
-    assert set(claims.findings()["claim"]) <= set(known)
+    table = claims.claims()
+    assert next(iter(table)) == "learned"
+    assert {c.control for c in table.values() if c.heads == ""} == {"none"}  # controls are of sets of heads
+    assert set(claims.findings()["claim"]) <= set(table)
     assert list(claims.rules().columns) == ["date", "rule", "seen", "before"]
 
 

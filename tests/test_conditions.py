@@ -20,16 +20,16 @@ def encode(prompts):
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "llama"])
 def test_every_number_is_a_sum_of_weights_of_one_prompt(float64, kind):
     model, prompts = shared_tiny(kind), [e.prompt for e in tiny_blocks.blocks(2)]
-    found = conditions(model, prompts, CONDITIONS, encode)
-    assert found["attention_true"].dims == ("condition", "prompt", "layer", "head")
+    result = conditions(model, prompts, CONDITIONS, encode)
+    assert result["attention_true"].dims == ("condition", "prompt", "layer", "head")
     for name, change in CONDITIONS.items():
         for i, e in enumerate(encode([change(prompt) for prompt in prompts])):
             slow = Reference(model, e.ids)
-            shown = e.prompt.demonstrations
-            true = [p for p, d in zip(e.label_positions, shown, strict=True) if d.label == e.prompt.true_label]
+            parts = e.prompt.demonstrations
+            true = [p for p, d in zip(e.label_positions, parts, strict=True) if d.label == e.prompt.true_label]
             other = [p for p in e.label_positions if p not in true]
             for layer, weights in enumerate(slow.attentions):
-                at = found.sel(condition=name).isel(prompt=i, layer=layer)
+                at = result.sel(condition=name).isel(prompt=i, layer=layer)
                 np.testing.assert_allclose(at["attention_true"], sum(weights[:, p] for p in true), rtol=0, atol=1e-6)
                 np.testing.assert_allclose(at["attention_other"], sum(weights[:, p] for p in other), rtol=0, atol=1e-6)
                 if name == "plain":  # a demonstration is three tokens: text, colon, label
@@ -37,7 +37,7 @@ def test_every_number_is_a_sum_of_weights_of_one_prompt(float64, kind):
                     removed = weights[:, true[-1] - 2 : true[-1] + 1].sum(-1)
                     np.testing.assert_allclose(at["attention_removed"], removed, rtol=0, atol=1e-6)
             logits = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)
-            assert float(found["log_prob_true"].sel(condition=name)[i]) == pytest.approx(float(logits[e.true_id]), abs=1e-9)
+            assert float(result["log_prob_true"].sel(condition=name)[i]) == pytest.approx(float(logits[e.true_id]), abs=1e-9)
 
 
 def test_what_the_conditions_make_of_a_prompt():

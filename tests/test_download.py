@@ -40,13 +40,13 @@ def server(pinned, monkeypatch):
     remote = pinned / "remote" / "someone/repo" / COMMIT / "data" / "some file.txt"
     remote.parent.mkdir(parents=True)
     remote.write_bytes(CONTENT)
-    with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=pinned / "remote")) as one:
-        one.asked, one.remote = [], remote
-        thread = threading.Thread(target=one.serve_forever)
+    with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=pinned / "remote")) as http:
+        http.asked, http.remote = [], remote
+        thread = threading.Thread(target=http.serve_forever)
         thread.start()
-        monkeypatch.setattr(download, "SERVER", f"http://127.0.0.1:{one.server_port}")
-        yield one
-        one.shutdown()
+        monkeypatch.setattr(download, "SERVER", f"http://127.0.0.1:{http.server_port}")
+        yield http
+        http.shutdown()
         thread.join()
 
 

@@ -1,9 +1,11 @@
 """pyproject.toml, the locks and environment.yml tell the same story, and nothing is installed without a hash."""
 
+import json
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 
+import twotowers
 import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
@@ -14,7 +16,9 @@ PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 CLUSTERS = ("slurm",)  # in no lock, and not in conda's list: who has a cluster installs it
 LOCKS = {path.name: path.read_text() for path in [ROOT / "requirements.lock", *sorted((ROOT / "locks").glob("*.lock"))]}
-ENTRIES = {name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text) for name, text in LOCKS.items()}
+ENTRIES = {
+    name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text) for name, text in LOCKS.items()
+}
 MAKEFILE = (ROOT / "Makefile").read_text()
 KNOWN = ("MIT", "BSD", "Apache", "PSF", "Python Software Foundation", "ISC", "MPL", "Mozilla Public", "Public Domain",
          "Zlib", "CC0", "CNRI-Python", "BSL-1.0")  # fmt: skip
@@ -52,7 +56,10 @@ def test_a_lock_is_what_pyproject_asks_for():
 def test_make_installs_nothing_without_a_hash():
     assert re.search(r"(?m)^LOCKED := .* --no-deps --no-build-isolation --require-hashes$", MAKEFILE)
     lines = [line for line in MAKEFILE.splitlines() if "pip install" in line and "--require-hashes" not in line]
-    assert [line.split("pip install ")[1] for line in lines] == ["--quiet --no-deps --no-build-isolation --editable .", "--quiet uv"]
+    assert [line.split("pip install ")[1] for line in lines] == [
+        "--quiet --no-deps --no-build-isolation --editable .",
+        "--quiet uv",
+    ]
     (torch,) = re.findall(r"(?m)^torch==(\S+)", LOCKS["requirements.lock"])
     assert re.findall(r"(?m)^torch==(\S+)", LOCKS["cpu.lock"]) == [f"{torch}+cpu"]
     assert not re.search(r"(?m)^(nvidia|cuda|triton)", LOCKS["requirements.lock"])
@@ -89,3 +96,13 @@ def test_every_installed_package_has_a_licence_that_lets_the_book_use_it():
             continue
     assert {"torch", "transformers", "snakemake"} <= set(stated)
     assert {n: s for n, s in stated.items() if not all(any(k in part for k in KNOWN) for part in s.split(" AND "))} == {}
+
+
+def test_the_archive_is_described_as_citation_and_package_describe_it():
+    cite, archive = yaml.safe_load((ROOT / "CITATION.cff").read_text()), json.loads((ROOT / ".zenodo.json").read_text())
+    for name in ("title", "version", "license"):
+        assert cite[name] == archive[name], name
+    assert [of["name"] for of in cite["authors"]] == [of["name"] for of in archive["creators"]]
+    assert archive["version"] == PROJECT["version"] == twotowers.__version__
+    paper = {cite["preferred-citation"]["url"], cite["preferred-citation"]["identifiers"][0]["value"]}
+    assert paper == {of["identifier"] for of in archive["related_identifiers"]}

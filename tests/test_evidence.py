@@ -136,8 +136,25 @@ DRAWN = xr.concat([random_sets(USUAL)], pd.Index(["comparers"], name="heads")).a
 COMPARERS = {"heads": "comparers", "control": "random sets"}
 
 
-def chosen(cells, values, control=None):
-    return of_set(claim(**cells), values, control, SETS, lambda heads: [[(1, 0)], [(1, 2)]])
+def one_turn(values):
+    yield SETS, values
+
+
+def chosen(cells, values, control=None, turns=one_turn):
+    return of_set(claim(**cells), values, control, SETS, turns, lambda heads: [[(1, 0)] * len(heads), [(1, 2)] * len(heads)])
+
+
+def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
+    values = SINGLE + xr.DataArray(10 * np.arange(3), dims="head")  # a head's number stands in its tens
+
+    def turns(values):
+        for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
+            yield {"comparers": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
+
+    effect, control = chosen(COMPARERS, values, turns=turns)
+    np.testing.assert_allclose(effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10))
+    assert control.dims == ("draw", "prompt") and set(effect.coords) == {"pair", "labels"}
+    assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
@@ -184,10 +201,10 @@ def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
 def test_means_over_sets_equal_a_loop():
     values = xr.DataArray(np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head"))
     sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
-    got = over_sets(values, sets)
-    assert got.dims == ("draw", "kind", "prompt")
+    result = over_sets(values, sets)
+    assert result.dims == ("draw", "kind", "prompt")
     for draw, heads in enumerate(sets):
-        np.testing.assert_allclose(got[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
+        np.testing.assert_allclose(result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
 
 
 def test_prompts_are_put_in_the_order_of_another_measurement():

@@ -125,8 +125,8 @@ def test_a_conversion_overwrites_nothing_and_leaves_nothing_half_written(llama, 
     path = write(llama, tmp_path / "tiny.gguf")
     path.write_bytes(path.read_bytes()[:3000])
     assert cli.main(["convert", str(path), str(tmp_path)]) == cli.main(["convert", "nothing.gguf", str(tmp_path / "x")]) == 2
-    said = capsys.readouterr().err
-    assert "is there already" in said and "there is no file" in said
+    output = capsys.readouterr().err
+    assert "is there already" in output and "there is no file" in output
     assert cli.main(["convert", str(path), str(tmp_path / "x")]) == 2 and not (tmp_path / "x").exists()
 
 

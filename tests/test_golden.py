@@ -35,15 +35,15 @@ def fresh():
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_evidence_is_that_of_the_golden_table(chapter, monkeypatch, tmp_path, request):
-    found = evidence_of(chapter, monkeypatch, tmp_path)
-    found = found[found["model"].isin(shipped_models())].reindex(columns=PINNED)
+    result = evidence_of(chapter, monkeypatch, tmp_path)
+    result = result[result["model"].isin(shipped_models())].reindex(columns=PINNED)
     golden = pd.read_csv(GOLDEN, dtype={"chapter": str})
     mine = golden["chapter"] == chapter.partition("-")[0].lstrip("0").upper()
     if request.config.getoption("--pin"):
-        pinned = pd.concat([golden[~mine], found]).sort_values("chapter", kind="stable")
+        pinned = pd.concat([golden[~mine], result]).sort_values("chapter", kind="stable")
         pinned.to_csv(GOLDEN, index=False, float_format="%.6g")
     else:
-        assert differences(found, golden[mine]) == []
+        assert differences(result, golden[mine]) == []
 
 
 def same(folder, monkeypatch):
@@ -64,8 +64,8 @@ def scaled_values(folder, monkeypatch):
 def labels_off_by_one(folder, monkeypatch):
     """Labels are looked for one token too early."""
 
-    def shifted(*given):
-        encoded = encode_all(*given)
+    def shifted(*arguments):
+        encoded = encode_all(*arguments)
         return [replace(e, label_positions=tuple(p - 1 for p in e.label_positions)) for e in encoded]
 
     monkeypatch.setattr(chain, "encode_all", shifted)
@@ -77,9 +77,10 @@ def test_a_real_change_is_beyond_the_tolerances(change, monkeypatch, tmp_path):
     folder = tmp_path / "mini-gpt2"
     shutil.copytree(shipped_models()["mini-gpt2"], folder)
     change(folder, monkeypatch)
-    given = {"model": str(folder), "labels": ",".join(label_pairs(("nonsense",))), "k": 2, "separator": "space"}
     (tmp_path / "evidence").mkdir()
-    found = evidence_of("05-imbalanced-and-reordered", monkeypatch, tmp_path / "evidence", **given, out=str(tmp_path / "measurements"))
+    settings = {"model": str(folder), "labels": ",".join(label_pairs(("nonsense",))), "k": 2, "separator": "space"}
+    settings["out"] = str(tmp_path / "measurements")
+    result = evidence_of("05-imbalanced-and-reordered", monkeypatch, tmp_path / "evidence", **settings)
     golden = pd.read_csv(GOLDEN, dtype={"chapter": str}).query("chapter == '5'")
-    lines = differences(found[found["model"] == "mini-gpt2"], golden)
+    lines = differences(result[result["model"] == "mini-gpt2"], golden)
     assert bool(lines) == (change is not same), lines

@@ -20,52 +20,56 @@ RECORD = {"weights", "values", "neurons"}
 FFN = {"parallel", "ffn_norm", "ffn_in"}  # fields of a row
 
 
-def increases(seen, model, norm="frozen", positions=False):
+def increases(record, model, norm="frozen", positions=False):
     """Increases (nats) of attention blocks and FFN blocks (prompt, layer), and of heads (prompt, layer, head), or of what
     each reads at each position (prompt, layer, head, position)."""
-    z = seen.z[:, :, :, None]
+    z = record.z[:, :, :, None]
     if positions:
-        values = seen.values.repeat_interleave(model.n_heads // model.n_key_value_heads, 2)
-        z = (seen.weights[..., None] * values).to(values.dtype)
-    scale = unembed.norm_scale(seen.resid_final, model.unembedding)
-    given = (seen.resid_pre, z, seen.ffn_output, scale, seen.true_ids, norm)
-    attention, ffn, vectors = increase.increases_along(model, *given)
+        values = record.values.repeat_interleave(model.n_heads // model.n_key_value_heads, 2)
+        z = (record.weights[..., None] * values).to(values.dtype)
+    scale = unembed.norm_scale(record.resid_final, model.unembedding)
+    arguments = (record.resid_pre, z, record.ffn_output, scale, record.true_ids, norm)
+    attention, ffn, vectors = increase.increases_along(model, *arguments)
     return attention, ffn, vectors if positions else vectors[..., 0]
 
 
-def neuron_increases(seen, model, layer, neurons, norm):
+def neuron_increases(record, model, layer, neurons):
     """Increases (nats) of some neurons of a layer (prompt, neuron)."""
-    x = seen.resid_pre[layer] + seen.attention_output[layer]
+    x = record.resid_pre[layer] + record.attention_output[layer]
     return increase.increases_of_vectors(
-        model, x, seen.neurons[layer][:, neurons], model.ffn_weight(layer)[neurons],
-        unembed.norm_scale(seen.resid_final, model.unembedding), seen.true_ids, norm,
-    )  # fmt: skip
+        model,
+        x,
+        record.neurons[layer][:, neurons],
+        model.ffn_weight(layer)[neurons],
+        unembed.norm_scale(record.resid_final, model.unembedding),
+        record.true_ids,
+    )
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
-    for seen in captures(any_model, random_prompts(4), proof.PROVEN):
-        for identity, error in proof.identity_errors(any_model, seen).items():
+    for plain in captures(any_model, random_prompts(4), proof.PROVEN):
+        for identity, error in proof.identity_errors(any_model, plain).items():
             assert error < 1e-12, identity
 
 
 def test_attention_weights_are_those_of_eager_attention_and_sum_to_one(any_model):
     encoded = random_prompts(1)
-    seen = capture(any_model, encoded, RECORD)
+    plain = capture(any_model, encoded, RECORD)
     slow = Reference(any_model, encoded[0].ids)
     for layer in range(any_model.n_layers):
-        torch.testing.assert_close(seen.weights[layer, 0], slow.attentions[layer], atol=1e-12, rtol=0)
-    torch.testing.assert_close(seen.weights.sum(-1), torch.ones_like(seen.weights[..., 0]))
+        torch.testing.assert_close(plain.weights[layer, 0], slow.attentions[layer], atol=1e-12, rtol=0)
+    torch.testing.assert_close(plain.weights.sum(-1), torch.ones_like(plain.weights[..., 0]))
 
 
 def test_bs_is_linear_when_frozen_and_not_when_recomputed(any_model):
-    e = any_model.unembedding
+    unembedding = any_model.unembedding
     x, v = torch.randn(2, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     s = torch.tensor(1.7, dtype=torch.float64)
-    both = unembed.bs_values(x + v, e, "frozen", s)
-    apart = unembed.bs_values(x, e, "frozen", s) + unembed.bs_values(v, e, "frozen", s)
+    both = unembed.bs_values(x + v, unembedding, s)
+    apart = unembed.bs_values(x, unembedding, s) + unembed.bs_values(v, unembedding, s)
     torch.testing.assert_close(both, apart)
-    recomputed = unembed.bs_values(x, e, "recomputed") + unembed.bs_values(v, e, "recomputed")
-    assert (unembed.bs_values(x + v, e, "recomputed") - recomputed).abs().max() > 1e-3
+    recomputed = unembed.bs_values(x, unembedding) + unembed.bs_values(v, unembedding)
+    assert (unembed.bs_values(x + v, unembedding) - recomputed).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("norm", unembed.NORMS)
@@ -73,10 +77,10 @@ def test_bs_is_linear_when_frozen_and_not_when_recomputed(any_model):
 def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
     # Few prompts take the full-width plan, many the factored one: the operation count decides.
     encoded = random_prompts(40 if factored else 2, lengths=(11,))
-    seen = capture(any_model, encoded, RECORD)
-    attention, ffn, heads = increases(seen, any_model, norm)
-    *_, positions = increases(seen, any_model, norm, positions=True)
-    neurons = neuron_increases(seen, any_model, 1, [0, 3, 5], norm)
+    plain = capture(any_model, encoded, RECORD)
+    attention, ffn, heads = increases(plain, any_model, norm)
+    *_, positions = increases(plain, any_model, norm, positions=True)
+    neurons = neuron_increases(plain, any_model, 1, [0, 3, 5])
     for i in (0, len(encoded) - 1):
         slow, word = Reference(any_model, encoded[i].ids), encoded[i].true_id
         for layer in range(any_model.n_layers):
@@ -91,7 +95,7 @@ def test_every_increase_equals_the_slow_reference(any_model, norm, factored):
                 for p in (0, 5, 10):
                     expected = slow.increase(x, slow.position(layer, head, p), word, norm)
                     assert positions[i, layer, head, p].item() == pytest.approx(expected, abs=1e-9)
-        for j, neuron in enumerate([0, 3, 5]):
+        for j, neuron in enumerate([0, 3, 5]) if norm == "frozen" else ():
             x = slow.resid_pre[1] + slow.attention[1]
             expected = slow.increase(x, slow.neuron(1, neuron), word, norm)
             assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
@@ -106,15 +110,15 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(promp
     length = max((len(e.ids) for e in drawn), key=[len(e.ids) for e in drawn].count)
     encoded = [e for e in drawn if len(e.ids) == length][:prompts]  # a capture takes prompts of one length
     assert len(encoded) == prompts
-    seen = capture(model, encoded, {"weights", "values"})
-    found = {norm: increases(seen, model, norm) for norm in unembed.NORMS}
-    *_, positions = increases(seen, model, positions=True)
+    plain = capture(model, encoded, {"weights", "values"})
+    result = {norm: increases(plain, model, norm) for norm in unembed.NORMS}
+    *_, positions = increases(plain, model, positions=True)
     exact = replace(model, hf=copy.deepcopy(model.hf).double())
     for i in (0, len(encoded) - 1):
         slow, word = Reference(exact, encoded[i].ids), encoded[i].true_id
         for layer in range(model.n_layers):
             x = slow.resid_pre[layer]
-            for norm, (attention, ffn, heads) in found.items():
+            for norm, (attention, ffn, heads) in result.items():
                 expected = [slow.increase(x, slow.head(layer, h), word, norm) for h in range(model.n_heads)]
                 assert heads[i, layer].tolist() == pytest.approx(expected, abs=LOGITS)
                 expected = slow.increase(x, slow.attention[layer], word, norm)
@@ -127,14 +131,12 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(promp
 
 
 def test_prompts_split_for_memory_give_the_same(any_model, monkeypatch):
-    seen = capture(any_model, random_prompts(3, lengths=(11,)))
-    *_, whole = increases(seen, any_model)
+    plain = capture(any_model, random_prompts(3, lengths=(11,)))
+    *_, whole = increases(plain, any_model)
     monkeypatch.setattr(increase, "LIMIT", 1)
     parts = []
-    monkeypatch.setattr(
-        increase, "stream_vocabulary", lambda *a, real=increase.stream_vocabulary: parts.append(1) or real(*a)
-    )
-    torch.testing.assert_close(increases(seen, any_model)[-1], whole, atol=1e-12, rtol=0)
+    monkeypatch.setattr(increase, "stream_vocabulary", lambda *a, real=increase.stream_vocabulary: parts.append(1) or real(*a))
+    torch.testing.assert_close(increases(plain, any_model)[-1], whole, atol=1e-12, rtol=0)
     assert len(parts) == 3
 
 
@@ -148,27 +150,27 @@ def test_batches_lengths_and_order_change_nothing():
             assert abs(some[name].values[::-1] - whole[name].values).max() < 1e-5
 
 
-def test_log_prob_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
-    monkeypatch.setattr(unembed, "vocab_chunks", lambda e: _slabs(e, 7))  # many slabs even for a tiny vocabulary
-    e = any_model.unembedding
+def test_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
+    monkeypatch.setattr(
+        unembed, "vocab_chunks", lambda unembedding: _slabs(unembedding, 7)
+    )  # many slabs even for a tiny vocabulary
+    unembedding = any_model.unembedding
     v = torch.randn(3, 5, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    words = torch.randint(0, e.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
-    full = unembed.bs_values(v, e, "recomputed")
-    expected = full.log_softmax(-1).gather(-1, words[..., None])[..., 0]
-    torch.testing.assert_close(unembed.log_prob(v, words, e, "recomputed"), expected)
+    words = torch.randint(0, unembedding.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
+    full = unembed.bs_values(v, unembedding)
     own, rows = full.gather(-1, words[..., None]), v.flatten(0, 1)
-    ranks = unembed.rank(rows, words.reshape(-1, 1), e, "recomputed")
+    ranks = unembed.rank(rows, words.reshape(-1, 1), unembedding)
     assert torch.equal(ranks.reshape(3, 5), 1 + (full > own).sum(-1))
-    every = unembed.rank(rows, torch.arange(e.vocabulary).expand(15, -1), e, "recomputed")  # each word of each row
+    every = unembed.rank(rows, torch.arange(unembedding.vocabulary).expand(15, -1), unembedding)  # each word of each row
     assert torch.equal(every.reshape(3, 5, -1), 1 + (full[..., None, :] > full[..., None]).sum(-1))
-    values, ids = unembed.top_words(v, 4, e, "recomputed")
+    values, ids = unembed.top_words(v, 4, unembedding)
     torch.testing.assert_close(values, full.topk(4).values)
     torch.testing.assert_close(full.gather(-1, ids), values)
 
 
-def _slabs(e, size):
-    for start in range(0, e.vocabulary, size):
-        yield start, e.weight[start : start + size]
+def _slabs(unembedding, size):
+    for start in range(0, unembedding.vocabulary, size):
+        yield start, unembedding.weight[start : start + size]
 
 
 def test_a_wrong_row_of_the_table_is_refused(any_model):
@@ -190,9 +192,7 @@ def test_a_wrong_row_of_the_table_is_refused(any_model):
 def test_a_row_that_is_wrong_about_a_product_alone_is_refused(kind, change, float64):
     model = tiny(kind)
     wrong = replace(model, architecture=replace(model.architecture, **change))
-    with pytest.raises(
-        TwoTowersError, match="a product with a subkey" if {*change} & FFN else "a product of query and key"
-    ):
+    with pytest.raises(TwoTowersError, match="a product with a subkey" if {*change} & FFN else "a product of query and key"):
         proof.prove(wrong)
 
 
@@ -221,16 +221,17 @@ def test_a_trained_model_with_grouped_queries_passes_the_proof():
 @pytest.mark.parametrize("norm", unembed.NORMS)
 def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm):
     model = tiny("gpt2", torch.float32)
-    seen = capture(model, random_prompts(3, lengths=(11,)))
-    scale = unembed.norm_scale(seen.resid_final, model.unembedding)
+    plain = capture(model, random_prompts(3, lengths=(11,)))
+    scale = unembed.norm_scale(plain.resid_final, model.unembedding)
     # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
-    parts = [t[1:2] * 400 for t in (seen.resid_pre, seen.z[:, :, :, None], seen.ffn_output)]
-    words = unembed.bs_values(parts[0][0], model.unembedding, norm, scale).argmin(-1)
+    parts = [t[1:2] * 400 for t in (plain.resid_pre, plain.z[:, :, :, None], plain.ffn_output)]
+    frozen = scale if norm == "frozen" else None
+    words = unembed.bs_values(parts[0][0], model.unembedding, frozen).argmin(-1)
     _, _, heads = increase.increases_along(model, *parts, scale, words, norm, layers=[1])
     for head in range(model.n_heads):
         x = parts[0][0]
         v = parts[1][0, :, head, 0] @ model.output_weight(1)[head]
-        p = [unembed.log_prob(u, words, model.unembedding, norm, scale) for u in (x, x + v)]
-        if norm != "recomputed":
+        p = [unembed.bs_values(u, model.unembedding, frozen).log_softmax(-1).gather(-1, words[:, None])[:, 0] for u in (x, x + v)]
+        if norm == "frozen":
             assert p[0].max() < -89
         torch.testing.assert_close(heads[:, 0, head, 0], p[1] - p[0], rtol=2e-3, atol=5e-3)

@@ -27,23 +27,23 @@ def test_pairs_differ_in_what_their_kind_says_and_in_nothing_else():
     pairs, dropped = pairs_of(encoded, tiny_blocks.tokenizer())
     assert len(pairs) == 3 * 16 and dropped == 0
     for kind, base, source in pairs:
-        (labels, texts, query), (others, theirs, asked) = parts(base), parts(source)
-        same = {"values": labels == others, "keys": texts == theirs, "query": query == asked}
+        (labels, texts, query), (others, source_texts, source_query) = parts(base), parts(source)
+        same = {"values": labels == others, "keys": texts == source_texts, "query": query == source_query}
         assert same == {part: part != kind for part in same}
         classes = [d.cls for d in base.prompt.demonstrations]
         assert (classes != [d.cls for d in source.prompt.demonstrations]) == (kind == "keys")
         assert all((a != b) == (kind == "values") for a, b in zip(labels, others, strict=True))
         assert base.prompt.true_label != source.prompt.true_label and base.label_positions == source.label_positions
-        assert asked not in theirs
+        assert source_query not in source_texts
 
 
 def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_none():
     texts = {"a": [*(f"a{i} a{i}" for i in range(4)), *tiny_blocks.TEXTS["a"][4:]], "b": tiny_blocks.TEXTS["b"]}
     pairs, dropped = pairs_of(tiny_blocks.blocks(6, texts), tiny_blocks.tokenizer())
     assert 0 < dropped == 72 - len(pairs) and all(base.last == source.last for _, base, source in pairs)
-    chosen = texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], texts)
-    assert chosen == {"a": texts["a"][4:], "b": texts["b"]}
-    assert pairs_of(tiny_blocks.blocks(6, chosen), tiny_blocks.tokenizer())[1] == 0
+    of_one_length = texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], texts)
+    assert of_one_length == {"a": texts["a"][4:], "b": texts["b"]}
+    assert pairs_of(tiny_blocks.blocks(6, of_one_length), tiny_blocks.tokenizer())[1] == 0
     assert texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], {**texts, "b": ["b1 b2"] * 9}) == {}
     with pytest.raises(TwoTowersError, match="not whole"):
         pairs_of(tiny_blocks.blocks(2)[:-1], tiny_blocks.tokenizer())
@@ -55,30 +55,28 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(float64, kind):
     pairs, _ = pairs_of(encoded, tiny_blocks.tokenizer())
     pairs = pairs[::5]
     sets = {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
-    measured = interchanges(model, pairs, sets, max_tokens=40)
-    assert dict(measured.sizes) == {"what": 4, "heads": 2, "prompt": len(pairs)}
+    data = interchanges(model, pairs, sets, max_tokens=40)
+    assert dict(data.sizes) == {"what": 4, "heads": 2, "prompt": len(pairs)}
 
     def difference(log_prob, base):  # true label of the base less the other
         sign = 1 if list(base.label_ids).index(base.prompt.true_label) == 0 else -1
         return sign * float(log_prob[0, 0] - log_prob[0, 1])
 
-    held = {
-        side: measured[f"{side}log_prob_true"] - measured[f"{side}log_prob_other"] for side in ("", "base_", "source_")
-    }
+    differences = {side: data[f"{side}log_prob_true"] - data[f"{side}log_prob_other"] for side in ("", "base_", "source_")}
     for i, (kind_of_pair, base, source) in enumerate(pairs):
-        assert measured["pair_kind"].values[i] == kind_of_pair and measured["query"].values[i] == base.prompt.query
+        assert data["pair_kind"].values[i] == kind_of_pair and data["query"].values[i] == base.prompt.query
         at = torch.tensor([base.label_positions])
-        given = LastPosition(model, [source]).plain
+        source_state = LastPosition(model, [source]).plain
         for name, heads in sets.items():
-            for what in measured["what"].values:
-                with edited(model, exchange(heads, what, given, at)):
+            for what in data["what"].values:
+                with edited(model, exchange(heads, what, source_state, at)):
                     expected = difference(answer(model, [base])[1], base)
-                np.testing.assert_allclose(held[""].sel(what=what, heads=name)[i], expected, rtol=0, atol=1e-9)
-        np.testing.assert_allclose(held["base_"][i], difference(answer(model, [base])[1], base), rtol=0, atol=1e-9)
-        np.testing.assert_allclose(held["source_"][i], difference(answer(model, [source])[1], base), rtol=0, atol=1e-9)
-    moved = abs(held[""] - held["base_"]).sel(heads="two")
+                np.testing.assert_allclose(differences[""].sel(what=what, heads=name)[i], expected, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(differences["base_"][i], difference(answer(model, [base])[1], base), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(differences["source_"][i], difference(answer(model, [source])[1], base), rtol=0, atol=1e-9)
+    moved = abs(differences[""] - differences["base_"]).sel(heads="two")
     assert (moved.sel(what="all") > 1e-6).all()
-    of_query = moved.isel(prompt=(measured["pair_kind"] == "query").values)
+    of_query = moved.isel(prompt=(data["pair_kind"] == "query").values)
     np.testing.assert_allclose(of_query.sel(what=["keys", "values"]), 0, atol=1e-9)  # attention is causal
 
 
@@ -86,10 +84,10 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(float64, kind):
 def test_exchanging_everything_with_oneself_changes_nothing(float64, kind):
     model, encoded = tiny(kind), tiny_blocks.blocks(1)
     everything = {"all heads": [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]}
-    measured = interchanges(model, [Pair("values", e, e) for e in encoded], everything)
+    data = interchanges(model, [Pair("values", e, e) for e in encoded], everything)
     for name in ("log_prob_true", "log_prob_other"):
-        same = measured[name].isel(heads=0).values
-        np.testing.assert_allclose(same, np.tile(measured[f"base_{name}"], (4, 1)), rtol=0, atol=1e-9)
+        same = data[name].isel(heads=0).values
+        np.testing.assert_allclose(same, np.tile(data[f"base_{name}"], (4, 1)), rtol=0, atol=1e-9)
 
 
 def test_pairs_and_heads_that_do_not_fit_are_refused():

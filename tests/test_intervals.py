@@ -20,10 +20,10 @@ def test_with_one_factor_it_is_students_t_over_cluster_means():
     values = prompts([0.5, 1.5, 2.0, 2.0, 3.0, 6.0, 6.0], "aabbcdd", "x" * 7)
     of_clusters = np.array([1.0, 2.0, 3.0, 6.0])
     low, high = scipy.stats.t.interval(0.95, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
-    for got in (mean(values, ["pair"]), mean(values)):  # one label pair only: class pairs alone
-        np.testing.assert_allclose([got.estimate, got.low, got.high], [3.0, low, high])
-        assert got.low < got.low90 < got.high90 < got.high
-        np.testing.assert_allclose(got.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
+    for result in (mean(values, ["pair"]), mean(values)):  # one label pair only: class pairs alone
+        np.testing.assert_allclose([result.estimate, result.low, result.high], [3.0, low, high])
+        assert result.low < result.low90 < result.high90 < result.high
+        np.testing.assert_allclose(result.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
     assert mean(values, ["pair"]).n == (4,) and mean(values).n == (4, 1)
 
 
@@ -49,9 +49,9 @@ def test_two_ways_equal_slow_sums_and_never_a_negative_variance(seed):
     of_pairs, of_labels, of_cells = slow_variances(values)
     both = of_pairs + of_labels - of_cells
     error = np.sqrt(both if both > 0 else max(of_pairs, of_labels))
-    got = mean(values)
-    np.testing.assert_allclose(got.high - got.estimate, scipy.stats.t.ppf(0.975, 2) * error)
-    assert got.n == (4, 3)
+    result = mean(values)
+    np.testing.assert_allclose(result.high - result.estimate, scipy.stats.t.ppf(0.975, 2) * error)
+    assert result.n == (4, 3)
 
 
 def test_a_negative_variance_is_the_larger_one_way():
@@ -67,8 +67,8 @@ def test_a_negative_variance_is_the_larger_one_way():
 def test_equal_values_one_cluster_and_none():
     equal = mean(prompts([0.5, 0.5, 0.5], "abc", "xyx"))
     assert equal.low == equal.high == 0.5 and equal.p == 0
-    one = mean(prompts([0.5, 0.7], "aa", "xy"))
-    assert one.estimate == 0.6 and np.isnan(one.low) and f"{one:.1f}" == "0.6 [no interval, n = 1]"
+    single = mean(prompts([0.5, 0.7], "aa", "xy"))
+    assert single.estimate == 0.6 and np.isnan(single.low) and f"{single:.1f}" == "0.6 [no interval, n = 1]"
     none = mean(prompts([], "", ""))
     assert np.isnan(none.estimate) and f"{none}" == "no number"
     assert f"{mean(prompts([-0.001, 0.001, 0.0], 'abc', 'xxx')):+.2f}" == "+0.00 [+0.00, +0.00]"
@@ -82,8 +82,8 @@ def test_a_crossed_design_is_covered(of_labels):
         pair = np.arange(45) % 20
         labels = np.concatenate([rng.permutation(9) for _ in range(5)])
         effect = rng.normal(size=20)[pair] + of_labels * rng.normal(size=9)[labels] + rng.normal(size=45)
-        got = mean(prompts(np.repeat(effect, 4), np.repeat(pair, 4), np.repeat(labels, 4)))
-        covered += got.low <= 0 <= got.high
+        result = mean(prompts(np.repeat(effect, 4), np.repeat(pair, 4), np.repeat(labels, 4)))
+        covered += result.low <= 0 <= result.high
     assert 0.93 <= covered / runs <= 0.97
 
 
@@ -100,11 +100,11 @@ def test_intervals_of_recorded_numbers_are_the_reviewers():
     of_all = whole.groupby("pair").mean().mean().item()
     share = ratio(part, whole)
     linear = share.estimate + (part - share.estimate * whole) / of_all  # the delta method, as the review has it
-    got = mean(linear)
-    np.testing.assert_allclose([got.estimate, got.low, got.high], [0.315, 0.100, 0.530], atol=5e-4)
+    result = mean(linear)
+    np.testing.assert_allclose([result.estimate, result.low, result.high], [0.315, 0.100, 0.530], atol=5e-4)
     one_way = mean(linear, ["pair"])
     np.testing.assert_allclose([one_way.low, one_way.high], [0.178, 0.452], atol=5e-4)
-    assert share.low < got.low and share.high < got.high  # Fieller's leans where part and whole vary together
+    assert share.low < result.low and share.high < result.high  # Fieller's leans where part and whole vary together
 
 
 def test_fieller_by_hand():
@@ -112,13 +112,13 @@ def test_fieller_by_hand():
     part, whole = prompts([1, 2, 3], "abc", "xxx"), prompts([4, 5, 6], "abc", "xxx")
     square, linear, constant = 25 - 18.5128 / 3, 10 - 18.5128 / 3, 4 - 18.5128 / 3
     by_hand = [(linear + sign * np.sqrt(linear**2 - square * constant)) / square for sign in (-1, 1)]
-    got = ratio(part, whole)
-    np.testing.assert_allclose([got.estimate, got.low, got.high], [0.4, *by_hand], atol=1e-5)
-    for bound in (got.low, got.high):  # what defines them: there part - bound x whole is just clear of zero
+    result = ratio(part, whole)
+    np.testing.assert_allclose([result.estimate, result.low, result.high], [0.4, *by_hand], atol=1e-5)
+    for bound in (result.low, result.high):  # what defines them: there part - bound x whole is just clear of zero
         assert mean(part - bound * whole).p == pytest.approx(0.05)
-    for bound in (got.low90, got.high90):
+    for bound in (result.low90, result.high90):
         assert mean(part - bound * whole).p == pytest.approx(0.1)
-    assert got.p == mean(part).p
+    assert result.p == mean(part).p
 
 
 @given(st.integers(0, 1000))
@@ -127,17 +127,17 @@ def test_a_ratio_lies_within_bounds_that_are_just_rejected(seed):
     pair, labels = np.arange(24) % 6, np.arange(24) % 4
     whole = prompts(3 + rng.normal(size=24) + rng.normal(size=6)[pair], pair, labels)
     part = 0.3 * whole + prompts(rng.normal(size=24) + rng.normal(size=4)[labels], pair, labels)
-    got = ratio(part, whole)
-    if not np.isnan(got.estimate):
-        assert got.low < got.low90 < got.estimate < got.high90 < got.high
+    result = ratio(part, whole)
+    if not np.isnan(result.estimate):
+        assert result.low < result.low90 < result.estimate < result.high90 < result.high
     else:
         assert mean(whole).low <= 0
 
 
 def test_a_share_of_what_may_be_zero_has_no_number():
     whole = prompts([1.0, -0.5, 0.2], "abc", "xxx")
-    got = ratio(whole / 2, whole)
-    assert np.isnan([got.estimate, got.low, got.high]).all() and f"{got:.0%}" == "no number"
+    result = ratio(whole / 2, whole)
+    assert np.isnan([result.estimate, result.low, result.high]).all() and f"{result:.0%}" == "no number"
     assert np.isnan(ratio(whole, -5 - whole).estimate)  # below zero it is no whole either
     exact = ratio(prompts([1, 2, 3], "abc", "xyx") / 4, prompts([1, 2, 3], "abc", "xyx") + 10)
     assert exact.low < exact.estimate < exact.high
@@ -145,14 +145,14 @@ def test_a_share_of_what_may_be_zero_has_no_number():
 
 def test_the_same_share_everywhere_has_no_spread():
     whole = prompts([10.0, 12.0, 11.0], "abc", "xxx")
-    got = ratio(whole / 4, whole)
-    np.testing.assert_allclose([got.low, got.estimate, got.high], 0.25)
+    result = ratio(whole / 4, whole)
+    np.testing.assert_allclose([result.low, result.estimate, result.high], 0.25)
 
 
 def test_means_of_many_equal_the_mean_of_each():
     rng = np.random.default_rng(0)
     values = xr.concat([prompts(rng.normal(size=6), "aabccc", "xyxyxy") for _ in range(3)], "draw")
-    np.testing.assert_allclose(means(values), [mean(one).estimate for one in values])
+    np.testing.assert_allclose(means(values), [mean(draw).estimate for draw in values])
 
 
 @pytest.mark.parametrize(

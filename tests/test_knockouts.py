@@ -41,8 +41,8 @@ def test_every_knockout_is_that_of_a_whole_run(float64, kind, monkeypatch):
     edges = {"own": module.labels_to_own_text, "nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
     heads, n = [(1, 0), (1, 1)], model.n_layers
     monkeypatch.setattr(module, "class_in_keys", lambda keys, _: keys.sum((1, 2)))
-    measured = knockouts(model, encoded, edges, heads=heads, max_tokens=60)
-    assert measured["cut"].values.tolist() == list(range(n + 1))
+    data = knockouts(model, encoded, edges, heads=heads, max_tokens=60)
+    assert data["cut"].values.tolist() == list(range(n + 1))
     ids = [list(e.label_ids).index(e.prompt.true_label) for e in encoded]
     at = torch.tensor(tiny_blocks.positions(encoded))
     for name, maker in edges.items():
@@ -51,22 +51,23 @@ def test_every_knockout_is_that_of_a_whole_run(float64, kind, monkeypatch):
                 with blocked(model, range(cut) if side == "below" else range(cut, n), closed_edges(encoded, maker)):
                     log_prob = answer(model, encoded)[1].numpy()
                     stream = capture(model, encoded, {"streams"}).stream_inputs[1]
-                cell = measured.sel(edges=name, side=side, cut=cut)
+                cell = data.sel(edges=name, side=side, cut=cut)
                 np.testing.assert_allclose(cell["log_prob_true"], log_prob[range(8), ids], rtol=0, atol=1e-9)
                 keys = query_key.keys(model, 1, query_key.normed(model, 1, stream))
                 for head, (_, h) in zip(cell["d_prime"], heads, strict=True):
                     own = torch.stack([x[p] for x, p in zip(keys[:, :, model.value_head(h)], at, strict=True)])
                     np.testing.assert_allclose(head, own.sum((1, 2)), rtol=1e-5, atol=1e-5)  # kept in float32
-    plain = measured.sel(side="below", cut=0)["log_prob_true"].values
-    assert np.ptp(measured.sel(edges="nothing")["log_prob_true"].values - plain[1], axis=None) < 1e-9
-    assert (abs(measured.sel(edges="all", side="from", cut=0)["log_prob_true"] - plain[0]) > 1e-6).all()
+    plain = data.sel(side="below", cut=0)["log_prob_true"].values
+    assert np.ptp(data.sel(edges="nothing")["log_prob_true"].values - plain[1], axis=None) < 1e-9
+    assert (abs(data.sel(edges="all", side="from", cut=0)["log_prob_true"] - plain[0]) > 1e-6).all()
 
 
 def test_d_prime_by_hand():
     # Two blocks; every key of class a is +x along the only axis, of class b -x, where x = 1, 2 by the place: 1, 2, 1, 2.
     encoded = tiny_blocks.blocks(2)
-    keys = np.array([[[(1 if d.cls == "a" else -1) * (1 + p % 2)] for p, d in enumerate(e.prompt.demonstrations)]
-                     for e in encoded], dtype=float)  # fmt: skip
+    keys = np.array(
+        [[[(1 if d.cls == "a" else -1) * (1 + p % 2)] for p, d in enumerate(e.prompt.demonstrations)] for e in encoded], dtype=float
+    )
     texts = [{d.text for d in e.prompt.demonstrations} for e in encoded]
     assert not texts[0] & texts[4]
     # Differences are 2, 4, 2, 4: mean 3, standard deviation 1, of a single key 1 / sqrt 2.
@@ -85,8 +86,8 @@ def test_keys_that_know_words_but_no_class_have_a_d_prime_of_zero():
         word = {text: rng.normal(size=6) for text in (*tiny_blocks.TEXTS["a"], *tiny_blocks.TEXTS["b"])}
         keys = np.array([[word[d.text] for d in e.prompt.demonstrations] for e in encoded])
         values.append(class_in_keys(keys + 0.1 * rng.normal(size=keys.shape), encoded).mean())
-        one = np.array([[(d.cls == "a") * 3.0 for d in e.prompt.demonstrations] for e in encoded])[..., None]
-        assert class_in_keys(keys + one, encoded).mean() > 2
+        prompt = np.array([[(d.cls == "a") * 3.0 for d in e.prompt.demonstrations] for e in encoded])[..., None]
+        assert class_in_keys(keys + prompt, encoded).mean() > 2
     assert np.mean(values) < 2 * np.std(values) / np.sqrt(30)
 
 

@@ -19,29 +19,29 @@ from twotowers.recorded import load, save
 def test_every_number_is_that_of_the_slow_reference(kind, float64, tmp_path):
     model, encoded = shared_tiny(kind), random_prompts(4, lengths=(14,))
     heads = [Head(1, model.n_heads - 1), Head(0, 1), Head(1, 0)]
-    found = label_reads(model, encoded, heads, max_tokens=30)
-    assert found["own_rank"].dims == ("prompt", "listed_head", "place")
-    assert list(found["listed_head"].values) == [str(h) for h in heads]
-    for i, one in enumerate(encoded):
-        slow = Reference(model, one.ids)
+    result = label_reads(model, encoded, heads, max_tokens=30)
+    assert result["own_rank"].dims == ("prompt", "listed_head", "place")
+    assert list(result["listed_head"].values) == [str(h) for h in heads]
+    for i, e in enumerate(encoded):
+        slow = Reference(model, e.ids)
         for j, (layer, head) in enumerate(heads):
-            for p, (position, shown) in enumerate(zip(one.label_positions, one.prompt.demonstrations, strict=True)):
-                at = found.isel(prompt=i, listed_head=j, place=p)
+            for p, (position, demonstrations) in enumerate(zip(e.label_positions, e.prompt.demonstrations, strict=True)):
+                at = result.isel(prompt=i, listed_head=j, place=p)
                 vo = slow.value_output(layer, head, position)
-                bs = unembed.bs_values(vo, model.unembedding, "frozen", slow.scale)
-                own, other = one.label_ids[shown.label], 16 - one.label_ids[shown.label]
+                bs = unembed.bs_values(vo, model.unembedding, slow.scale)
+                own, other = e.label_ids[demonstrations.label], 16 - e.label_ids[demonstrations.label]
                 order = bs.argsort(descending=True).tolist()
                 assert (int(at["own_rank"]), int(at["other_rank"])) == (order.index(own) + 1, order.index(other) + 1)
                 assert float(at["reading"]) == pytest.approx(float(bs[own] - bs[other]), abs=1e-9)
                 assert float(at["attention"]) == pytest.approx(float(slow.attentions[layer][head, position]), abs=1e-12)
-                ratio = math.exp(at["score"] - found["score"][i, j, 0])  # the softmax hides a constant
-                expected = slow.attentions[layer][head, [position, one.label_positions[0]]]
+                ratio = math.exp(at["score"] - result["score"][i, j, 0])  # the softmax hides a constant
+                expected = slow.attentions[layer][head, [position, e.label_positions[0]]]
                 assert ratio == pytest.approx(float(expected[0] / expected[1]), rel=1e-9)
-        logits = model.hf(torch.tensor([one.ids])).logits[0, -1].log_softmax(-1)
-        assert float(found["log_prob_true"][i]) == pytest.approx(float(logits[one.true_id]), abs=1e-9)
-    save(Opened(found), tmp_path / "reads.nc", {"measurement": "label_reads"})
+        logits = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)
+        assert float(result["log_prob_true"][i]) == pytest.approx(float(logits[e.true_id]), abs=1e-9)
+    save(Opened(result), tmp_path / "reads.nc", {"measurement": "label_reads"})
     again = load(tmp_path / "reads.nc").data
-    assert (again["own_rank"] == found["own_rank"]).all()
+    assert (again["own_rank"] == result["own_rank"]).all()
     assert [Head(*at) for at in zip(again["layer"].values, again["head"].values, strict=True)] == heads
 
 
@@ -51,7 +51,7 @@ def test_what_cannot_be_read_is_refused():
         label_reads(model, encoded[:1], [Head(9, 0)])
     with pytest.raises(TwoTowersError, match="different numbers of demonstrations"):
         label_reads(model, encoded, [Head(0, 0)])
-    one = encoded[0]
-    same = tuple(replace(d, label=one.prompt.true_label) for d in one.prompt.demonstrations)
+    e = encoded[0]
+    same = tuple(replace(d, label=e.prompt.true_label) for d in e.prompt.demonstrations)
     with pytest.raises(TwoTowersError, match="lacks a true or a false"):
-        label_reads(model, [replace(one, prompt=replace(one.prompt, demonstrations=same))], [Head(0, 0)])
+        label_reads(model, [replace(e, prompt=replace(e.prompt, demonstrations=same))], [Head(0, 0)])

@@ -57,10 +57,10 @@ def test_narrow_models_keep_their_scores_wide_and_stay_near_float32(kind, dtype)
     # The same numbers in both: float32 weights that the narrow dtype can hold.
     narrow, wide = (tiny(kind, loading.DTYPES[dtype]) for _ in range(2))
     wide.hf.float()
-    seen, expected = (capture(model, random_prompts(3, lengths=(11,)), proof.PROVEN) for model in (narrow, wide))
-    assert seen.weights.dtype == seen.scores.dtype == torch.float32
-    assert seen.z.dtype == loading.DTYPES[dtype]
-    assert (seen.weights - expected.weights).abs().max() < proof.TOLERANCE[loading.DTYPES[dtype]]
+    plain, expected = (capture(model, random_prompts(3, lengths=(11,)), proof.PROVEN) for model in (narrow, wide))
+    assert plain.weights.dtype == plain.scores.dtype == torch.float32
+    assert plain.z.dtype == loading.DTYPES[dtype]
+    assert (plain.weights - expected.weights).abs().max() < proof.TOLERANCE[loading.DTYPES[dtype]]
 
 
 def test_a_device_map_gives_the_same_model_and_may_not_offload(saved, tmp_path, monkeypatch):
@@ -184,10 +184,10 @@ def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(saved
 
 
 def test_a_run_warns_of_no_padding(monkeypatch):
-    said = []
-    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", said.append)
+    output = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", output.append)
     loading.load("mini-gpt2").hf(torch.zeros(1, 4, dtype=torch.long))
-    assert not said
+    assert not output
 
 
 def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(saved):
@@ -275,6 +275,6 @@ def test_what_a_model_is_is_known_without_torch_and_without_fetching_it():
         "print(files.fingerprint('mini-gpt2'), files.fingerprint('smollm2-135m'), *files.describe('smollm2-135m'));"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'slow imports'"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     sha256 = named.catalogue()["smollm2-135m"].sha256
-    assert done.stdout.split()[1:] == [f"smollm2-135m@{sha256[:12]}", "llama", "Q4_1,", "dequantised"]
+    assert process.stdout.split()[1:] == [f"smollm2-135m@{sha256[:12]}", "llama", "Q4_1,", "dequantised"]

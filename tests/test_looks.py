@@ -1,15 +1,13 @@
 """What every head asks, sends and does: against slow references in float64, and on a model made by hand."""
 
-from contextlib import ExitStack
-
 import numpy as np
 import planted
 import pytest
 import tiny_blocks
 import torch
 from conftest import tiny
+from plain_hooks import every_head, put, run, weights_of, z_of
 from towerlab.measure.looks import CONTRASTS, DONORS, POSITIONS, donors_of, looks
-from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.reversal import Places, places_of, reversed_weights, reversing
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
@@ -18,58 +16,21 @@ from twotowers.errors import TwoTowersError
 EXACT = dict(rtol=0, atol=1e-9)
 
 
-def run(model, one, z=None, ffn=None):
-    """A stock run of one prompt: logits, and layer -> z, FFN output and what attention was given.
-
-    `z(layer, z, value)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
-    """
-    seen = {"z": {}, "ffn": {}, "attention": {}}
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-
-            def before(_, args, layer=layer):
-                own = args[0].clone()
-                seen["z"][layer] = own if z is None else z(layer, own, seen["attention"][layer][2][0])
-                return (seen["z"][layer],)
-
-            def after(_, args, output, layer=layer):
-                seen["ffn"][layer] = output
-                return None if ffn is None else ffn[layer]
-
-            def read(*given, layer=layer):
-                seen["attention"][layer] = given
-
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(before).remove)
-            stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
-            stack.enter_context(reading_attention(model, layer, read))
-        logits = model.logits([one])[0]
-    other = next(word for word in one.label_ids.values() if word != one.true_id)
-    seen["difference"] = float(logits[one.true_id] - logits[other])
-    return seen
+def preference_of(weights, e):
+    return sum(
+        float(weights[p]) * (1 if true else -1)
+        for p, true in zip(e.label_positions, e.prompt.is_true, strict=True)
+        if p < len(weights)
+    )
 
 
-def weights_of(model, seen, layer, head, q, query_of=None, key_of=None):
-    """Attention of position q, by its definition; query and keys may be those of other runs."""
-    query, key = ((seen if of is None else of)["attention"][layer][i] for i, of in ((0, query_of), (1, key_of)))
-    _, _, _, mask, scaling, softcap = seen["attention"][layer]
-    scores = key[0, model.value_head(head), : q + 1] @ query[0, head, q] * scaling
-    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-    if mask is not None:
-        row = mask[0, 0, q, : q + 1]
-        scores = scores.masked_fill(~row, -np.inf) if row.dtype == torch.bool else scores + row
-    return scores.softmax(-1)
-
-
-def preference_of(weights, one):
-    return sum(float(weights[p]) * (1 if true else -1)
-               for p, true in zip(one.label_positions, one.prompt.is_true, strict=True) if p < len(weights))  # fmt: skip
-
-
-def turned(weights, one, q):
+def turned(weights, e, q):
     """The weights of position q with the two sums exchanged, label by label."""
     new = weights.clone()
-    sides = [[p for p, is_true in zip(one.label_positions, one.prompt.is_true, strict=True) if is_true == side and p < q]
-             for side in (True, False)]  # fmt: skip
+    sides = [
+        [p for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True) if is_true == side and p < q]
+        for side in (True, False)
+    ]
     if all(sides):
         for own, other in (sides, sides[::-1]):
             for p in own:
@@ -77,33 +38,14 @@ def turned(weights, one, q):
     return new
 
 
-def z_of(model, weights, value, head):
-    return weights @ value[model.value_head(head), : len(weights)]
-
-
-def put(model, heads, new, q=-1):
-    """z of a whole run with some heads replaced at a position by new[layer, head]."""
-
-    def change(layer, z, value):
-        for head in (h for at, h in heads if at == layer):
-            z[0, q, head * model.d_head : (head + 1) * model.d_head] = new[layer, head]
-        return z
-
-    return change
-
-
-def every_head(model):
-    return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-
-
 def sent_of(model, encoded):
     """Of every prompt: its plain run, and contrast -> (layer, head) -> what that head feeds to W_O."""
-    plain, donors = [run(model, one) for one in encoded], donors_of(encoded)
+    plain, donors = [run(model, e) for e in encoded], donors_of(encoded)
     out = []
-    for i, one in enumerate(encoded):
+    for i, e in enumerate(encoded):
         of_contrast = {"reversed": {}} | {name: {} for name in DONORS}
         for layer, head in every_head(model):
-            weights = turned(weights_of(model, plain[i], layer, head, one.last), one, one.last)
+            weights = turned(weights_of(model, plain[i], layer, head, e.last), e, e.last)
             of_contrast["reversed"][layer, head] = z_of(model, weights, plain[i]["attention"][layer][2][0], head)
             for name in DONORS:
                 theirs = plain[donors[name][i]]["z"][layer][0, -1]
@@ -114,81 +56,83 @@ def sent_of(model, encoded):
 
 def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(any_model):
     encoded = tiny_blocks.blocks(2)
-    found, other = looks(any_model, encoded, max_tokens=60), donors_of(encoded)["labels exchanged"]
-    runs = [run(any_model, one) for one in encoded]
-    assert found.attrs["left_out"] == 0
-    for i, one in enumerate(encoded):
-        theirs, span = runs[other[i]], range(*one.query_span)
+    result, other = looks(any_model, encoded, max_tokens=60), donors_of(encoded)["labels exchanged"]
+    runs = [run(any_model, e) for e in encoded]
+    assert result.attrs["left_out"] == 0
+    for i, e in enumerate(encoded):
+        theirs, span = runs[other[i]], range(*e.query_span)
         for layer, head in every_head(any_model):
             for query_of, query in (("own", None), ("labels exchanged", theirs)):
-                def at(*positions, query=query, layer=layer, head=head, one=one, own=runs[i]):
-                    weights = [weights_of(any_model, own, layer, head, q, query) for q in positions]
-                    return np.mean([preference_of(w, one) for w in weights])
 
-                want = [at(one.last), at(span[-1]), at(*span)]
-                np.testing.assert_allclose(found.preference.sel(query_of=query_of)[:, i, layer, head], want, **EXACT)
+                def at(*positions, query=query, layer=layer, head=head, e=e, own=runs[i]):
+                    weights = [weights_of(any_model, own, layer, head, q, query) for q in positions]
+                    return np.mean([preference_of(w, e) for w in weights])
+
+                expected = [at(e.last), at(span[-1]), at(*span)]
+                np.testing.assert_allclose(result.preference.sel(query_of=query_of)[:, i, layer, head], expected, **EXACT)
             # With the other prompt's keys: what the other prompt has with the query of this one; with both: its own.
             for query, query_of in ((None, "labels exchanged"), (theirs, "own")):
-                weights = weights_of(any_model, runs[i], layer, head, one.last, query, key_of=theirs)
-                partner = found.preference.sel(query_of=query_of)[0, other[i], layer, head]
-                np.testing.assert_allclose(preference_of(weights, one), partner, **EXACT)
-    own, exchanged = found.preference
+                weights = weights_of(any_model, runs[i], layer, head, e.last, query, key_of=theirs)
+                partner = result.preference.sel(query_of=query_of)[0, other[i], layer, head]
+                np.testing.assert_allclose(preference_of(weights, e), partner, **EXACT)
+    own, exchanged = result.preference
     assert float(abs(own - exchanged).isel(query_position=0).max()) > 1e-4
 
 
 def test_effects_equal_whole_runs_with_plain_hooks(any_model):
     encoded = tiny_blocks.blocks(2)
-    found = looks(any_model, encoded, CONTRASTS, max_tokens=60)
+    result = looks(any_model, encoded, CONTRASTS, max_tokens=60)
     for i, (plain, sent) in enumerate(sent_of(any_model, encoded)):
-        np.testing.assert_allclose(found.logit_difference[i], plain["difference"], **EXACT)
+        np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
         for name, (layer, head) in ((c, h) for c in CONTRASTS for h in every_head(any_model)):
             change = put(any_model, [(layer, head)], sent[name])
             total = run(any_model, encoded[i], change)
             held = run(any_model, encoded[i], lambda at, z, v: change(at, plain["z"][at].clone(), v), plain["ffn"])  # noqa: B023
             for variable, other in (("effect", total), ("direct_effect", held)):
-                got = found[variable].sel(contrast=name, layer=layer, head=head)[i]
-                np.testing.assert_allclose(got, plain["difference"] - other["difference"], **EXACT)
-    assert float(abs(found.effect - found.direct_effect).max()) > 1e-4
+                effect = result[variable].sel(contrast=name, layer=layer, head=head)[i]
+                np.testing.assert_allclose(effect, plain["difference"] - other["difference"], **EXACT)
+    assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
 
 def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_positions(any_model):
     encoded = tiny_blocks.blocks(1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()})
-    measured = looks(any_model, encoded, senders=1)
-    found = measured.logit_difference_all_reversed
-    for i, (one, (seen, sent)) in enumerate(zip(encoded, sent_of(any_model, encoded), strict=True)):
-        held = run(any_model, one, put(any_model, every_head(any_model), sent["reversed"]))
-        np.testing.assert_allclose(measured.logit_difference_outputs_held[i], held["difference"], **EXACT)
-        start, stop = one.query_span
-        sets = ([one.last], range(start, stop), range(start, len(one.ids)), range(len(one.ids)))
+    data = looks(any_model, encoded, senders=1)
+    result = data.logit_difference_all_reversed
+    for i, (e, (plain, sent)) in enumerate(zip(encoded, sent_of(any_model, encoded), strict=True)):
+        held = run(any_model, e, put(any_model, every_head(any_model), sent["reversed"]))
+        np.testing.assert_allclose(data.logit_difference_outputs_held[i], held["difference"], **EXACT)
+        start, stop = e.query_span
+        sets = ([e.last], range(start, stop), range(start, len(e.ids)), range(len(e.ids)))
         for name, positions in zip(POSITIONS, sets, strict=True):
-            def change(layer, z, value, positions=positions, one=one, seen=seen):
+
+            def change(layer, z, value, positions=positions, e=e, plain=plain):
                 for head in range(any_model.n_heads):
                     for q in positions:
-                        weights = turned(weights_of(any_model, seen, layer, head, q), one, q)
+                        weights = turned(weights_of(any_model, plain, layer, head, q), e, q)
                         z[0, q, head * any_model.d_head : (head + 1) * any_model.d_head] = z_of(any_model, weights, value, head)
                 return z
 
-            np.testing.assert_allclose(found.sel(reversed_position=name)[i], run(any_model, one, change)["difference"], **EXACT)
-    every = [*found.values.flat, *measured.logit_difference_outputs_held.values]
+            np.testing.assert_allclose(result.sel(reversed_position=name)[i], run(any_model, e, change)["difference"], **EXACT)
+    every = [*result.values.flat, *data.logit_difference_outputs_held.values]
     assert len(np.unique(np.round(every, 6))) == len(every)
 
 
 def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(any_model):
     encoded = tiny_blocks.blocks(2)
-    found = looks(any_model, encoded, CONTRASTS, senders=3, max_tokens=60)
-    mean = abs(found.effect.sel(contrast="reversed").mean("prompt"))
-    at = dict(layer=found.sender_layer, head=found.sender_head)
+    result = looks(any_model, encoded, CONTRASTS, senders=3, max_tokens=60)
+    mean = abs(result.effect.sel(contrast="reversed").mean("prompt"))
+    at = dict(layer=result.sender_layer, head=result.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]
     for route, variable in (((1, 1, 1), "effect"), ((1, 0, 0), "direct_effect")):
-        one_route = found.effect_by_route.sel(dict(zip(("output", "queries", "mlps"), route, strict=True)))
-        np.testing.assert_allclose(one_route, found[variable].isel(at).transpose(*one_route.dims), **EXACT)
-    assert not found.effect_by_route.sel(output=0, queries=0, mlps=0).any()
-    signs = np.sign(found.effect.sel(contrast="reversed").mean("prompt").isel(at))
+        one_route = result.effect_by_route.sel(dict(zip(("output", "queries", "mlps"), route, strict=True)))
+        np.testing.assert_allclose(one_route, result[variable].isel(at).transpose(*one_route.dims), **EXACT)
+    assert not result.effect_by_route.sel(output=0, queries=0, mlps=0).any()
+    signs = np.sign(result.effect.sel(contrast="reversed").mean("prompt").isel(at))
     for senders, sign in (("for the answer", 1), ("against the answer", -1)):
-        alone = found.effect_by_route.isel(sender=(signs == sign).values)
+        alone = result.effect_by_route.isel(sender=(signs == sign).values)
         if alone.sizes["sender"] == 1:
-            np.testing.assert_allclose(found.joint_effect_by_route.sel(sender_set=senders), alone.isel(sender=0), **EXACT)
-        assert found.joint_effect_by_route.sel(sender_set=senders).any() == (alone.sizes["sender"] > 0)
+            np.testing.assert_allclose(result.joint_effect_by_route.sel(sender_set=senders), alone.isel(sender=0), **EXACT)
+        assert result.joint_effect_by_route.sel(sender_set=senders).any() == (alone.sizes["sender"] > 0)
 
 
 def test_donors_differ_from_a_prompt_in_what_their_name_says():
@@ -196,11 +140,11 @@ def test_donors_differ_from_a_prompt_in_what_their_name_says():
     donors = donors_of(encoded)
     for name, of_name in donors.items():
         for i, j in enumerate(of_name):
-            one, other = encoded[i].prompt, encoded[j].prompt
-            assert (one.block, one.query) == (other.block, other.query) and of_name[j] == i
-            labels = [[d.label for d in p.demonstrations] for p in (one, other)]
-            texts = [[d.text for d in p.demonstrations] for p in (one, other)]
-            assert (one.true_label == other.true_label) == (name == "texts exchanged")
+            e, other = encoded[i].prompt, encoded[j].prompt
+            assert (e.block, e.query) == (other.block, other.query) and of_name[j] == i
+            labels = [[d.label for d in p.demonstrations] for p in (e, other)]
+            texts = [[d.text for d in p.demonstrations] for p in (e, other)]
+            assert (e.true_label == other.true_label) == (name == "texts exchanged")
             assert (texts[0] == texts[1]) == (name == "labels exchanged")
             assert (labels[0] == labels[1]) == (name == "both exchanged")
     with pytest.raises(TwoTowersError, match="block 2 is not whole"):
@@ -210,9 +154,9 @@ def test_donors_differ_from_a_prompt_in_what_their_name_says():
 def test_labels_of_unequal_length_have_no_preference_with_exchanged_labels():
     prompts = draw_blocks(1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS)
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
-    found = looks(tiny("gpt2"), encoded)
-    assert found.attrs["left_out"] == 4 and found.preference.sel(query_of="labels exchanged").isnull().all()
-    assert found.preference.sel(query_of="own").notnull().all() and found.effect.notnull().all()
+    result = looks(tiny("gpt2"), encoded)
+    assert result.attrs["left_out"] == 4 and result.preference.sel(query_of="labels exchanged").isnull().all()
+    assert result.preference.sel(query_of="own").notnull().all() and result.effect.notnull().all()
 
 
 def test_reversed_weights_by_hand():
@@ -220,9 +164,11 @@ def test_reversed_weights_by_hand():
     places = Places(torch.tensor([[True, False, False, False, True]]), torch.tensor([[False, True, True, False, False]]))
     rows = torch.tensor([[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64)
     # The sums change places; what has nothing is given its sum evenly; equal sums stay. The position itself is no label before.
-    want = torch.tensor([[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64)
-    got = torch.cat([reversed_weights(row[None, None, None], places)[0, 0] for row in rows])
-    torch.testing.assert_close(got, want)
+    expected = torch.tensor(
+        [[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64
+    )
+    result = torch.cat([reversed_weights(row[None, None, None], places)[0, 0] for row in rows])
+    torch.testing.assert_close(result, expected)
     early = torch.tensor([[[[0.6, 0.4, 0.0]]]])  # the last of three positions, and no true label before it but one
     one_class = Places(torch.tensor([[True, False, False]]), torch.tensor([[False, False, True]]))
     torch.testing.assert_close(reversed_weights(early, one_class), early)
@@ -237,29 +183,29 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
                 x[..., : model.d_model] = 0
         else:
             model.part(0, "attention").q_proj.weight.zero_()
-    found = looks(model, encoded)
-    assert float(abs(found.preference.sel(layer=0, query_position="last position")).max()) < 1e-12
-    assert float(abs(found.effect.sel(layer=0, contrast="reversed")).max()) < 1e-12
-    assert float(abs(found.effect.sel(layer=1, contrast="reversed")).max()) > 1e-4
-    seen, places = run(model, encoded[0]), places_of(encoded[:1])
+    result = looks(model, encoded)
+    assert float(abs(result.preference.sel(layer=0, query_position="last position")).max()) < 1e-12
+    assert float(abs(result.effect.sel(layer=0, contrast="reversed")).max()) < 1e-12
+    assert float(abs(result.effect.sel(layer=1, contrast="reversed")).max()) > 1e-4
+    plain, places = run(model, encoded[0]), places_of(encoded[:1])
     weights = {
         layer: torch.stack([torch.stack([
-            torch.nn.functional.pad(weights_of(model, seen, layer, head, q), (0, len(encoded[0].ids) - 1 - q))
+            torch.nn.functional.pad(weights_of(model, plain, layer, head, q), (0, len(encoded[0].ids) - 1 - q))
             for q in range(len(encoded[0].ids))]) for head in range(model.n_heads)])[None]
         for layer in range(model.n_layers)
     }  # fmt: skip
     twice = {layer: reversed_weights(reversed_weights(w, places), places) for layer, w in weights.items()}
     with reversing(model, twice, torch.ones(1, len(encoded[0].ids), dtype=torch.bool)):
-        assert run(model, encoded[0])["difference"] == pytest.approx(seen["difference"], abs=1e-9)
+        assert run(model, encoded[0])["difference"] == pytest.approx(plain["difference"], abs=1e-9)
 
 
 def test_a_planted_relay_and_a_planted_suppressor_are_found():
-    found = looks(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
-    choice = float(found.logit_difference.min())
+    result = looks(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
+    choice = float(result.logit_difference.min())
     assert choice > 2  # nats: the model answers right
-    own, other = found.preference.sel(query_position="last position").mean("prompt")
+    own, other = result.preference.sel(query_position="last position").mean("prompt")
     text, label = (own + other) / 2, (own - other) / 2
-    effect, direct = found.effect.mean("prompt"), found.direct_effect.mean("prompt")
+    effect, direct = result.effect.mean("prompt"), result.direct_effect.mean("prompt")
     comparer, idle, writer, suppressor = (dict(layer=layer, head=head) for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1)))
 
     for head in (comparer, idle):
@@ -274,16 +220,16 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     assert effect.sel(contrast="labels exchanged", **comparer) > 1.5 * choice  # it sends which label
     assert abs(effect.sel(contrast="texts exchanged", **comparer)) < 0.01 * choice  # and not where
 
-    senders = list(zip(found.sender_layer.values, found.sender_head.values, strict=True))
+    senders = list(zip(result.sender_layer.values, result.sender_head.values, strict=True))
     assert sorted(senders) == [(1, 0), (2, 0), (2, 1)]
-    ways = found.effect_by_route.mean("prompt").sel(contrast="reversed").isel(sender=senders.index((1, 0)))
+    ways = result.effect_by_route.mean("prompt").sel(contrast="reversed").isel(sender=senders.index((1, 0)))
     by_queries = float(ways.sel(output=0, queries=1, mlps=0) / ways.sel(output=1, queries=1, mlps=1))
     assert by_queries == pytest.approx(1, abs=0.03)
-    together = found.joint_effect_by_route.mean("prompt").sel(contrast="reversed", output=1, queries=1, mlps=1)
+    together = result.joint_effect_by_route.mean("prompt").sel(contrast="reversed", output=1, queries=1, mlps=1)
     assert float(together.sel(sender_set="against the answer")) == pytest.approx(float(c.sel(suppressor)), abs=1e-9)
-    largest = 2 * float(found.logit_difference.mean())
+    largest = 2 * float(result.logit_difference.mean())
     np.testing.assert_allclose(together.sel(sender_set=["all", "for the answer"]), largest, rtol=0.01)
 
-    at = found.logit_difference_all_reversed.mean("prompt")
+    at = result.logit_difference_all_reversed.mean("prompt")
     assert at.sel(reversed_position="last position") < -0.9 * choice  # all of the choice is decided there
     assert at.sel(reversed_position="query's text") > 0.99 * choice

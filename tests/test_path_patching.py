@@ -1,80 +1,32 @@
 """Path patching against whole runs of one prompt at a time in which plain hooks hold everything else still."""
 
 import itertools
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
-import torch
 from conftest import random_prompts, tiny
+from plain_hooks import put, run, weights_of, z_of
 from towerlab.measure.ablations import ablations, mean_z
 from towerlab.measure.path_patching import WAYS, path_patching
-from towerlab.model.attention_hooks import reading_attention
 from twotowers.errors import TwoTowersError
 
 EXACT = dict(rtol=0, atol=1e-9)
 
 
-def run(model, encoded, z=None, ffn=None):
-    """A stock run of one prompt: logits, and layer -> z, FFN output and what attention was given.
-
-    `z(layer, z)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
-    """
-    seen = {"z": {}, "ffn": {}, "attention": {}}
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-
-            def before(_, args, layer=layer):
-                seen["z"][layer] = args[0].clone() if z is None else z(layer, args[0].clone())
-                return (seen["z"][layer],)
-
-            def after(_, args, output, layer=layer):
-                seen["ffn"][layer] = output
-                return None if ffn is None else ffn[layer]
-
-            def read(*given, layer=layer):
-                seen["attention"][layer] = given
-
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(before).remove)
-            stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
-            stack.enter_context(reading_attention(model, layer, read))
-        seen["logits"] = model.logits([encoded])[0]
-    return seen
-
-
-def put(model, heads, new):
-    """z with some heads replaced at the last position by new(layer, head)."""
-
-    def change(layer, z):
-        for head in (h for at, h in heads if at == layer):
-            z[0, -1, head * model.d_head : (head + 1) * model.d_head] = new(layer, head)
-        return z
-
-    return change
-
-
 def slow(model, encoded, senders, receivers, replacement):
     """(Set, way) -> logits, and (way, head) -> attention weights of all positions."""
-    new = lambda layer, head: 0.0 if replacement is None else replacement[layer, head]  # noqa: E731
-    plain, ablated = run(model, encoded), run(model, encoded, put(model, senders, new))
-    held = run(
-        model, encoded, lambda layer, z: put(model, senders, new)(layer, plain["z"][layer].clone()), plain["ffn"]
-    )
+    new = {at: 0.0 if replacement is None else replacement[at] for at in senders}
+    change, plain = put(model, senders, new), run(model, encoded)
+    ablated = run(model, encoded, change)
+    held = run(model, encoded, lambda layer, _, value: change(layer, plain["z"][layer].clone(), value), plain["ffn"])
     out = {(name, way): x["logits"] for name, x in (("none", plain), ("senders ablated", ablated)) for way in WAYS}
     for path, other in (("none", plain), ("total", ablated), ("direct", held)):
         z = {}
         for layer, head in {head for heads in receivers.values() for head in heads}:
-            query = other["attention"][layer][0][0, head, -1]
-            _, key, value, mask, scaling, softcap = plain["attention"][layer]
-            scores = key[0, model.value_head(head)] @ query * scaling
-            scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-            if mask is not None:
-                row = mask[0, 0, -1]
-                scores = scores.masked_fill(~row, -np.inf) if row.dtype == torch.bool else scores + row
-            out[path, f"{layer}-{head}"] = scores.softmax(-1)
-            z[layer, head] = scores.softmax(-1) @ value[0, model.value_head(head)]
+            weights = weights_of(model, plain, layer, head, encoded.last, query_of=other)
+            out[path, f"{layer}-{head}"], z[layer, head] = weights, z_of(model, weights, plain["attention"][layer][2][0], head)
         for name, heads in receivers.items():
-            out[name, path] = run(model, encoded, put(model, heads, lambda *at, z=z: z[at]))["logits"]
+            out[name, path] = run(model, encoded, put(model, heads, z))["logits"]
     return out
 
 
@@ -88,32 +40,32 @@ def sets_of(model):
 def test_every_variant_equals_runs_in_which_all_else_is_held(any_model, replaced_by):
     encoded, (senders, receivers) = random_prompts(3, lengths=(11, 13)), sets_of(any_model)
     replacement = mean_z(any_model, random_prompts(3, seed=1))["last"] if replaced_by == "mean" else None
-    found = path_patching(any_model, encoded, senders, receivers, replacement, max_tokens=24)
-    assert found.log_prob_true.dims == ("heads", "way", "prompt")
-    assert found.attention.dims == ("way", "prompt", "listed_head", "place") and "true" in found.coords
-    for i, one in enumerate(encoded):
-        expected = slow(any_model, one, senders, receivers, replacement)
-        for name, way in itertools.product(found["heads"].values, WAYS):
-            log_prob = float(expected[name, way].log_softmax(-1)[one.true_id])
-            assert float(found.log_prob_true.sel(heads=name, way=way)[i]) == pytest.approx(log_prob, abs=1e-9)
-        attention = {"none": found.attention_plain, **{way: found.attention.sel(way=way) for way in WAYS}}
-        for way, head in itertools.product(attention, found["listed_head"].values):
-            weights = expected[way, head][list(one.label_positions)]
+    result = path_patching(any_model, encoded, senders, receivers, replacement, max_tokens=24)
+    assert result.log_prob_true.dims == ("heads", "way", "prompt")
+    assert result.attention.dims == ("way", "prompt", "listed_head", "place") and "true" in result.coords
+    for i, e in enumerate(encoded):
+        expected = slow(any_model, e, senders, receivers, replacement)
+        for name, way in itertools.product(result["heads"].values, WAYS):
+            log_prob = float(expected[name, way].log_softmax(-1)[e.true_id])
+            assert float(result.log_prob_true.sel(heads=name, way=way)[i]) == pytest.approx(log_prob, abs=1e-9)
+        attention = {"none": result.attention_plain, **{way: result.attention.sel(way=way) for way in WAYS}}
+        for way, head in itertools.product(attention, result["listed_head"].values):
+            weights = expected[way, head][list(e.label_positions)]
             np.testing.assert_allclose(attention[way].sel(listed_head=head)[i], weights, atol=1e-6)
     less = path_patching(any_model, encoded, senders, receivers, replacement, answers_only=["also"])
     assert set(less.listed_head.values) == {f"{layer}-{head}" for name in ("above", "below") for layer, head in receivers[name]}
-    np.testing.assert_allclose(less.log_prob_true, found.log_prob_true, **EXACT)
-    lost = abs(found.log_prob_true - found.log_prob_true.sel(heads="none")).max("prompt")
+    np.testing.assert_allclose(less.log_prob_true, result.log_prob_true, **EXACT)
+    lost = abs(result.log_prob_true - result.log_prob_true.sel(heads="none")).max("prompt")
     assert float(lost.sel(heads="above").min()) > 1e-5
 
 
 def test_what_must_be_equal_by_definition(any_model):
     encoded, (senders, receivers) = random_prompts(2, lengths=(11,)), sets_of(any_model)
-    found = path_patching(any_model, encoded, senders, receivers).log_prob_true
-    plain = found.sel(heads="none")
-    np.testing.assert_allclose(found.sel(heads="below"), plain, **EXACT)
+    result = path_patching(any_model, encoded, senders, receivers).log_prob_true
+    plain = result.sel(heads="none")
+    np.testing.assert_allclose(result.sel(heads="below"), plain, **EXACT)
     at_last = ablations(any_model, encoded, {"senders": senders}, ["last"]).log_prob_true.sel(heads="senders").squeeze()
-    np.testing.assert_allclose(found.sel(heads="senders ablated", way="total"), at_last, **EXACT)
+    np.testing.assert_allclose(result.sel(heads="senders ablated", way="total"), at_last, **EXACT)
     # In the layer after the senders nothing lies between but their own layer's FFN, which only a sequential block lets respond.
     next_layer = path_patching(any_model, encoded, [(0, 1)], {"next": [(1, 0), (1, 1)]}).log_prob_true
     total, direct = (next_layer.sel(heads="next", way=way) for way in WAYS)

@@ -43,38 +43,31 @@ def model(request, float64):
 
 def test_numbers_equal_those_of_the_measurements(model):
     effect, encoded = explore(model, State(EXAMPLE, ABLATED)), [encode(EXAMPLE, model.tokenizer)]
-    seen = measure_heads(model, encoded)
-    answers = ablations(model, encoded, {"these": ABLATED}, positions=("all",)).isel(
-        positions=0, replacement=0, prompt=0
-    )
+    plain = measure_heads(model, encoded)
+    answers = ablations(model, encoded, {"these": ABLATED}, positions=("all",)).isel(positions=0, replacement=0, prompt=0)
     table = effect.answer.set_index("token")
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
             assert np.log(table.loc[label, when]) == pytest.approx(float(answers[name].sel(heads=which)), abs=1e-9)
-    weights = np.mean([seen["attention"].values[0, layer, head] for layer, head in ABLATED], 0)
+    weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ABLATED], 0)
     assert effect.attention["before"].to_numpy() == pytest.approx(weights, abs=1e-6)  # kept in float32
-    assert list(effect.attention["demonstration"]) == [
-        "1. love : bar",
-        "2. like : bar",
-        "3. eight : foo",
-        "4. two : foo",
-    ]
+    assert list(effect.attention["demonstration"]) == ["1. love : bar", "2. like : bar", "3. eight : foo", "4. two : foo"]
 
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
     effect, encoded = explore(model, State(EXAMPLE, ABLATED)), encode(EXAMPLE, model.tokenizer)
-    seen = capture(model, [encoded])
+    plain = capture(model, [encoded])
     ids = [encoded.label_ids[label] for label in ("foo", "bar")]
 
     def difference(vector):
-        x, e = seen.resid_final[0], model.unembedding
-        centred = [v - v.mean() if e.centred else v for v in (x, vector)]
-        scale = (centred[0].square().mean() + e.eps).sqrt()
-        logits = (centred[1] / scale * e.gamma) @ e.weight[ids].T
+        x, unembedding = plain.resid_final[0], model.unembedding
+        centred = [v - v.mean() if unembedding.centred else v for v in (x, vector)]
+        scale = (centred[0].square().mean() + unembedding.eps).sqrt()
+        logits = (centred[1] / scale * unembedding.gamma) @ unembedding.weight[ids].T
         return float(logits[0] - logits[1])
 
     for row in effect.heads.itertuples():
-        vector = seen.z[row.layer, 0, row.head] @ model.output_weight(row.layer)[row.head]
+        vector = plain.z[row.layer, 0, row.head] @ model.output_weight(row.layer)[row.head]
         assert row.before == pytest.approx(difference(vector), abs=1e-9)
         assert row.after == 0 or (row.layer, row.head) not in ABLATED
 
@@ -98,19 +91,21 @@ def test_a_push_is_the_steering_of_chapter_6(model):
     blocks = draw_blocks(BLOCKS, Form(2, "space"), seed=[0, 1], pairs=["sentiment/number"], labels=["foo/bar"])
     directions = class_directions(model, encode_all(blocks, model.tokenizer))
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
-    shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
-    prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
+    demonstrations = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
+    prompt = replace(EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number")
     encoded = encode(prompt, model.tokenizer)
-    measured = steering(model, [encoded], directions, {"these": heads}, doses=(1.5,), towers=("query",), random=0).data.squeeze()
+    data = steering(model, [encoded], directions, {"these": heads}, doses=(1.5,), towers=("query",), random=0).data.squeeze()
     effect = explore(model, State(EXAMPLE, dose=1.5))
     table = effect.answer.set_index("token")["after"]
     for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
-        assert np.log(table[label]) == pytest.approx(float(measured[name]), abs=1e-6)
-    added = {layer: 1.5 * x for layer, x in query.items()}
-    with edited(model, steer(heads, added, None, torch.tensor([encoded.label_positions]))):
-        seen = capture(model, [encoded], {"queries", "keys"})
-    scores = [seen.keys[layer, 0, model.value_head(h)] @ (seen.queries[layer, 0, h] * seen.scaling[layer] + added[layer][0, h])
-              for layer, h in heads]  # fmt: skip
+        assert np.log(table[label]) == pytest.approx(float(data[name]), abs=1e-6)
+    vectors = {layer: 1.5 * x for layer, x in query.items()}
+    with edited(model, steer(heads, vectors, None, torch.tensor([encoded.label_positions]))):
+        plain = capture(model, [encoded], {"queries", "keys"})
+    scores = [
+        plain.keys[layer, 0, model.value_head(h)] @ (plain.queries[layer, 0, h] * plain.scaling[layer] + vectors[layer][0, h])
+        for layer, h in heads
+    ]
     weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]
     assert effect.attention["after"].to_numpy() == pytest.approx(weights.numpy(), abs=1e-6)
     with pytest.raises(TwoTowersError, match="two classes"):

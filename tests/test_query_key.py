@@ -18,44 +18,44 @@ def cap(model, scores):
 
 
 @pytest.fixture
-def seen(any_model):
+def run(any_model):
     return capture(any_model, random_prompts(2, lengths=(11,)), WANT)
 
 
-def test_queries_and_keys_from_layer_inputs_are_the_captured_ones(any_model, seen):
+def test_queries_and_keys_from_layer_inputs_are_the_captured_ones(any_model, run):
     positions = torch.arange(11)
     for layer in range(any_model.n_layers):
-        normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
+        normed = query_key.normed(any_model, layer, run.stream_inputs[layer])
         query = query_key.rotated(any_model, layer, query_key.queries(any_model, layer, normed[:, -1]), positions[-1:])
-        torch.testing.assert_close(query, seen.queries[layer] * seen.scaling[layer])
+        torch.testing.assert_close(query, run.queries[layer] * run.scaling[layer])
         key = query_key.rotated(any_model, layer, query_key.keys(any_model, layer, normed).transpose(1, 2), positions)
-        torch.testing.assert_close(key, seen.keys[layer])
+        torch.testing.assert_close(key, run.keys[layer])
 
 
-def test_the_query_carried_back_through_w_k_gives_the_captured_scores(any_model, seen):
+def test_the_query_carried_back_through_w_k_gives_the_captured_scores(any_model, run):
     per_prompt = torch.tensor([[0, 2, 5, 10], [1, 2, 7, 9]])
     for layer in range(any_model.n_layers):
-        normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
-        query = seen.queries[layer] * seen.scaling[layer]
+        normed = query_key.normed(any_model, layer, run.stream_inputs[layer])
+        query = run.queries[layer] * run.scaling[layer]
         for head in range(any_model.n_heads):
             u, c = query_key.query_in_input_space(any_model, layer, head, query[:, head], torch.arange(11), normed)
             scores = cap(any_model, (u * normed).sum(-1) + c)
-            captured = seen.scores[layer, :, head]
+            captured = run.scores[layer, :, head]
             inside = captured > -1e30  # a sliding window masks the rest
             assert inside.any(-1).all()
             torch.testing.assert_close(scores[inside], captured[inside])
             weights = scores.masked_fill(~inside, float("-inf")).softmax(-1)
-            torch.testing.assert_close(weights, seen.weights[layer, :, head])
+            torch.testing.assert_close(weights, run.weights[layer, :, head])
 
-            some = normed.gather(1, per_prompt[..., None].expand(-1, -1, any_model.d_model))
-            v, d = query_key.query_in_input_space(any_model, layer, head, query[:, head], per_prompt, some)
-            torch.testing.assert_close((v * some).sum(-1) + d, ((u * normed).sum(-1) + c).gather(1, per_prompt))
+            of_positions = normed.gather(1, per_prompt[..., None].expand(-1, -1, any_model.d_model))
+            v, d = query_key.query_in_input_space(any_model, layer, head, query[:, head], per_prompt, of_positions)
+            torch.testing.assert_close((v * of_positions).sum(-1) + d, ((u * normed).sum(-1) + c).gather(1, per_prompt))
 
 
-def test_without_positions_the_query_meets_the_unturned_keys(any_model, seen):
+def test_without_positions_the_query_meets_the_unturned_keys(any_model, run):
     for layer in range(any_model.n_layers):
-        normed = query_key.normed(any_model, layer, seen.stream_inputs[layer])
-        turned = seen.queries[layer] * seen.scaling[layer]
+        normed = query_key.normed(any_model, layer, run.stream_inputs[layer])
+        turned = run.queries[layer] * run.scaling[layer]
         query = query_key.rotated(any_model, layer, turned, torch.tensor([10]), back=True)
         start, both = torch.tensor(0), query_key.queries(any_model, layer, normed[:, -1])
         for _ in range(2):  # LongRoPE lengthens both ways
@@ -67,27 +67,25 @@ def test_without_positions_the_query_meets_the_unturned_keys(any_model, seen):
             plain = torch.einsum("bk,bpk->bp", query[:, head], keys[:, :, any_model.value_head(head)])
             torch.testing.assert_close((u * normed).sum(-1) + c, plain)
             # The last key stands where the query does, so turning both changes nothing; elsewhere it does.
-            whole = torch.einsum("bk,bpk->bp", turned[:, head], seen.keys[layer][:, any_model.value_head(head)])
+            whole = torch.einsum("bk,bpk->bp", turned[:, head], run.keys[layer][:, any_model.value_head(head)])
             torch.testing.assert_close(plain[:, -1], whole[:, -1])
             assert ((plain - whole).abs().max() > 1e-3) == any_model.rotates(layer)
 
 
-def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, seen):
+def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, run):
     kind = any_model.name
-    masked = (seen.weights[..., :-1] == 0).any(-1).all(-1).all(-1)  # per layer
+    masked = (run.weights[..., :-1] == 0).any(-1).all(-1).all(-1)  # per layer
     windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False], "gemma3_text": [True, False],
                 "phi3": [True, True], "starcoder2": [True, True], "smollm3": [False, True, False],
                 "gpt_neo": [False, True]}  # fmt: skip
     assert masked.tolist() == windowed.get(kind, [False] * any_model.n_layers)
     for layer in range(any_model.n_layers):
         hidden = 11 - (any_model.window(layer) or 11)
-        assert (seen.scores[layer, ..., :hidden] < -1e30).all() and (seen.scores[layer, ..., hidden:] > -1e30).all()
+        assert (run.scores[layer, ..., :hidden] < -1e30).all() and (run.scores[layer, ..., hidden:] > -1e30).all()
     if kind == "gemma2":
-        products = torch.einsum(
-            "lbkgd,lbkpd->lbkgp", seen.queries.unflatten(2, (any_model.n_key_value_heads, -1)), seen.keys
-        )
-        assert (products * seen.scaling[0]).abs().max() > 2 * 1.5  # beyond the cap, where it bends
-        assert seen.logits.abs().max() < 4.0
+        products = torch.einsum("lbkgd,lbkpd->lbkgp", run.queries.unflatten(2, (any_model.n_key_value_heads, -1)), run.keys)
+        assert (products * run.scaling[0]).abs().max() > 2 * 1.5  # beyond the cap, where it bends
+        assert run.logits.abs().max() < 4.0
 
 
 def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
@@ -103,9 +101,7 @@ def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
     assert still == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)]
-)
+@pytest.mark.parametrize(("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)])
 def test_positions_from_which_all_angles_change_are_refused(kind, rope_type, longest):
     model = tiny(kind)
     model.hf.model.rotary_emb.rope_type = rope_type

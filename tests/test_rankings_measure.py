@@ -22,37 +22,37 @@ def of_one_task(n, lengths=(14,), seed=0):
     cls, out = {"foo": "number", "bar": "animal"}, []
     for i, e in enumerate(random_prompts(n, lengths, seed)):
         true = ("foo", "bar")[i % 2]
-        shown = tuple(replace(d, cls=cls[d.label]) for d in e.prompt.demonstrations)
-        prompt = replace(e.prompt, demonstrations=shown, cls=cls[true], true_label=true, block=i)
+        demonstrations = tuple(replace(d, cls=cls[d.label]) for d in e.prompt.demonstrations)
+        prompt = replace(e.prompt, demonstrations=demonstrations, cls=cls[true], true_label=true, block=i)
         out.append(replace(e, prompt=prompt))
     return out
 
 
-def head_scaled(model, one, layer, head, scale=0.0, add=0.0, positions=slice(None)):
+def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)):
     """Logits of one prompt, a head's mixed values at some positions multiplied and added to."""
 
     def change(z):
         z[:, positions, head] = z[:, positions, head] * scale + add
 
     with changing_z(model, {layer: change}):
-        return model.hf(torch.tensor([one.ids])).logits[0, -1]
+        return model.hf(torch.tensor([e.ids])).logits[0, -1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_attribution_is_the_slope_of_whole_runs(kind, float64):
     model, encoded, step = shared_tiny(kind), random_prompts(3), 1e-5
-    found = attribution_patching(model, encoded, max_tokens=30)
-    for i, one in enumerate(encoded):
+    result = attribution_patching(model, encoded, max_tokens=30)
+    for i, e in enumerate(encoded):
         for layer, head in ((0, 1), (1, model.n_heads - 1)):
-            up, down = (head_scaled(model, one, layer, head, 1 + sign * step) for sign in (1, -1))
-            slope = ((up - down)[one.true_id] - (up - down)[16 - one.true_id]) / (2 * step)
-            assert found[i, layer, head] == pytest.approx(float(slope), abs=1e-6, rel=1e-5)
+            up, down = (head_scaled(model, e, layer, head, 1 + sign * step) for sign in (1, -1))
+            slope = ((up - down)[e.true_id] - (up - down)[16 - e.true_id]) / (2 * step)
+            assert result[i, layer, head] == pytest.approx(float(slope), abs=1e-6, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(kind, float64):
     model, encoded, shuffled = shared_tiny(kind), of_one_task(6), of_one_task(6, seed=9)
-    found = measured.function_vector_scores(model, encoded, shuffled, max_tokens=30)
+    result = measured.function_vector_scores(model, encoded, shuffled, max_tokens=30)
     asked = [[2, 4], [1, 3, 5]]  # of prompt 0, whose own block is left out
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
         rows = []
@@ -60,19 +60,19 @@ def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(kin
             with changing_z(model, {layer: lambda z: rows.append(z[0, -1, head].clone())}):  # noqa: B023
                 model.hf(torch.tensor([e.ids]))
         mean = sum(sum(rows[j] for j in some) / len(some) for some in asked) / 2
-        one = shuffled[0]
-        plain = head_scaled(model, one, layer, head, 1.0).softmax(-1)[one.true_id]
-        put = head_scaled(model, one, layer, head, 0.0, mean, -1).softmax(-1)[one.true_id]
-        assert found[0, layer, head] == pytest.approx(float(put - plain), abs=1e-10)
+        prompt = shuffled[0]
+        plain = head_scaled(model, prompt, layer, head, 1.0).softmax(-1)[prompt.true_id]
+        put = head_scaled(model, prompt, layer, head, 0.0, mean, -1).softmax(-1)[prompt.true_id]
+        assert result[0, layer, head] == pytest.approx(float(put - plain), abs=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_task_subspace_scores_are_those_of_a_least_squares_projection(kind, float64):
     model, encoded = shared_tiny(kind), random_prompts(3)
     recognition, learning = measured.task_subspace_scores(model, encoded)
-    for i, one in enumerate(encoded):
-        slow = Reference(model, one.ids)
-        rows = model.unembedding.weight[[one.true_id, 16 - one.true_id]]
+    for i, e in enumerate(encoded):
+        slow = Reference(model, e.ids)
+        rows = model.unembedding.weight[[e.true_id, 16 - e.true_id]]
         for layer, head in ((0, 1), (1, model.n_heads - 1)):
             written = slow.head(layer, head)
             projected = rows.T @ torch.linalg.lstsq(rows.T, written[:, None]).solution[:, 0]
@@ -85,7 +85,7 @@ def test_task_subspace_scores_are_those_of_a_least_squares_projection(kind, floa
 def test_induction_scores_are_those_of_eager_attention(kind, float64):
     model, ids = shared_tiny(kind), []
     hook = model.hf.get_input_embeddings().register_forward_pre_hook(lambda _, args: ids.append(args[0]))
-    found = measured.induction_scores(model, length=7, n=3, tokens=range(2, VOCABULARY))
+    result = measured.induction_scores(model, length=7, n=3, tokens=range(2, VOCABULARY))
     hook.remove()
     (ids,) = ids
     assert ids.shape == (3, 14) and torch.equal(ids[:, :7], ids[:, 7:]) and ids.min() >= 2
@@ -96,18 +96,18 @@ def test_induction_scores_are_those_of_eager_attention(kind, float64):
     model.hf.set_attn_implementation(stock)
     for layer, weights in enumerate(attentions):
         expected = torch.stack([weights[:, :, at, at - 6] for at in range(7, 14)]).mean((0, 1))
-        np.testing.assert_allclose(found[layer], expected.numpy(), atol=1e-10)
+        np.testing.assert_allclose(result[layer], expected.numpy(), atol=1e-10)
 
 
 def test_the_dataset_holds_every_ranking_and_the_observations(float64):
     model, encoded = shared_tiny("gpt2"), of_one_task(6)
     looked = heads(model, encoded)
-    found = measured.rankings(model, looked, encoded, of_one_task(6, seed=9), tokens=range(2, VOCABULARY))
-    assert list(found["ranking"].values) == [*choose.RANKINGS, "induction", *measured.EACH]
-    assert found["score"].dims == ("ranking", "layer", "head")
+    result = measured.rankings(model, looked, encoded, of_one_task(6, seed=9), tokens=range(2, VOCABULARY))
+    assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *measured.EACH]
+    assert result["score"].dims == ("ranking", "layer", "head")
     for name in measured.EACH:
-        np.testing.assert_allclose(found["score"].sel(ranking=name), found[name.replace(" ", "_")].mean("prompt"))
-    np.testing.assert_allclose(found["score"].sel(ranking="writing"), looked["writing"].mean("prompt"))
+        np.testing.assert_allclose(result["score"].sel(ranking=name), result[name.replace(" ", "_")].mean("prompt"))
+    np.testing.assert_allclose(result["score"].sel(ranking="writing"), looked["writing"].mean("prompt"))
 
 
 def test_what_cannot_be_ranked_is_refused():

@@ -13,10 +13,10 @@ from towerlab.model.routes import Route, Sent, logit_differences, routed
 
 def manual(model, last, sent, route):
     """The last position of one prompt, layer by layer and reader by reader, from weights and plain keys and values."""
-    stream, told = last.plain[0].x[0], 0.0
+    stream, messages = last.plain[0].x[0], 0.0
     for layer in range(model.n_layers):
         plain, position = last.plain[layer], torch.tensor(last.batch[0].last)
-        read = query_key.normed(model, layer, stream - told * (not route.queries))
+        read = query_key.normed(model, layer, stream - messages * (not route.queries))
         turn = lambda v, layer=layer, position=position: query_key.rotated(model, layer, v, position)  # noqa: E731
         query, key = turn(query_key.queries(model, layer, read)), turn(query_key.keys(model, layer, read))
         z = []
@@ -35,38 +35,39 @@ def manual(model, last, sent, route):
         for head in (h for at, h in sent.heads if at == layer):
             new[head] = sent.z[layer][0, head]
         norm = model.norm_after(layer, "attention") or (lambda x: x)
-        written, changed, before = (norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0]
-                                    for v in (torch.stack(z), new, plain.z[0]))  # fmt: skip
-        below, told = told, told + changed - before
-        middle = stream if model.parallel else stream + written
-        read = middle - (below if model.parallel else told) * (not route.mlps)
+        output, with_sent, before = (
+            norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, plain.z[0])
+        )
+        below, messages = messages, messages + with_sent - before
+        middle = stream if model.parallel else stream + output
+        read = middle - (below if model.parallel else messages) * (not route.mlps)
         if model.architecture.ffn_norm:
             read = model.part(layer, "ffn_norm")(read)
         ffn, norm = model.blocks[layer].mlp(read[None, None])[0, 0], model.norm_after(layer, "ffn") or (lambda x: x)
-        stream = stream + written + norm(ffn)
-    return stream - told * (not route.output)
+        stream = stream + output + norm(ffn)
+    return stream - messages * (not route.output)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "llama", "gemma2", "olmo2", "qwen2"])
 def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     model, encoded = tiny(kind), tiny_blocks.blocks(1)
     sets = [[(0, 1)], [(0, 0), (model.n_layers - 1, 1)], [(model.n_layers - 1, 0)]]
-    last, theirs = LastPosition(model, encoded[:2]), LastPosition(model, encoded[2:])
-    z = {layer: given.z for layer, given in theirs.plain.items()}
+    last, donor = LastPosition(model, encoded[:2]), LastPosition(model, encoded[2:])
+    z = {layer: state.z for layer, state in donor.plain.items()}
     versions = [(Sent(heads, z), route) for heads in sets for route in ROUTES]
-    found = routed(last, versions, max_rows=6)
-    for i, one in enumerate(encoded[:2]):
-        alone, sent = LastPosition(model, [one]), {layer: x[i : i + 1] for layer, x in z.items()}
+    result = routed(last, versions, max_rows=6)
+    for i, e in enumerate(encoded[:2]):
+        alone, sent = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
         for row, (of, route) in enumerate(versions):
-            torch.testing.assert_close(found[row, i], manual(model, alone, Sent(of.heads, sent), route), rtol=0, atol=1e-10)
-    found = found.unflatten(0, (len(sets), len(ROUTES)))
+            torch.testing.assert_close(result[row, i], manual(model, alone, Sent(of.heads, sent), route), rtol=0, atol=1e-10)
+    result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
-        torch.testing.assert_close(found[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
+        torch.testing.assert_close(result[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
         edited = next(last.finals([Sent(heads, z).edit()]))[1][0]
-        torch.testing.assert_close(found[s, -1], edited, rtol=0, atol=1e-11)  # every route: the plain edit
-    moved = (found - plain).abs().amax((-1, -2))
-    assert (moved[:2, 1:] > 1e-5).all() and (moved[2, ROUTES.index(Route(False, True, False))] < 1e-11)
+        torch.testing.assert_close(result[s, -1], edited, rtol=0, atol=1e-11)  # every route: the plain edit
+    distance = (result - plain).abs().amax((-1, -2))
+    assert (distance[:2, 1:] > 1e-5).all() and (distance[2, ROUTES.index(Route(False, True, False))] < 1e-11)
 
 
 def test_logit_differences_are_those_of_the_model(any_model):
@@ -74,5 +75,5 @@ def test_logit_differences_are_those_of_the_model(any_model):
     last = LastPosition(any_model, encoded)
     _, log_prob = last.plain_answer()
     sign = torch.tensor([1 if list(e.label_ids).index(e.prompt.true_label) == 0 else -1 for e in encoded])
-    got = logit_differences(any_model, torch.stack([last.seen.resid_final] * 2), encoded)
-    torch.testing.assert_close(got, ((log_prob[:, 0] - log_prob[:, 1]) * sign).expand(2, -1), rtol=0, atol=1e-10)
+    result = logit_differences(any_model, torch.stack([last.capture.resid_final] * 2), encoded)
+    torch.testing.assert_close(result, ((log_prob[:, 0] - log_prob[:, 1]) * sign).expand(2, -1), rtol=0, atol=1e-10)

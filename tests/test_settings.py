@@ -38,15 +38,15 @@ def test_device_map_auto_reaches_the_model(given, want, monkeypatch):
     assert Settings.of({"separator": "auto"}).separator is None
 
 
-def run(words, monkeypatch, **given) -> chain.Run:
+def run(words, monkeypatch, **settings) -> chain.Run:
     """A run whose tokenizer knows a few words."""
     monkeypatch.setattr(chain, "label_pairs", lambda kinds=(): ("foo/bar", "up/down"))
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", ":", *words])}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = chain.Run(Settings.of(given))
+    of_words = chain.Run(Settings.of(settings))
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-    made.__dict__["model"] = SimpleNamespace(tokenizer=fast)
-    return made
+    of_words.__dict__["model"] = SimpleNamespace(tokenizer=fast)
+    return of_words
 
 
 def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(monkeypatch, capfd):

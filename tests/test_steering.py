@@ -24,10 +24,10 @@ def test_directions_are_differences_of_class_means(float64):
     directions = class_directions(model, encoded, max_tokens=50)
     queries, keys = {"a": [], "b": []}, {"a": [], "b": []}
     for e in encoded:
-        seen = capture(model, [e], {"queries", "keys"})
-        queries[e.prompt.cls].append(seen.queries[:, 0].numpy() * np.array(seen.scaling)[:, None, None])
+        plain = capture(model, [e], {"queries", "keys"})
+        queries[e.prompt.cls].append(plain.queries[:, 0].numpy() * np.array(plain.scaling)[:, None, None])
         for d, p in zip(e.prompt.demonstrations, e.label_positions, strict=True):
-            keys[d.cls].append(seen.keys[:, 0, :, p].numpy())
+            keys[d.cls].append(plain.keys[:, 0, :, p].numpy())
     for name, of_class in (("query", queries), ("keys", keys)):
         expected = np.mean(of_class["a"], 0) - np.mean(of_class["b"], 0)
         np.testing.assert_allclose(directions[name].sel(pair="a/b"), expected, rtol=0, atol=1e-9)
@@ -44,16 +44,14 @@ def query_map(model, kind, layer):
 def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind):
     model, encoded, heads = tiny(kind), tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured = steering(
-        model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60
-    ).data
+    data = steering(model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60).data
 
     def hook_of(layer, head, dose):
-        added = torch.tensor(directions["query"].values[0, layer, head]) * dose / model.score_scaling(layer)
+        vector = torch.tensor(directions["query"].values[0, layer, head]) * dose / model.score_scaling(layer)
 
         def hook(_module, _args, out):
             out = out.clone()
-            out[:, -1, head * model.d_head : (head + 1) * model.d_head] += added
+            out[:, -1, head * model.d_head : (head + 1) * model.d_head] += vector
             return out
 
         return hook
@@ -63,8 +61,8 @@ def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind
         expected = log_prob_true(answer(model, encoded)[1], encoded)
         for hook in hooks:
             hook.remove()
-        np.testing.assert_allclose(measured["log_prob_true"].sel(dose=dose)[0, 0], expected, rtol=0, atol=1e-9)
-    assert (abs(measured["log_prob_true"].diff("dose")) > 1e-7).all()
+        np.testing.assert_allclose(data["log_prob_true"].sel(dose=dose)[0, 0], expected, rtol=0, atol=1e-9)
+    assert (abs(data["log_prob_true"].diff("dose")) > 1e-7).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +70,7 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(float6
     model, encoded = tiny(kind), tiny_blocks.blocks(2, seed=1)
     heads = [(1, head) for head in range(model.n_heads) if model.value_head(head) == 1]  # all that share its keys
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured = steering(model, encoded, directions, {"group": heads}, (0.0, 1.5), ("keys",), random=0).data
+    data = steering(model, encoded, directions, {"group": heads}, (0.0, 1.5), ("keys",), random=0).data
     for i, e in enumerate(encoded):
         ids, cache = model.token_ids([e]), DynamicCache()
         model.hf(input_ids=ids[:, :-1], past_key_values=cache)
@@ -80,32 +78,32 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(float6
             added = torch.tensor(directions["keys"].values[0, 1, 1]) * (1.5 if d.cls == "a" else -1.5)
             cache.layers[1].keys[0, 1, p] += query_key.rotated(model, 1, added, torch.tensor(p))
         log_prob = model.hf(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].log_softmax(-1)
-        np.testing.assert_allclose(
-            measured["log_prob_true"].sel(dose=1.5)[0, 0, i], log_prob[e.true_id], rtol=0, atol=1e-9
-        )
+        np.testing.assert_allclose(data["log_prob_true"].sel(dose=1.5)[0, 0, i], log_prob[e.true_id], rtol=0, atol=1e-9)
         plain = log_prob_true(answer(model, [e])[1], [e])
-        np.testing.assert_allclose(measured["log_prob_true"].sel(dose=0)[0, 0, i], plain[0], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(data["log_prob_true"].sel(dose=0)[0, 0, i], plain[0], rtol=0, atol=1e-9)
 
 
 def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
     model, encoded, sets = tiny("llama"), tiny_blocks.blocks(1, seed=1), {"one": [(1, 2)], "all": [(0, 0), (1, 2)]}
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured, control, _ = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
-    assert measured["heads"].values.tolist() == control["heads"].values.tolist() == ["one", "all"]
-    assert control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"
+    data, control, _ = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
+    assert data["heads"].values.tolist() == control["heads"].values.tolist() == ["one", "all"]
+    assert (
+        control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"
+    )
     first = steering(model, encoded, random_directions(directions, [0, 0]), sets, (0.0, 1.0), random=0).data["log_prob_true"]
     np.testing.assert_allclose(control["log_prob_true"].sel(draw=0), first, rtol=0, atol=1e-9)
     flat = directions.copy(deep=True)
     flat["keys"] *= 0
     alone = steering(model, encoded, flat, sets, (0.0, 1.0), random=0).data["log_prob_true"]
-    known = measured["log_prob_true"]
-    np.testing.assert_allclose(alone.sel(tower="both"), known.sel(tower="query"), rtol=0, atol=1e-9)
-    assert (abs(known.sel(tower="both", dose=1) - known.sel(tower="query", dose=1)) > 1e-7).all()
-    drawn = random_directions(directions, 0)
+    log_prob = data["log_prob_true"]
+    np.testing.assert_allclose(alone.sel(tower="both"), log_prob.sel(tower="query"), rtol=0, atol=1e-9)
+    assert (abs(log_prob.sel(tower="both", dose=1) - log_prob.sel(tower="query", dose=1)) > 1e-7).all()
+    random = random_directions(directions, 0)
     for name in ("query", "keys"):
-        norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, drawn))
+        norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, random))
         np.testing.assert_allclose(of_drawn, norm)
-        assert (abs(drawn[name] - directions[name]) > 0).isel(layer=1).all()
+        assert (abs(random[name] - directions[name]) > 0).isel(layer=1).all()
 
 
 def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_own_one():
@@ -113,8 +111,11 @@ def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_o
     own = xr.Dataset({"query": (("pair", "layer", "head", "d_head"), values)}, coords={"pair": list("abcd")})
     others = directions_of_other_pairs(own)
     for p in range(4):
-        lent = [values[q] * np.linalg.norm(values[p], axis=-1, keepdims=True) / np.linalg.norm(values[q], axis=-1, keepdims=True)
-                for q in range(4) if q != p]  # fmt: skip
+        lent = [
+            values[q] * np.linalg.norm(values[p], axis=-1, keepdims=True) / np.linalg.norm(values[q], axis=-1, keepdims=True)
+            for q in range(4)
+            if q != p
+        ]
         taken = [other["query"].isel(pair=p).values for other in others]
         assert all(sum(np.allclose(x, y) for y in taken) == 1 for x in lent) and len(taken) == 3
 
@@ -122,10 +123,10 @@ def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_o
 def test_directions_given_are_steered_along_like_random_ones(float64):
     model, encoded = tiny("gpt2"), tiny_blocks.blocks(1, seed=1)
     directions = class_directions(model, tiny_blocks.blocks(4))
-    measured = steering(model, encoded, directions, {"one": [(1, 0)]}, (1.0,), ("query",), others=[2 * directions])
+    data = steering(model, encoded, directions, {"one": [(1, 0)]}, (1.0,), ("query",), others=[2 * directions])
     double = steering(model, encoded, directions, {"one": [(1, 0)]}, (2.0,), ("query",), random=0)
-    along = measured.control["log_prob_true"].sel(draw=0, dose=1.0)
-    assert measured.control["control"] == "other class pairs"
+    along = data.control["log_prob_true"].sel(draw=0, dose=1.0)
+    assert data.control["control"] == "other class pairs"
     np.testing.assert_allclose(along, double.data["log_prob_true"].sel(dose=2.0), rtol=0, atol=1e-12)
 
 
@@ -138,6 +139,4 @@ def test_what_cannot_be_steered_is_refused():
         (dict(directions=directions.assign_coords(pair=["c/d"])), "no direction for a/b"),
     ):
         with pytest.raises(TwoTowersError, match=remedy):
-            steering(
-                **{"model": model, "encoded": encoded, "directions": directions, "sets": {"one": [(0, 0)]}} | settings
-            )
+            steering(**{"model": model, "encoded": encoded, "directions": directions, "sets": {"one": [(0, 0)]}} | settings)

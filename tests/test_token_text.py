@@ -9,25 +9,26 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 def tokenizer(*tokens: str) -> PreTrainedTokenizerFast:
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])),
-                                   unk_token=tokens[0])  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])), unk_token=tokens[0]
+    )
 
 
 def test_byte_level_tokens_are_readable():
     tokens = ("<unk>", "Ġlove", "ll", ":", "ĠZÃ¼rich", "Ã", "âĢ", "Ġ", "Ċ", "Ġ7", "A", "ĠLove")
-    found = Lexicon.of(tokenizer(*tokens), len(tokens) + 1)
-    assert found.texts == (
+    result = Lexicon.of(tokenizer(*tokens), len(tokens) + 1)
+    assert result.texts == (
         "<unk>", "love", "-ll", ":", "Zürich", "byte C3", "bytes E2 80", "space", "\\n", "7", "-A", "Love", "<id 12>",
     )  # fmt: skip
-    assert found.plain == ("", "love", "ll", ":", "zürich", "", "", "", "", "7", "a", "love", "")
-    assert found.stopword_ids.tolist() == [0, 2, 3, 5, 6, 7, 8, 10, 12]
+    assert result.plain == ("", "love", "ll", ":", "zürich", "", "", "", "", "7", "a", "love", "")
+    assert result.stopword_ids.tolist() == [0, 2, 3, 5, 6, 7, 8, 10, 12]
 
 
 def test_sentencepiece_tokens_are_readable():
     tokens = ("<unk>", "▁love", "ly", "<0xE2>", "▁", "▁the", "語", "Ġ")
-    found = Lexicon.of(tokenizer(*tokens), len(tokens))
-    assert found.texts == ("<unk>", "love", "-ly", "byte E2", "space", "the", "-語", "-Ġ")
-    assert found.stopword_ids.tolist() == [0, 3, 4, 5]
+    result = Lexicon.of(tokenizer(*tokens), len(tokens))
+    assert result.texts == ("<unk>", "love", "-ly", "byte E2", "space", "the", "-語", "-Ġ")
+    assert result.stopword_ids.tolist() == [0, 3, 4, 5]
 
 
 def test_stop_words_are_no_words_of_a_class_and_no_label():

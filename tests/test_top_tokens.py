@@ -26,14 +26,14 @@ def of_a_pair(n):
     cls, out = {"foo": "number", "bar": "animal"}, []
     for i, e in enumerate(random_prompts(n, lengths=(14,))):
         true = ("foo", "bar")[i % 2]
-        shown = tuple(replace(d, cls=cls[d.label]) for d in e.prompt.demonstrations)
-        prompt = replace(e.prompt, demonstrations=shown, cls=cls[true], true_label=true, dataset="number/animal")
+        demonstrations = tuple(replace(d, cls=cls[d.label]) for d in e.prompt.demonstrations)
+        prompt = replace(e.prompt, demonstrations=demonstrations, cls=cls[true], true_label=true, dataset="number/animal")
         out.append(replace(e, prompt=prompt))
     return out
 
 
 def sorted_tokens(model, v, scale, k):
-    bs = unembed.bs_values(v, model.unembedding, "frozen", scale)
+    bs = unembed.bs_values(v, model.unembedding, scale)
     order = bs.argsort(descending=True)[:k]
     return [f"word{i}" for i in order], bs[order].numpy()
 
@@ -41,51 +41,51 @@ def sorted_tokens(model, v, scale, k):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_reading_is_the_sorted_projection_of_the_slow_reference(kind, float64, tmp_path):
     model, encoded, heads = shared_tiny(kind), of_a_pair(3), [Head(1, 1), Head(0, 0)]
-    found = measured.top_tokens(model, encoded, heads, 5, LEXICON, CLASSES, max_tokens=30)
+    result = measured.top_tokens(model, encoded, heads, 5, LEXICON, CLASSES, max_tokens=30)
     slow = [Reference(model, e.ids) for e in encoded]
     runs = [model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded]
-    seen = [capture(model, [e], {"streams"}) for e in encoded]
+    plain = [capture(model, [e], {"streams"}) for e in encoded]
     for j, (layer, head) in enumerate(heads):
         for place, position in enumerate(encoded[0].label_positions):
             vectors = {
                 "value": [s.value_output(layer, head, position) for s in slow],
                 "key": [hidden[layer][0, position] for hidden in runs],
-                "key, attention only": [s.stream_attention[:layer, 0, position].sum(0) for s in seen],
+                "key, attention only": [s.stream_attention[:layer, 0, position].sum(0) for s in plain],
             }
             for what, rows in vectors.items():
                 mean = sum(rows) / len(rows)
                 for name, taken in (("kept", 0), ("taken out", mean)):
-                    at = found.sel(what=what, mean=name).isel(prompt=2, listed_head=j, place=place)
+                    at = result.sel(what=what, mean=name).isel(prompt=2, listed_head=j, place=place)
                     if what == "key, attention only" and layer == 0:
                         assert set(at["token"].values) == {""} and at["bs_value"].isnull().all()
                         continue
                     tokens, bs = sorted_tokens(model, rows[2] - taken, slow[2].scale, 5)
                     assert at["token"].values.tolist() == tokens
                     np.testing.assert_allclose(at["bs_value"], bs, atol=1e-9)
-    save(Opened(found), tmp_path / "top.nc", {"measurement": "top_tokens"})
-    assert (load(tmp_path / "top.nc").data["token"] == found["token"]).all()
+    save(Opened(result), tmp_path / "top.nc", {"measurement": "top_tokens"})
+    assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_carried_query_meets_keys_as_the_model_without_positions_does(kind, float64):
     model, encoded = shared_tiny(kind), of_a_pair(2)
-    seen = capture(model, encoded, {"queries", "streams"})
-    normed = query_key.normed(model, 1, seen.stream_inputs[1])
+    plain = capture(model, encoded, {"queries", "streams"})
+    normed = query_key.normed(model, 1, plain.stream_inputs[1])
     query, key = query_key.queries(model, 1, normed[:, -1]), query_key.keys(model, 1, normed)
     bias = model.key_weight(1)[1]
     for head in range(model.n_heads):
         shared = model.value_head(head)
         constant = 0 if bias is None else query[:, head] @ bias[shared]
         expected = torch.einsum("bk,bpk->bp", query[:, head], key[:, :, shared])
-        carried = measured.carried_query(seen, model, 1, head)
+        carried = measured.carried_query(plain, model, 1, head)
         met = torch.einsum("bd,bpd->bp", carried, normed)
         met = met + torch.as_tensor(constant).reshape(-1, 1)
         torch.testing.assert_close(met, expected, rtol=1e-5, atol=1e-5)  # stock models turn queries in float32
 
 
 def test_relations_by_hand():
-    shown = (Demonstration("word11", "foo", "number"), Demonstration("word13 word20", "bar", "animal"))
-    prompt = Prompt(shown, "word12", "foo", ("foo", "bar"), "number", "number/animal")
+    demonstrations = (Demonstration("word11", "foo", "number"), Demonstration("word13 word20", "bar", "animal"))
+    prompt = Prompt(demonstrations, "word12", "foo", ("foo", "bar"), "number", "number/animal")
     words = {"number": ["word11", "word12", "word14"], "animal": ["word13", "word15"]}
     names = lambda place: {w: measured.RELATIONS[c] for w, c in measured.relations_of(prompt, place, words).items()}  # noqa: E731
     labels = {"foo": "own label", "bar": "other label"}
@@ -98,14 +98,14 @@ def test_relations_by_hand():
 
 def test_relations_stand_beside_their_tokens(float64):
     model, encoded = shared_tiny("gpt2"), of_a_pair(3)
-    found = measured.top_tokens(model, encoded, [Head(1, 0)], VOCABULARY, LEXICON, CLASSES)
+    result = measured.top_tokens(model, encoded, [Head(1, 0)], VOCABULARY, LEXICON, CLASSES)
     classes = {"word11": "number", "word12": "number", "word13": "animal"}
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
-        tokens, codes = (found[name].transpose("prompt", ..., "rank").values for name in (what, variable))
+        tokens, codes = (result[name].transpose("prompt", ..., "rank").values for name in (what, variable))
         for at in np.ndindex(tokens.shape):
             prompt, place = encoded[at[0]].prompt, None
             if what == "token":
-                place = at[found["token"].transpose("prompt", ..., "rank").dims.index("place")]
+                place = at[result["token"].transpose("prompt", ..., "rank").dims.index("place")]
             cls = prompt.cls if place is None else prompt.demonstrations[place].cls
             inside = {prompt.query, *(d.text for d in prompt.demonstrations)}
             labels = {f"word{token}": label for label, token in encoded[at[0]].label_ids.items()}
@@ -118,15 +118,15 @@ def test_relations_stand_beside_their_tokens(float64):
             elif tokens[at] in classes and tokens[at] not in inside:
                 expected = "own class" if classes[tokens[at]] == cls else "other class"
             assert measured.RELATIONS[codes[at]] == expected
-    assert {"own text", "own class", "other class"} <= {measured.RELATIONS[c] for c in np.unique(found["relation"])}
+    assert {"own text", "own class", "other class"} <= {measured.RELATIONS[c] for c in np.unique(result["relation"])}
 
 
 def test_a_label_is_known_by_its_token_and_never_passed_over(float64):
     model, encoded = shared_tiny("gpt2"), of_a_pair(2)
     token = encoded[0].label_ids["foo"]
     plain = ["the" if i == token else f"word{i}" for i in range(VOCABULARY)]  # a piece of "foo", and a stop word
-    found = measured.top_tokens(model, encoded, [Head(1, 1)], VOCABULARY, Lexicon(LEXICON.texts, tuple(plain)), CLASSES)
-    at = found.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
+    result = measured.top_tokens(model, encoded, [Head(1, 1)], VOCABULARY, Lexicon(LEXICON.texts, tuple(plain)), CLASSES)
+    at = result.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
     for place, d in enumerate(encoded[0].prompt.demonstrations):
         relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]
         assert relation.tolist() == [measured.RELATIONS.index("own label" if d.label == "foo" else "other label")]

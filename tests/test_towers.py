@@ -25,12 +25,12 @@ def by_hand(model, kind, layer, head, x):
 def test_every_vector_is_that_of_the_models_own_maps(float64, kind):
     model, encoded = shared_tiny(kind), tiny_blocks.blocks(2)
     heads = [Head(1, model.n_heads - 1), Head(0, 1)]
-    found = towers(model, encoded, heads)
-    assert found["key_vector"].dims == ("prompt", "listed_head", "place", "component")
+    result = towers(model, encoded, heads)
+    assert result["key_vector"].dims == ("prompt", "listed_head", "place", "component")
     for i, e in enumerate(encoded):
         slow = Reference(model, e.ids)
         for j, (layer, head) in enumerate(heads):
-            at = found.isel(prompt=i, listed_head=j)
+            at = result.isel(prompt=i, listed_head=j)
             query, _ = by_hand(model, kind, layer, head, slow.normed[layer][e.last])
             np.testing.assert_allclose(at["query_vector"], query, rtol=1e-6, atol=1e-7)  # kept in float32
             for place, p in enumerate(e.label_positions):
@@ -40,7 +40,7 @@ def test_every_vector_is_that_of_the_models_own_maps(float64, kind):
 
 def test_without_rotation_their_product_is_the_score(float64):
     model, encoded, head = shared_tiny("gpt2"), tiny_blocks.blocks(1), Head(1, 0)
-    found = towers(model, encoded, [head]).isel(listed_head=0)
-    scores = (found["query_vector"] * found["key_vector"]).sum("component")
-    seen = capture(model, encoded, {"scores"})
-    np.testing.assert_allclose(scores, seen.scores[1, :, 0].gather(1, seen.label_positions), rtol=1e-5, atol=1e-6)
+    result = towers(model, encoded, [head]).isel(listed_head=0)
+    scores = (result["query_vector"] * result["key_vector"]).sum("component")
+    plain = capture(model, encoded, {"scores"})
+    np.testing.assert_allclose(scores, plain.scores[1, :, 0].gather(1, plain.label_positions), rtol=1e-5, atol=1e-6)

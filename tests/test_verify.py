@@ -5,7 +5,7 @@ import torch
 from conftest import tiny
 from reference import Reference
 from towerlab.paper import verify
-from towerlab.paper.published import paper_model, published
+from towerlab.paper.published import paper_model
 from twotowers.errors import TwoTowersError
 
 IDS = (3, 17, 40, 8, 25)
@@ -28,13 +28,13 @@ def test_every_printed_quantity_is_what_the_reference_computes(any_model):
         "attention of head 1-1 position 2": float(slow.attentions[1][1, 2]),
         "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word, "frozen"),
     }
-    predicted, found = verify.measure(any_model, IDS, list(expected))
+    predicted, result = verify.measure(any_model, IDS, list(expected))
     assert predicted == word
-    assert found == pytest.approx(expected, abs=1e-9)
+    assert result == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_published_quantity_can_be_read():
-    quantities = published(verify.SOURCE)["quantity"]
+    quantities = verify.printed()["quantity"]
     assert len(quantities) == 28
     patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
     assert all(any(p.fullmatch(q) for p in patterns) for q in quantities)
@@ -58,12 +58,12 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
     model.name = "openai-community/gpt2-large"
     with pytest.raises(TwoTowersError, match="has no such part"):
         verify.authors_numbers(model)
-    rows = published(verify.SOURCE)
-    monkeypatch.setattr(verify, "published", lambda where=None: rows[rows["quantity"].str.startswith("sum")])
-    found = verify.authors_numbers(model)
+    rows = verify.printed()
+    monkeypatch.setattr(verify, "printed", lambda: rows[rows["quantity"].str.startswith("sum")])
+    result = verify.authors_numbers(model)
     _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
-    assert found["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
-    assert found["measured"][1] == own["sum of FFN block increases"] and not found["agrees"].any()
+    assert result["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
+    assert result["measured"][1] == own["sum of FFN block increases"] and not result["agrees"].any()
 
 
 @pytest.mark.parametrize(

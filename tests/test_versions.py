@@ -35,8 +35,8 @@ def lib(tmp_path, monkeypatch):
 
 
 def clear():
-    for kept in (versions._imported, versions._code, recorded.catalogue):
-        kept.cache_clear()
+    for cache in (versions._imported, versions._code, recorded.catalogue):
+        cache.cache_clear()
 
 
 def change(path, old, new):

@@ -9,23 +9,21 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 from towerlab.model import loading
 from towerlab.paper import verify
-from towerlab.paper.published import published
+from towerlab.paper.published import paper_model
 from twotowers.errors import TwoTowersError
 
 ASKED = os.environ.get("TWOTOWERS_VERIFY", "")
 MEMORY = {"gpt2-large": 6, "llama-7b": 34}  # GB
-PRINTED = published(verify.SOURCE)
 pytestmark = pytest.mark.weights
 
 
 @pytest.fixture(scope="module", params=verify.HUB)
 def numbers(request):
     source, gigabytes = verify.HUB[request.param], MEMORY[request.param]
-    if ASKED and tables.paper_model(ASKED) != request.param:
+    if ASKED and paper_model(ASKED) != request.param:
         pytest.skip(f"another model than {ASKED}")
     source = ASKED if "/" in ASKED else source
-    cached = any(isinstance(try_to_load_from_cache(source, f), str)
-                 for f in ("model.safetensors", "model.safetensors.index.json"))  # fmt: skip
+    cached = any(isinstance(try_to_load_from_cache(source, f), str) for f in ("model.safetensors", "model.safetensors.index.json"))
     if not ASKED and not cached:
         pytest.skip(f"{source}: make verify MODEL={request.param}")
     if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < gigabytes << 30:

@@ -19,13 +19,15 @@ NUMBERS = [f"{name}{end}" for name in ("effect", "control", "difference") for en
 PINNED = ["chapter", "claim", "model", "verdict", "n", "label_pairs", "draws", "share", *NUMBERS]
 
 
-def differences(found: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
+def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
     """What differs between rows of evidence and those pinned, one line each: rows, verdicts, n, and numbers beyond tolerance."""
-    found, golden = (table.set_index(["claim", "model"]) for table in (found, golden))
-    lines = [f"{row}: only in one of the tables" for row in found.index.symmetric_difference(golden.index)]
-    for row in found.index.intersection(golden.index):
-        new, old = found.loc[row], golden.loc[row]
-        lines += [f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "label_pairs", "draws") if new[name] != old[name]]
+    rows, golden = (table.set_index(["claim", "model"]) for table in (rows, golden))
+    lines = [f"{row}: only in one of the tables" for row in rows.index.symmetric_difference(golden.index)]
+    for row in rows.index.intersection(golden.index):
+        new, old = rows.loc[row], golden.loc[row]
+        lines += [
+            f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "label_pairs", "draws") if new[name] != old[name]
+        ]
         lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (new.verdict != old.verdict)
         for name in ("share", *NUMBERS):
             allowed = SETS if name == "share" else max(LOGITS, INTERVAL * width(old, name))

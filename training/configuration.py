@@ -23,10 +23,33 @@ class Configuration:
     """batches between two saved states"""
     rate: float = 2e-3
     weight_decay: float = 0.01
+    tied: bool = True
+    """whether words are read and written by the same vectors"""
+    drills: bool = True
+    """whether a colon is learned in drills (echoes, half, colon); else in the episodes themselves"""
+    other_text: bool = False
+    """whether every second update is on lists and sentences in which label words are words like others"""
+    text_tokens: tuple[int, int] = (1, 1)
+    """fewest and most tokens of an episode's text: a word of a class and others around it"""
+    label_words: int = 20
+
+    @property
+    def test_tokens(self) -> int:
+        """of a text of the prompts that test the model"""
+        return sum(self.text_tokens) // 2
 
 
 SHIPPED = Configuration("mini-gpt2", layers=4, heads=8, width=96)
-DEPTHS = (3, 5, 6, 8)
-"""Layers of the ladder's other models; all else is as in the shipped one, which is its model of 4 layers"""
-LADDER = [replace(SHIPPED, name=f"depth-{layers}", layers=layers) for layers in DEPTHS]
+DEPTHS = {layers: replace(SHIPPED, name=f"depth-{layers}", layers=layers) for layers in (3, 4, 5, 6, 8)}
+"""Layers -> a model of the ladder; all else is as in the shipped one"""
+FACTORS = [
+    replace(DEPTHS[6], name="depth-6-no-drills", drills=False, updates=6000),
+    replace(DEPTHS[6], name="depth-6-untied", tied=False),
+    replace(DEPTHS[6], name="depth-6-other-text", other_text=True),
+    replace(DEPTHS[6], name="depth-6-long-texts", text_tokens=(2, 4)),
+    replace(DEPTHS[6], name="depth-6-200-labels", label_words=200),
+]
+STOPPING = replace(DEPTHS[8], name="depth-8-untied-other-text", tied=False, other_text=True)
+"""The ladder ends if neither this model nor that of 8 layers relays"""
+LADDER = [*DEPTHS.values(), *FACTORS, STOPPING]
 CONFIGURATIONS = {one.name: one for one in [SHIPPED, *LADDER]}

@@ -6,11 +6,12 @@ predicted from those before it; the loss is taken nowhere else.
 
 import random
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from training.tokenizer import LABELS, read_words
+from training.configuration import SHIPPED, Configuration
+from training.tokenizer import LABELS, common_words, read_sentences, read_words
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -34,10 +35,11 @@ class Text:
     First drills of arbitrary tokens, which build the circuits that looking up a label needs; then episodes and plain lists.
     """
 
-    def __init__(self, words: dict[str, int], seed: int):
+    def __init__(self, words: dict[str, int], seed: int, configuration: Configuration = SHIPPED):
         self.words, self.random, self.numpy = words, random.Random(seed), np.random.default_rng(seed)
-        self.colon = words[":"]
-        self.labels = [words[label] for label in LABELS]
+        self.configuration, self.colon = configuration, words[":"]
+        self.common = [words[word] for word in common_words()]
+        self.labels = [*(words[label] for label in LABELS), *self.common][: configuration.label_words]
         self.listed: dict[str, list[int]] = {}  # all words of a class, for the plain lists
         self.shown: dict[str, list[int]] = {}  # those that may stand in an episode
         for row in read_words():
@@ -47,6 +49,15 @@ class Text:
         self.classes = list(self.listed)
         # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
         self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
+        if configuration.other_text:  # a label word is also one of the frequent words of a class
+            for listed, label in zip(self.listed.values(), self.labels, strict=False):
+                listed.insert(3, label)
+            unknown: dict[str, int] = {}  # and stands for words of sentences that the model has no token for
+            self.sentences = [
+                [words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
+                 for word in sentence.lower().split()]
+                for sentence in read_sentences()
+            ]  # fmt: skip
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:
         """Arbitrary tokens, then the same again; every token of the second copy but its first is asked for.
@@ -107,6 +118,16 @@ class Text:
         mask[:, 0] = 0
         return ids, mask
 
+    def other(self, batch: int, length: int = 24) -> Batch:
+        """Text that is no episode: lists, or sentences one after the other; every word but the first is asked for."""
+        if self.random.random() < 0.5:
+            return self.lists(batch, length)
+        drawn = [self.random.choices(self.sentences, k=length) for _ in range(batch)]
+        ids = np.array([[word for sentence in row for word in sentence][:length] for row in drawn])
+        mask = np.ones_like(ids)
+        mask[:, 0] = 0
+        return ids, mask
+
     def _words(self, listed: list[int], count: int = 1) -> list[int]:
         """Words of a class, frequent ones more often."""
         return self.random.choices(listed, cum_weights=_zipf(len(listed)), k=count)
@@ -124,16 +145,19 @@ class Text:
         repeat: probability that a word is an exact repeat of an earlier one of its class; wrong words and wrong
         labels come in as it falls.
         """
+        fewest, most = self.configuration.text_tokens
         demonstrations = self.random.randint(4, 17)
-        ids = np.empty((batch, 3 * demonstrations), dtype=np.int64)
+        sizes = [1 if most == 1 else self.random.randint(fewest, most) for _ in range(demonstrations)]
+        starts = list(accumulate((size + 2 for size in sizes), initial=0))  # of the demonstrations, and the end
+        ids = np.empty((batch, starts[-1]), dtype=np.int64)
         mask = np.zeros_like(ids)
-        ids[:, 1::3] = self.colon
+        ids[:, [end - 2 for end in starts[1:]]] = self.colon
         for row in range(batch):
-            self._fill_episode(ids[row], mask[row], repeat)
+            self._fill_episode(ids[row], mask[row], repeat, starts)
         return ids, mask
 
-    def _fill_episode(self, ids: np.ndarray, mask: np.ndarray, repeat: float) -> None:
-        """Write one episode into ids and mask, both (3 * demonstrations,)."""
+    def _fill_episode(self, ids: np.ndarray, mask: np.ndarray, repeat: float, starts: list[int]) -> None:
+        """Write one episode into ids and mask, both (token,)."""
         draw = self.random.random
         count = self.random.choice((2, 2, 3, 4, 6))
         *names, without_label = self._classes(count + 1)
@@ -142,7 +166,7 @@ class Text:
         stay = self.random.uniform(*STAY)
         used: list[list[int]] = [[] for _ in names]
         seen, current = set(), -1
-        for at in range(0, len(ids), 3):
+        for start, end in pairwise(starts):
             if current < 0 or draw() >= stay:
                 current = min(int(np.searchsorted(often, draw())), count - 1)
             shown, chance = self.shown[names[current]], draw()
@@ -158,9 +182,18 @@ class Text:
                     (word,) = self._words(shown)
                 used[current].append(word)
             label = self.random.choice(labels) if draw() < (1 - repeat) * WRONG_LABEL else labels[current]
-            ids[at], ids[at + 2] = word, label
-            mask[at + 2] = label in seen
+            ids[start : end - 2] = in_company(word, self.common, end - 2 - start, self.random)
+            ids[end - 1], mask[end - 1] = label, label in seen
             seen.add(label)
+
+
+def in_company(word, common: list, tokens: int, source: random.Random) -> list:
+    """A text of so many tokens: the word, at any place among common ones."""
+    if tokens == 1:
+        return [word]
+    text = source.choices(common, k=tokens - 1)
+    text.insert(source.randrange(tokens), word)
+    return text
 
 
 @cache

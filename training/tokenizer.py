@@ -6,6 +6,7 @@ No text is unknown and every text decodes back.
 """
 
 import csv
+from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -44,6 +45,19 @@ def read_words() -> list[dict[str, str]]:
     """The rows of data/words/words.csv."""
     with (DATA / "words" / "words.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+@cache
+def common_words() -> list[str]:
+    """Those of COMMON that are words of no class."""
+    of_classes = {row["word"] for row in read_words()}
+    return [word for word in COMMON if word not in of_classes]
+
+
+def read_sentences() -> list[str]:
+    """The sentences of data/sentences/own.csv."""
+    with (DATA / "sentences" / "own.csv").open(encoding="utf-8", newline="") as file:
+        return [row["sentence"] for row in csv.DictReader(file)]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

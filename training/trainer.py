@@ -69,7 +69,7 @@ def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
         GPT2Config(
             vocab_size=vocabulary, n_positions=CONTEXT, n_embd=configuration.width, n_layer=configuration.layers,
             n_head=configuration.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.06,
-            tie_word_embeddings=True, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+            tie_word_embeddings=configuration.tied, bos_token_id=0, eos_token_id=0, pad_token_id=0,
         )
     )  # fmt: skip
     # Learned positions begin as waves: neighbours are alike from the first step, and positions beyond the longest
@@ -101,7 +101,8 @@ class Trainer:
         self.recipe = recipe()
         self.tokenizer = build_tokenizer()
         pieces = self.tokenizer.get_vocab().items()
-        self.text = Text({piece[1:]: i for piece, i in pieces if piece.startswith("Ġ") and len(piece) > 1}, seed)
+        words = {piece[1:]: i for piece, i in pieces if piece.startswith("Ġ") and len(piece) > 1}
+        self.text = Text(words, seed, configuration)
         self.model = new_model(configuration, len(self.tokenizer))
         self.optimiser = self.new_optimiser()
         self.step, self.rate = 0, configuration.rate
@@ -151,9 +152,15 @@ class Trainer:
                 self.at.smooth = 0.97 * self.at.smooth + 0.03 * self.train(draw())
                 if beside is not None and self.at.count % 2 == 0:
                     self.train(beside())
+                self.train_on_other_text()
                 self.advance(bar)
         self.end_stage(name)
         self.save_state()
+
+    def train_on_other_text(self) -> None:
+        """Every second update, where the configuration says so."""
+        if self.configuration.other_text:
+            self.train(self.text.other(self.configuration.batch // 4))
 
     def advance(self, bar: tqdm) -> None:
         """One batch of the stage is done."""
@@ -179,6 +186,8 @@ class Trainer:
         self.until("few repeats", lambda: text.repeats(batch, pool=100), 0.8)
         self.until("repeats", lambda: text.repeats(batch), 0.8)
         self.until("recall", lambda: text.recall(batch, False, False), 0.4)
+        if not self.configuration.drills:
+            return
         # One copy at a time gets its colon: first labels have to find their word two positions back (which echoes
         # teach by itself), then the colon has to ask in place of the word.
         self.until("echoes", lambda: text.echoes(batch), 0.4, lambda: text.recall(batch, False, False))
@@ -203,7 +212,7 @@ class Trainer:
     def begin_episodes(self) -> None:
         """Text of another seed, and a fresh optimiser."""
         self.optimiser = self.new_optimiser()
-        self.text = Text(self.text.words, self.seed + 1)
+        self.text = Text(self.text.words, self.seed + 1, self.configuration)
 
     def episode(self, count: int) -> None:
         """A batch of episodes, numbered from 1; beside it a little recall and plain lists. Exact repeats get fewer as the
@@ -211,9 +220,11 @@ class Trainer:
         at, text, batch = self.at, self.text, self.configuration.batch
         self.rate = self.configuration.rate * (1 - 0.9 * count / self.configuration.updates)
         if count % 8 == 0:
-            self.train(text.recall(batch // 2, True, True))
+            colon = self.configuration.drills
+            self.train(text.recall(batch // 2, colon, colon))
         if count % 4 == 0:
             self.train(text.lists(batch // 2))
+        self.train_on_other_text()
         at.smooth = 0.95 * at.smooth + 0.05 * self.train(text.episodes(batch, at.repeat))
         if at.repeat > 0 and at.smooth < 0.75:
             at.repeat, at.smooth = max(0.0, round(at.repeat - 0.1, 1)), at.smooth + 0.1
@@ -228,6 +239,7 @@ class Trainer:
         self.model.eval()
         n = self.configuration.validation_prompts
         drawn = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
+        drawn = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in drawn]
         percent = {
             order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in drawn] for order in prompts.ORDERS
         }
@@ -255,7 +267,7 @@ class Trainer:
         assert self.best is not None and self.best_weights is not None
         self.model.load_state_dict(self.best_weights)
         self.step = self.best["step"]
-        self.save(out, with_card=True)
+        self.save(out, with_card=card.template(self.configuration.name).is_file())  # models of the ladder have none
         if self.checkpoints is not None:
             (self.checkpoints / STATE).unlink(missing_ok=True)
 

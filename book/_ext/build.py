@@ -25,11 +25,11 @@ def sphinx(source: Path, output: Path, log: Path) -> str:
         shutil.rmtree(output, ignore_errors=True)
     unfinished.touch()
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(source)]
-    with log.open("w") as said:
-        failed = subprocess.run(
-            [*command, "--path-output", str(output), "-W", "--keep-going"], stdout=said, stderr=subprocess.STDOUT
+    with log.open("w") as stdout:
+        code = subprocess.run(
+            [*command, "--path-output", str(output), "-W", "--keep-going"], stdout=stdout, stderr=subprocess.STDOUT
         ).returncode
-    if not failed:
+    if not code:
         unfinished.unlink()
         return ""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log.read_text("utf8", "replace")).replace(f"{source.resolve()}/", "")

@@ -17,8 +17,10 @@ from towerlab.building import FAILED, why
 
 CHART = re.compile(r'<div id="altair-viz-')
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything
+MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
+OPEN_LINES = 6  # of a cell that a page shows unfolded
 COPIED = ("_config.yml", "_toc.yml", "CITATION.cff", "CHANGELOG.md")
 
 
@@ -65,9 +67,7 @@ def named(outputs: list[dict], at: int) -> str:
     """The name of the chart that stands at a place: its figure's, from the caption below, or its claim's, from above."""
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
         text = (
-            "".join(outputs[index]["data"].get("text/html", ""))
-            if 0 <= index < len(outputs) and "data" in outputs[index]
-            else ""
+            "".join(outputs[index]["data"].get("text/html", "")) if 0 <= index < len(outputs) and "data" in outputs[index] else ""
         )
         if match := re.search(rf'id="({kind}-[\w-]+)"', text):
             return match[1]
@@ -75,11 +75,14 @@ def named(outputs: list[dict], at: int) -> str:
 
 
 def for_the_page(notebook: dict, pictures: Path) -> dict:
-    """Charts as data, a note in place of each widget, papermill's own cell folded."""
+    """Charts as data, a note in place of each widget; papermill's own cell and every longer one are folded."""
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
-        tags = cell["metadata"].get("tags", [])
-        if "injected-parameters" in tags:
+        tags = cell["metadata"].setdefault("tags", [])
+        lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
+        folded = {"hide-input", "hide-cell", "remove-input"}.intersection(tags)
+        is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
+        if not folded and (is_long or "injected-parameters" in tags):
             tags.append("hide-input")
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):
@@ -93,12 +96,27 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
     return notebook
 
 
+def drawing(svg: str, lit: str) -> str:
+    """The drawing of one step and relay with some of its parts lit; pages say the same in words, so it is not read aloud.
+
+    Raises ValueError for a part that it lacks.
+    """
+    for part in lit.split():
+        if f'class="{part}"' not in svg:
+            raise ValueError(f"no part '{part}' in book/map.svg")
+        svg = svg.replace(f'class="{part}"', f'class="{part} lit"')
+    return f'<div class="map" aria-hidden="true">{svg.strip()}</div>'
+
+
 def page(home: Path, source: Path) -> bytes:
     """A chapter as it was executed last without a failure; its bare source where it never was. A note says so."""
     chapters = home / "_build/chapters"
     executed, failed = chapters / source.name, chapters / f"{source.stem}{FAILED}"
     shown = executed if executed.is_file() else source
     notebook = for_the_page(json.loads(shown.read_text("utf8")), home / "_build/pictures")
+    svg = (home / "book/map.svg").read_text("utf8")
+    for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
+        cell["source"] = MAP.sub(lambda match: drawing(svg, match[1]), "".join(cell["source"]))
     if failed.is_file():
         older = "this page is of the last run that did not" if shown == executed else "it has no figures"
         text = f"**This chapter failed when it was last run**, so {older}: {code(why(failed))}"

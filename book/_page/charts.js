@@ -52,6 +52,13 @@
     return made;
   }
 
+  // Whether a button lies over a label of its chart.
+  function covers(button, chart) {
+    const box = button.getBoundingClientRect();
+    return [...chart.querySelectorAll("svg.marks text")].map((text) => text.getBoundingClientRect())
+      .some((text) => text.left < box.right && text.right > box.left && text.top < box.bottom && text.bottom > box.top);
+  }
+
   const views = new Map();  // chart -> its view, let go before the chart is drawn again
 
   function draw(element, spec, panel) {
@@ -70,7 +77,9 @@
       views.set(element, view);
       const over = element.querySelector("svg.marks").getBoundingClientRect().width - room;
       if (phone && !panel && spec.width !== "container" && over > 0) return draw(element, spec, room - 90 - over);
-      element.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
+      const button = element.querySelector("summary");
+      button?.setAttribute("aria-label", "Save this chart");
+      if (button && covers(button, element)) button.parentElement.style.marginTop = 0;
       // A group of marks that says nothing has no name, and need not be announced; its marks have names of their own.
       for (const group of element.querySelectorAll("g[role='graphics-symbol']:not([aria-label])")) group.removeAttribute("role");
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
     measure = commands.add_parser("measure", help="measure a model; what is there already is not measured again")
     measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
-    measure.add_argument("--list", action="store_true", help="what each measures, and which others it needs")
+    measure.add_argument("--list", action="store_true", help="what each measures, which others it needs, and what it costs")
     record = commands.add_parser("record", help="the same into data/measurements, from where every page shows it")
     record.add_argument("model", help=Settings.model_fields["model"].description)
     record.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
@@ -79,18 +79,23 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     names = arguments.names or list(recorded.catalogue())
     for name in names:
         recorded.about(name)  # raises for a name of none
+    from towerlab.measure.chain import Run
+
     if arguments.do == "measure" and arguments.list:
         from towerlab.measure.registry import measurements
 
         for name in names:
             about = measurements()[name]
-            print(f"{name}: {about.what}" + f" Needs {', '.join(about.needs)}." * bool(about.needs))
+            needs = f" Needs {', '.join(about.needs)}." * bool(about.needs)
+            print(f"{name}: {about.what}{needs} About {Run(checked).passes(name):,.0f} passes.")
         return 0
-    from towerlab.measure.chain import Run
     from towerlab.model import loading
+    from towerlab.progress import say
 
     loading.check(checked.model, checked.device)
     run = Run(checked, command)
+    if cost := run.cost(names):
+        say(cost)
     for name in names:
         run.measured(name)
     print(f"{', '.join(names)}: {run.path(names[-1]).parent}")

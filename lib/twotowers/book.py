@@ -15,8 +15,8 @@ import html
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class Chapter:
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
+        if settings.blocks < pages.QUICK and self.model not in recorded.recorded():
+            pages.quick_look(self.model, settings.blocks)
         self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
 
@@ -93,7 +95,7 @@ class Chapter:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
             every = {model: recorded.open_recorded(model, suite, name) for model in self.models}
-            files = {model: opened for model, opened in every.items() if opened is not None}
+            files = {model: measurement for model, measurement in every.items() if measurement is not None}
             settings = self.settings.model_copy(update={"suite": suite})
             if self.model not in files or not recorded.serves(files[self.model], settings):
                 files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).opened(name)
@@ -110,14 +112,23 @@ class Chapter:
         """Recorded models. Folders that are odd are left out, each named in a line."""
         lines = {name: contributed.faults(folder) for name, folder in recorded.recorded().items()}
         for name in (name for name in lines if lines[name]):
-            pages.note(f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}")
+            pages.note(
+                f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}"
+            )
         return [name for name in lines if not lines[name]]
 
     @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
-        located = self.measured("locating")
-        return {m: choose.head_sets(d, self.settings.top_k) for m, d in located.items()}
+        return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
+
+    def turns(self, model: str, judged: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
+        """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
+        located = self.measured("locating", labels="arbitrary")[model]
+        for chooses, judges in choose.turns(located, judged):
+            if not chooses.sizes["prompt"]:
+                raise NotTestable("no locating block has other classes and other labels: give more (locate)")
+            yield choose.head_sets(chooses, self.settings.top_k), judges
 
     @property
     def learned(self) -> dict[str, Interval]:
@@ -134,45 +145,46 @@ class Chapter:
         """Model -> the form of its prompts: what its measurements were given, else the best-learned one."""
         out = {}
         for model, of in self._files("heads").items():
-            asked = json.loads(of.data.attrs["identity"])
-            both = asked["k"] and asked["separator"]
-            out[model] = Form(asked["k"], asked["separator"]) if both else choose.form(self._files("forms")[model].data)
+            settings = json.loads(of.data.attrs["identity"])
+            both = settings["k"] and settings["separator"]
+            out[model] = Form(settings["k"], settings["separator"]) if both else choose.form(self._files("forms")[model].data)
         return out
 
     def compare(
         self, claim: str, values: Mapping[str, xr.DataArray], *, whole: Mapping[str, xr.DataArray] | None = None,
         control: Mapping[str, xr.DataArray] | None = None, gate: bool = True, untestable: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Judge one claim for every model: shows its sentence and a forest plot, and keeps its rows of evidence.
+        """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
+        and keeps its rows of evidence.
 
         values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
         (`evidence.of_set`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
         sets, with a dimension `draw` more. gate: a model that does not learn the task is "not testable"; False for the claim
         that it learns. untestable: model -> why the claim has no meaning there; a model in it needs no values.
         """
-        known = claims.claims()
-        if claim not in known:
+        line = claims.claims().get(claim)
+        if line is None:
             raise TwoTowersError(f"no claim '{claim}' in data/claims.csv: add a line with its rule and date")
         why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(untestable or {})
         rows = []
         for model in (model for model in values if model not in why):
             try:
                 self._check_learned(model, gate)
-                rows.append(self._judged(known[claim], model, values, whole, control))
+                rows.append(self._judged(line, model, values, whole, control))
             except NotTestable as error:
                 why[model] = str(error)
-        rows += [evidence.not_testable(known[claim], model, reason) for model, reason in why.items()]
+        rows += [evidence.not_testable(line, model, reason) for model, reason in why.items()]
         order = [*values, *why]
         rows.sort(key=lambda row: order.index(row.model))
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = evidence.check_rows(rows)
         missing = {m: commands for m, commands in self.not_recorded.items() if m not in order}
-        display(HTML(pages.sentence(known[claim], table, missing)))
-        tested = table.dropna(subset="effect").assign(row=lambda t: t["model"])
-        if len(tested):
-            unit = "" if known[claim].measure.endswith(f"({known[claim].unit})") else f" ({known[claim].unit})"
-            chart = figures.forest(tested, title=known[claim].measure + unit, null=known[claim].null)
-            display(chart.properties(description=known[claim].statement))
+        display(HTML(pages.sentence(line, table, missing)))
+        with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"])
+        if with_effect["draws"].any() or (line.null and len(with_effect)):  # else a chart would repeat the sentence
+            unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
+            chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
+            display(chart.properties(description=line.statement))
 
     def _check_learned(self, model: str, gate: bool) -> None:
         if model not in self.learned:
@@ -184,8 +196,9 @@ class Chapter:
         if whole is not None and model not in whole:
             raise TwoTowersError(f"claim '{claim.id}', {model}: give whole= for this model, too")
         sets = self.sets[model] if claim.heads else {}
-        given = None if control is None else control.get(model)
-        effect, random = evidence.of_set(claim, values[model], given, sets, lambda heads: self.matched(model, heads))
+        random = None if control is None else control.get(model)
+        turns, matched = partial(self.turns, model), partial(self.matched, model)
+        effect, random = evidence.of_set(claim, values[model], random, sets, turns, matched)
         of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
         return evidence.compare(claim, model, effect, whole=of, control=random, choice=choice, form=form)
 
@@ -209,8 +222,8 @@ class Chapter:
         rows = []
         for model, data in values.items():
             if set(data.dims) != {"prompt", *by}:
-                dims, wanted = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
-                raise TwoTowersError(f"a table of values over ({dims}), wanted ({wanted}): name them in by=, or take means")
+                dims, allowed = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
+                raise TwoTowersError(f"a table of values over ({dims}), wanted ({allowed}): name them in by=, or take means")
             for places in itertools.product(*(range(data.sizes[dim]) for dim in by)):
                 at = dict(zip(by, places, strict=True))
                 part = data.isel(at)

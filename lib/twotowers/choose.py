@@ -19,7 +19,9 @@ Every function is pure: datasets of `measure.heads` in, lists of heads out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,18 +81,6 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     }
 
 
-def head_table(heads: xr.Dataset, k: int = TOP) -> pd.DataFrame:
-    """One row a head: layer, head, name ("18-6"), its value in every ranking, and its set, for the two scatter plots.
-
-    Sets: "comparers", "suppressors", "writers" by the rules of the module (a comparer that is also a writer is a writer),
-    "other heads".
-    """
-    table, sets = xr.Dataset(rankings(heads)).to_dataframe().reset_index(), head_sets(heads, k)
-    at = [Head(*row) for row in table[["layer", "head"]].itertuples(index=False)]
-    kind = {head: name for name in ("comparers", "suppressors", "writers") for head in sets[name]}
-    return table.assign(name=[str(head) for head in at], set=[kind.get(head, "other heads") for head in at])
-
-
 def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
     """The other query heads of the same key-value heads (`group` query heads share one): they share keys and values."""
     return [
@@ -100,18 +90,18 @@ def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
 
 
 def matched_sets(
-    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int, seed: int = 0, beside: Iterable[Head] = ()
+    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int
 ) -> list[list[Head]]:
-    """Random sets of as many heads in the same layers, none from the key-value groups of `heads` or `beside`.
+    """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 
     Where a layer has too few such heads, those of the nearest layers take part (the layer above before the one below).
     Raises NotTestable when the model has too few heads left.
     """
-    taken = {(layer, h // group) for layer, h in (*heads, *beside)}
+    taken = {(layer, h // group) for layer, h in heads}
     free = {layer: [h for h in range(n_heads) if (layer, h // group) not in taken] for layer in range(n_layers)}
     if sum(map(len, free.values())) < len(heads):
         raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer (top_k)")
-    rng, out = np.random.default_rng([seed, 44]), []
+    rng, out = np.random.default_rng([0, 44]), []
     for _ in range(draws):
         left = {layer: list(rng.permutation(free[layer])) for layer in free}
         drawn = []
@@ -128,19 +118,21 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     return values.isel(layer=layer, head=head).assign_coords(listed(heads))
 
 
-def turns(data: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:
+def turns(data: xr.Dataset, judged: Any = None) -> Iterator[tuple[xr.Dataset, Any]]:
     """(prompts that choose, prompts that judge), so that no class pair and no label pair is in both; every prompt judges once.
 
-    Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. For what is
-    chosen and judged by one measurement: chosen on the first, it is no luck of the prompts on which it is judged.
+    Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. Prompts of
+    `judged`, another measurement or an array of one, are judged in place of those of `data`: what is chosen on other prompts,
+    classes and labels is no luck of those on which it is judged.
     """
-    first = {name: data[name].isin(sorted(set(data[name].values))[::2]) for name in ("pair", "labels")}
-    for of_pairs in (first["pair"], ~first["pair"]):
-        for of_labels in (first["labels"], ~first["labels"]):
-            others = ~of_pairs if first["labels"].all() else ~of_pairs & ~of_labels
-            judges = data.isel(prompt=(of_pairs & of_labels).values)
-            if judges.sizes["prompt"]:
-                yield data.isel(prompt=others.values), judges
+    judged = data if judged is None else judged
+    names = {name: sorted({*data[name].values, *judged[name].values}) for name in ("pair", "labels")}
+    first, judging = ([of[name].isin(every[::2]) for name, every in names.items()] for of in (data, judged))
+    for pair, label in itertools.product((True, False), repeat=2):
+        others = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
+        judges = judged.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
+        if judges.sizes["prompt"]:
+            yield data.isel(prompt=others.values), judges
 
 
 def overlap(a: Sequence[Head], b: Sequence[Head]) -> list[Head]:

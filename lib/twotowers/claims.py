@@ -108,7 +108,7 @@ def findings() -> pd.DataFrame:
     Columns page, sentence, chapter (where it is shown how we know), claim, model, verdict. Raises TwoTowersError for a
     claim that is no more, and for a verdict that a sentence names twice.
     """
-    path, known = data_folder() / "findings.csv", claims()
+    path, every_claim = data_folder() / "findings.csv", claims()
     rows: list[Finding] = []
     verdicts: set[tuple[str, str]] = set()  # of one sentence
     for line, row in enumerate(read_table(path, Finding), 2):
@@ -118,7 +118,7 @@ def findings() -> pd.DataFrame:
             raise damaged(path, "the first line has no sentence", line)
         else:
             row = row.model_copy(update=rows[-1].model_dump(include={"page", "sentence", "chapter"}))
-        if row.claim not in known:
+        if row.claim not in every_claim:
             raise damaged(path, f"no claim '{row.claim}' in data/claims.csv", line)
         if (row.claim, row.model) in verdicts:
             twice = f"'{row.claim}' of {row.model} stands twice under a sentence: has the next one lost its first line?"

@@ -1,6 +1,6 @@
 """A recorded folder that somebody hands in is data: it is checked before anything of it is used.
 
-    faults(Path("data/measurements/someone"))     # [], or a line for everything that is wrong with it
+faults(Path("data/measurements/someone"))     # [], or a line for everything that is wrong with it
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def faults(folder: Path) -> list[str]:
     """
     out = [] if NAME.fullmatch(folder.name) else [f"'{folder.name}' is no name of a model: use letters, digits, '.', '_' and '-'"]
     files = sorted(folder.rglob("*.nc"))
-    kept: dict[str, dict[str, object]] = {"": {}}  # what the files seen so far share: of the folder, and of each suite
+    shared_by: dict[str, dict[str, object]] = {"": {}}  # what the files seen so far share: of the folder, and of each suite
     for path in files:
         try:
             for shared, values in _checked(path, folder):
                 for name, value in values.items():
-                    if kept.setdefault(shared, {}).setdefault(name, value) != value:
-                        raise TwoTowersError(f"its {name} is {value}, that of files before it {kept[shared][name]}")
+                    if shared_by.setdefault(shared, {}).setdefault(name, value) != value:
+                        raise TwoTowersError(f"its {name} is {value}, that of files before it {shared_by[shared][name]}")
         except TwoTowersError as error:
             out.append(str(TwoTowersError(f"'{path.relative_to(folder)}' is no recorded measurement: {error}")))
     return out if files else [*out, "it holds no measurement"]
@@ -91,9 +91,9 @@ def _checked(path: Path, folder: Path) -> Iterator[tuple[str, dict[str, object]]
     _check_size(path)
     opened = recorded.load(path, lazy=True)
     about = _about(opened.data)
-    for said, wanted in ((about.measurement, name), (about.suite, suite), (about.model, folder.name)):
-        if said != wanted:
-            raise TwoTowersError(f"it says '{said}', and lies where '{wanted}' belongs: name the folder as its model")
+    for label, place in ((about.measurement, name), (about.suite, suite), (about.model, folder.name)):
+        if label != place:
+            raise TwoTowersError(f"it says '{label}', and lies where '{place}' belongs: name the folder as its model")
     made_of = _made_of(about)
     recorded.check_current(made_of, about.model, suite, name)
     _check_heads(opened.data, about)

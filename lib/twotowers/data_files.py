@@ -103,5 +103,5 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
 def _why(error: ValidationError) -> str:
     """What pydantic says of the first wrong cell, or of the line as a whole."""
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {said}" if first["loc"] else said
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message

@@ -17,7 +17,10 @@ otherwise; 0 where `null` is a threshold such as "at least half". In this order:
 5. without a control: *holds*;
 6. with one: *undecided* where fewer than LEAST random sets were measured; *holds* where the difference from their mean lies
    above zero (95%) and at most MOST of the sets reach as much; else *not specific*:
-   the effect is there, and not special to these heads.
+   the effect is there, and not special to these heads. Of n sets, n as the measurement has them, no share below 1/(n + 1) can
+   be told from none.
+
+Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than those that judge, in turn.
 
 *Not testable*: a model that does not learn the task, a rule that names no heads, a share of what is not clear of zero.
 """
@@ -202,14 +205,16 @@ def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
 
 def of_set(
     claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads],
-    matched: Callable[[Heads], Sequence[Heads]],
+    turns: Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]], matched: Callable[[Heads], Sequence[Heads]],
 ) -> tuple[xr.DataArray, xr.DataArray | None]:  # fmt: skip
     """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control that a chapter gives.
 
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
-    for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then random sets are
-    drawn. sets: name -> heads of the model; matched: heads -> random sets of others. Raises NotTestable where the rule names
-    no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked for, or of another kind.
+    for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then it is cross-fit, and
+    random sets are drawn. sets: name -> heads of the model; turns: values -> (sets chosen on other class pairs and label
+    pairs, the prompts of values that these judge), each in turn; matched: heads -> random sets of others. Raises NotTestable
+    where the rule names no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked
+    for, or of another kind.
     """
     try:
         if not claim.heads:
@@ -217,7 +222,7 @@ def of_set(
             _check_control(claim, control)
             return values, control
         if {"layer", "head"} <= set(values.dims):
-            return _of_single_heads(claim, values, control, sets, matched)
+            return _of_single_heads(claim, values, control, turns, matched)
         return _of_named_sets(claim, values, control, sets)
     except NotTestable:
         raise
@@ -225,16 +230,28 @@ def of_set(
         raise TwoTowersError(f"claim '{claim.id}': {error}") from None
 
 
-def _of_single_heads(claim, values, control, sets, matched):
+def _of_single_heads(claim, values, control, turns, matched):
+    """Each turn's heads on the prompts that it judges, which keep their order."""
     _check_dims("values", values, ("prompt", "layer", "head"))
     drawn = claim.control == "random sets"
     _check_control(claim, control, drawn)
-    if claim.heads not in sets:
-        raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
-    heads = sets[claim.heads]
-    if not heads:
-        raise NotTestable(f"the rule names no {claim.heads}")
-    return over_sets(values, [heads]).isel(draw=0, drop=True), over_sets(values, matched(heads)) if drawn else control
+    chosen = []
+    for sets, judges in turns(values.assign_coords(at=("prompt", range(values.sizes["prompt"])))):
+        if claim.heads not in sets:
+            raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
+        if not sets[claim.heads]:
+            raise NotTestable(f"the rule names no {claim.heads}")
+        chosen.append((sets[claim.heads], judges))
+
+    def joined(sets_of: Callable[[Heads], Sequence[Heads]]) -> xr.DataArray:
+        return xr.concat([over_sets(judges, sets_of(heads)) for heads, judges in chosen], "prompt").sortby("at").drop_vars("at")
+
+    effect = joined(lambda heads: [heads]).isel(draw=0, drop=True)
+    if not drawn:
+        return effect, control
+    union = list(dict.fromkeys(head for heads, _ in chosen for head in heads))
+    stands_for = [dict(zip(union, random, strict=True)) for random in matched(union)]  # the same random head in every turn
+    return effect, joined(lambda heads: [[of[head] for head in heads] for of in stands_for])
 
 
 def _of_named_sets(claim, values, control, sets):

@@ -27,6 +27,10 @@ COLOURS = {
     "true label": RED, "own label": RED, "other label": ROSE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
+    "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,
+    "choice": VIOLET, "label words": SAND, "first class of the pair": VIOLET, "second class": TAN,
+    "helps the answer": GREEN, "holds it down": PURPLE,
+    "one true fewer": VIOLET, "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
@@ -60,13 +64,18 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
     names = list(dict.fromkeys(names))
     spare = iter([c for c in (BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY) if c not in {COLOURS.get(n) for n in names}] * 4)
     scale = alt.Scale(domain=names, range=[COLOURS.get(n) or next(spare) for n in names])
-    shown = alt.Legend(columns=2 if max(map(len, names)) > 18 else 3, symbolOpacity=1)  # marks may be faint
-    return alt.Color(f"{field}:N", scale=scale, title=title, legend=shown if legend else None)
+    key = alt.Legend(columns=2 if max(map(len, names)) > 18 else 3, symbolOpacity=1)  # marks may be faint
+    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key if legend else None)
 
 
 def facets(
-    chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int | alt.Step = 180, row: str | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    chart: alt.Chart | alt.LayerChart,
+    table: pd.DataFrame,
+    *,
+    columns: int = 3,
+    height: int | alt.Step = 180,
+    row: str | None = None,
+) -> alt.FacetChart:
     """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`.
 
     `row`: a column of the table, whose values become rows of panels, each with all models.
@@ -74,12 +83,12 @@ def facets(
     models = list(dict.fromkeys(table["model"]))
     columns = len(models) if row else columns
     width = max(120, WIDTH // min(columns, len(models)) - 65)  # room for an axis and its title
-    sized = chart.properties(width=width, height=height)
+    panel = chart.properties(width=width, height=height)
     if row:
         names = list(dict.fromkeys(table[row]))
         grid = {"row": alt.Row(f"{row}:N", sort=names, title=None), "column": alt.Column("model:N", sort=models, title=None)}
-        return sized.facet(**grid, data=table)
-    return sized.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
+        return panel.facet(**grid, data=table)
+    return panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
 
 
 def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:
@@ -95,14 +104,15 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     line = base.mark_rule(strokeWidth=2).encode(y=rows, x=x, x2="effect_high:Q", color=clear)
     dot = base.mark_point(size=70).encode(y=rows, x="effect:Q", color=clear, tooltip=tip)
     control = base.mark_tick(color=GREY, thickness=2, size=14).encode(y=rows, x="control:Q", tooltip=tip)
+    marks = line + control + dot if table["control"].notna().any() else line + dot
     zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
-    return (zero + line + control + dot).properties(width="container", height=alt.Step(24))
+    return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
 
 def _ordered(names: pd.Series) -> list[str]:
     """Different names as they first come, those of COLOURS last and in its order: a model may lack some of them."""
-    known = list(COLOURS)
-    return sorted(dict.fromkeys(names), key=lambda name: known.index(name) if name in COLOURS else -1)
+    order = list(COLOURS)
+    return sorted(dict.fromkeys(names), key=lambda name: order.index(name) if name in COLOURS else -1)
 
 
 def _as(fmt: str) -> alt.Axis:
@@ -112,21 +122,23 @@ def _as(fmt: str) -> alt.Axis:
 
 def bars(
     table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
-    row: str | None = None,
+    row: str | None = None, line: float = 0.0,
 ) -> alt.FacetChart:  # fmt: skip
-    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model."""
+    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
     names, sort = _ordered(table[group]), _ordered(table[x])
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
-        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)), color=colour(group, names),
+        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
+        color=colour(group, names),
         tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
-    )  # fmt: skip
+    )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
+    dashed = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error, table, row=row).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error + dashed, table, row=row).resolve_scale(x="independent", xOffset="independent")
 
 
 def curves(
@@ -135,13 +147,34 @@ def curves(
 ) -> alt.FacetChart:  # fmt: skip
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
     names = list(dict.fromkeys(table[group]))
-    whole = pd.api.types.is_integer_dtype(table[x])
-    ticks = alt.Axis(values=list(x_values), format="~g") if x_values else alt.Axis(tickMinStep=1) if whole else alt.Axis()
+    integers = pd.api.types.is_integer_dtype(table[x])
+    ticks = alt.Axis(values=list(x_values), format="~g") if x_values else alt.Axis(tickMinStep=1) if integers else alt.Axis()
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title, axis=ticks), color=colour(group, names))
     tip = ["model", group, x, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))]
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
     line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
     return facets(band + line, table, height=height, row=row)
+
+
+def dots(
+    table: pd.DataFrame, y: str, x: str, *, x_title: str | None, group: str | None = None, fmt: str = "+.2f", null: float = 0.0,
+    row: str | None = None, height: int = 180, ends: Sequence[float] | None = None,
+) -> alt.FacetChart:  # fmt: skip
+    """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: `null`.
+
+    group: values of this column beside each other, each in its colour; ends: of the axis, at which intervals are cut.
+    """
+    tip = ["model", y, *([group] if group else []), *(alt.Tooltip(c, format=fmt) for c in (x, "low", "high"))]
+    base = alt.Chart().encode(y=alt.Y(f"{y}:N", sort=list(dict.fromkeys(table[y])), title=None), tooltip=tip)
+    if group:
+        names = list(dict.fromkeys(table[group]))
+        base = base.encode(color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names))
+    axis = alt.Axis(tickCount=4, labelOverlap=True, **({"format": ".0%"} if fmt.endswith("%") else {}))
+    scale = alt.Scale(domain=list(ends), clamp=True) if ends else alt.Scale()
+    at_null = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(null))
+    point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis, scale=scale))
+    marks = at_null + base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q") + point
+    return facets(marks, table, height=height, row=row)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260) -> alt.FacetChart:
@@ -158,8 +191,8 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
-    """One point a head, a panel a model; columns name and set as `choose.head_table` gives them. All but the other heads are named."""
-    placed = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
+    """One point a head, a panel a model; columns name and set as `choose.head_table` gives; sets are named where there is room."""
+    points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
@@ -167,17 +200,19 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
     for side, dx in (("left", 6), ("right", -6)):  # of the text, which stands on the other side of its point
         text = base.transform_filter(alt.datum.align == side).mark_text(align=side, dx=dx, fontSize=10)
         chart += text.encode(y="text y:Q", text="name")
-    return facets(chart, placed, height=height).resolve_scale(x="independent", y="independent")
+    return facets(chart, points, height=height).resolve_scale(x="independent", y="independent")
 
 
 def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
-    """Where the names of one model's heads of a set stand: beside their points, below a name that is in the way."""
+    """Where the names of one model's heads of a set stand: beside their points or just below, or nowhere."""
     gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
     out = table.assign(align=None, **{"text y": table[y]})
     places: list[tuple[float, float]] = []
     for i, row in table[table["set"] != "other heads"].sort_values(y, ascending=False).iterrows():
-        left = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
-        at = min([row[y], *(above - gap for start, above in places if abs(start - left) < wide)])
-        places.append((left, at))
-        out.loc[i, ["align", "text y"]] = "left" if left == row[x] else "right", at
+        start = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
+        at = min([row[y], *(above - gap for other, above in places if abs(other - start) < wide)])
+        if at < row[y] - 1.5 * gap:
+            continue  # in a crowd: a name far below its point would say nothing
+        places.append((start, at))
+        out.loc[i, ["align", "text y"]] = "left" if start == row[x] else "right", at
     return out

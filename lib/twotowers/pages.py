@@ -1,8 +1,8 @@
 """What pages show beside charts: the sentence under a claim, the table of verdicts, tables and notes; every text in them is escaped.
 
-    pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
-    pages.shown(table, precision=2)
-    pages.note("A sentence made in a cell.")
+pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
+pages.shown(table, precision=2)
+pages.note("A sentence made in a cell.")
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.paths import book_folder
 
 CHANCE = 0.5
+QUICK = 15
+"""Fewer class pairs than these are a quick look; so few blocks have one each"""
 
 
 def _format(claim: Claim) -> str:
     """How a claim's numbers are written."""
-    whole = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    return "z.0%" if whole else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+    percentage = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
+    return "z.0%" if percentage else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
 
 
 def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
@@ -48,20 +50,31 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
-                reach = round(row["share"] * row["draws"])
+                reach, least = round(row["share"] * row["draws"]), 1 / (row["draws"] + 1)  # no smaller share can be told from none
                 text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
+                text += f" (p at least {least:.2g})" if not reach else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
         items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
-    small = f'<p><small>{"; ".join(rests_on)}</small></p>' if rests_on else ""
+    small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 
 def all_evidence() -> pd.DataFrame:
     """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
-    return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    rows = evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
+        if pairs < QUICK:
+            quick_look(str(model), int(pairs))
+    return rows
+
+
+def quick_look(model: str, pairs: int) -> None:
+    """Say that what a page shows of a model rests on few class pairs."""
+    what = f"A quick look at {model}: {pairs} class pairs, so intervals are wide, and few claims can be decided."
+    note(f"{what} Verdicts of the book rest on blocks=50 or more.")
 
 
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
@@ -70,7 +83,7 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     only: ids of claims, in the order wanted; their numbers stand in the cells.
     """
     pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models, known = list(dict.fromkeys(rows["model"])), claims.claims()
+    models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
     titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
@@ -78,8 +91,8 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for (claim, _), row in cells.items() if claim == name)
         link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
-        source = "" if only else f"<td>{html.escape(known[name].source if name in known else '')}</td>"
-        parts = "".join(_cell(known.get(name), row, bool(only)) for row in of)
+        source = "" if only else f"<td>{html.escape(every_claim[name].source if name in every_claim else '')}</td>"
+        parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
         lines.append(f'<tr><th scope="row">{link}</th>{source}{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
@@ -88,12 +101,12 @@ def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> st
     """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
     verdict = html.escape(row["verdict"])
     if verdict in ("", NOT_TESTABLE) or claim is None:
-        told = row.get("note", "")
+        detail = row.get("note", "")
     else:
-        told = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
-        told += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
-    shown, hidden = (f"<br><small>{html.escape(told)}</small>", "") if numbers else ("", html.escape(told))
-    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{shown}</td>'
+        detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
+        detail += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
+    visible, hidden = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
+    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{visible}</td>'
 
 
 def _number(stem: str) -> str:

@@ -13,12 +13,12 @@ HOME = "TWOTOWERS_HOME"
 
 def _root() -> Path | None:
     """The repository's root: `TWOTOWERS_HOME`, else from the package's place (installed editable), else None."""
-    given = os.environ.get(HOME)
-    root = Path(given).expanduser().resolve() if given else Path(__file__).resolve().parents[2]
+    folder = os.environ.get(HOME)
+    root = Path(folder).expanduser().resolve() if folder else Path(__file__).resolve().parents[2]
     if (root / "data" / "published.csv").is_file():
         return root
-    if given:
-        raise TwoTowersError(f"{HOME}='{given}' holds no data/published.csv: set it to the repository's root")
+    if folder:
+        raise TwoTowersError(f"{HOME}='{folder}' holds no data/published.csv: set it to the repository's root")
     return None
 
 

@@ -245,19 +245,21 @@ def _remove_left(path: Path) -> None:
 
 def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Variable]:
     """The logit differences of a part, of the rounded log-probabilities that its file keeps: whoever takes them gets the same."""
-    with xr.open_dataset(path, group=group, engine="netcdf4") as kept:
+    with xr.open_dataset(path, group=group, engine="netcdf4") as file:
         return {
-            name: (kept[f"{side}log_prob_true"].variable - kept[f"{side}log_prob_other"].variable)._replace(attrs=part[name].attrs)
-            if f"{side}log_prob_true" in kept else part[name].variable
-            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True) if name in part
-        }  # fmt: skip
+            name: (file[f"{side}log_prob_true"].variable - file[f"{side}log_prob_other"].variable)._replace(attrs=part[name].attrs)
+            if f"{side}log_prob_true" in file
+            else part[name].variable
+            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True)
+            if name in part
+        }
 
 
 def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]]:
     """How each variable is kept; `whole`: not rounded."""
     encoding: dict[str, dict[str, Any]] = {}
     for name, array in {str(name): array for name, array in data.variables.items()}.items():
-        if array.dtype.kind == "U":  # as characters, which compress; strings of varying length do not
+        if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
             encoding[name] = {"dtype": "S1", "zlib": True, "complevel": 6}
         elif array.ndim:
             encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
@@ -288,8 +290,8 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for kind, handler in handlers.items():
             signal.signal(kind, handler)
-        for kind in waiting[:1]:
-            signal.raise_signal(kind)
+        for first in waiting[:1]:
+            signal.raise_signal(first)
 
 
 @contextmanager

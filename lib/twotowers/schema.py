@@ -6,6 +6,7 @@
   the same variables as the data: over (..., heads, draw, ...) in `control`, over (..., heads, size, ...) in `by_size`.
 - Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other.
 - No variable has the name of a dimension.
+- TABLES are files over many models, not over prompts: the same variables, as means.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ DIMENSIONS: dict[str, type | None] = {
     "draw": int, "size": int, "dose": float, "tower": str, "labels_of_direction": str, "what": str, "mean": str, "rank": int,
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
-    "output": int, "queries": int, "mlps": int, "sender_set": str,
+    "output": int, "queries": int, "mlps": int, "sender_set": str, "model": str, "seed": int, "checkpoint": str, "reader": str,
+    "source": str,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -48,7 +50,7 @@ BESIDE: dict[str, Coordinates] = {
 }
 """Dimension -> other coordinates that stand with it"""
 ALSO: dict[str, Coordinates] = {
-    "forms": {"k": (("prompt",), int), "separator": (("prompt",), str)},
+    **{name: {"k": (("prompt",), int), "separator": (("prompt",), str)} for name in ("forms", "demonstrations")},
     "mitigations": {"condition": (("prompt",), str)},
     "interchanges": {"pair_kind": (("prompt",), str), "source_text": (("prompt",), str)},
     "label_reads": {"vocabulary": ((), int)},
@@ -77,7 +79,7 @@ _HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contr
     "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
 }  # fmt: skip
 VARIABLES: dict[str, dict[str, Variable]] = {
-    "forms": _answers(), "answers": _answers(), "factorial": _answers(), "locating": _HEADS, "heads": _HEADS,
+    **{name: _answers() for name in ("forms", "demonstrations", "answers", "factorial")}, "locating": _HEADS, "heads": _HEADS,
     "norms": {"increase": Variable(EACH, "nats")},
     "conditions": _answers("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
@@ -112,6 +114,16 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     },
 }  # fmt: skip
 """Measurement -> its variables"""
+_AT = ("model", "seed", "checkpoint")
+_OF_LOOKS = ("logit_difference", "logit_difference_all_reversed", "preference", "effect", "direct_effect")
+TABLES: dict[str, dict[str, Variable]] = {
+    "ladder": {name: about._replace(dims=(*_AT, *(dim for dim in about.dims if dim != "prompt")))
+               for name, about in VARIABLES["looks"].items() if name in _OF_LOOKS}
+    | {"logit_difference_by_source": Variable((*_AT, "reader", "source"), "nats"), "accuracy": Variable(_AT, "share"),
+       "updates": Variable(_AT, "updates, -1 where not measured", int), "megabytes": Variable(_AT, "megabytes"),
+       "outcome": Variable(("model", "seed"), "learned, or why not", str)},
+}  # fmt: skip
+"""Table -> its variables: means over prompts, of models trained here, with NaN for layers that a model does not have"""
 
 
 def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
@@ -123,14 +135,14 @@ def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
 
 def check(name: str, opened: Opened) -> None:
     """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one that holds nothing has."""
-    if name not in VARIABLES:
+    if name not in VARIABLES | TABLES:
         raise OtherForm(f"no measurement '{name}'")
     for group in ("data", *GROUPS):
         part = getattr(opened, group)
         if part is None or (group == "data" and not part.variables):
             continue
         try:
-            _check(name, part, VARIABLES[name] if group == "data" else of_group(name, group))
+            _check(name, part, (VARIABLES | TABLES)[name] if group == "data" else of_group(name, group))
         except OtherForm as error:
             raise OtherForm(f"{error}" + f", in its group '{group}'" * (group != "data")) from None
 
@@ -148,19 +160,21 @@ class OtherForm(TwoTowersError):
 
 
 def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> None:
-    wanted: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
-    wanted = coordinates(name, {variable: variables[variable] for variable in wanted}) | wanted
-    if missing := {*variables, *wanted} - {*map(str, data.variables)} - OPTIONAL:
+    form: Coordinates = {variable: (about.dims, about.type) for variable, about in variables.items() if variable in data}
+    form = coordinates(name, {variable: variables[variable] for variable in form}) | form
+    if missing := {*variables, *form} - {*map(str, data.variables)} - OPTIONAL:
         raise OtherForm(f"it lacks {', '.join(sorted(missing))}")
-    if more := {*map(str, data.variables)} - {*wanted}:
+    if more := {*map(str, data.variables)} - {*form}:
         raise OtherForm(f"{', '.join(sorted(more))} is not in the schema")
-    for variable, (dims, kind) in wanted.items():
+    for variable, (dims, kind) in form.items():
         if variable not in data.variables:
             continue
         array = data[variable]
         if set(array.dims) != set(dims) or len(array.dims) != len(dims):
             raise OtherForm(f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})")
-        if array.dtype.kind not in KINDS[kind] or (array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)):
+        if array.dtype.kind not in KINDS[kind] or (
+            array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)
+        ):
             raise OtherForm(f"'{variable}' is no {kind.__name__}")
         if variable in variables and array.attrs.get("units") != variables[variable].units:
             raise OtherForm(f"'{variable}' is not in {variables[variable].units}")
@@ -168,7 +182,7 @@ def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> No
 
 def listing() -> str:
     """Every variable of every measurement, a line each, indented as code: a page shows it."""
-    every = [(name, variable, about) for name, of in VARIABLES.items() for variable, about in of.items()]
+    every = [(name, variable, about) for name, of in (VARIABLES | TABLES).items() for variable, about in of.items()]
     rows = [(name, variable, f"({', '.join(about.dims)})", about.units) for name, variable, about in every]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n\n" + "".join("    " + "  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

@@ -28,7 +28,7 @@ def _number(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> list[str]:
-    """"foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
+    """ "foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
     if value in AUTO or value == []:
         return []
     texts = value.split(",") if isinstance(value, str) else value
@@ -87,18 +87,18 @@ class Settings(BaseModel):
     """folder of the measurements"""
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Settings:
+    def of(cls, values: dict[str, Any]) -> Settings:
         """Checked. Raises TwoTowersError, in one line that names the remedy."""
-        for name in given:
+        for name in values:
             if name not in cls.model_fields:
                 near = difflib.get_close_matches(name, cls.model_fields, 1)
-                known = ", ".join(cls.model_fields)
-                remedy = f"did you mean '{near[0]}'?" if near else f"known are {known}"
+                names = ", ".join(cls.model_fields)
+                remedy = f"did you mean '{near[0]}'?" if near else f"known are {names}"
                 raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
         try:
-            return cls(**given)
+            return cls(**values)
         except ValidationError as error:
-            raise TwoTowersError(_one_line(error, given)) from None
+            raise TwoTowersError(_one_line(error, values)) from None
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide numbers: all but the model's name, and where things run and lie."""
@@ -110,7 +110,7 @@ class Settings(BaseModel):
         return {name: value for name, value in self.deciding().items() if value != default[name]}
 
 
-def _one_line(error: ValidationError, given: dict[str, Any]) -> str:
+def _one_line(error: ValidationError, values: dict[str, Any]) -> str:
     """pydantic's first complaint as one line that names the parameter, its value and what it may be."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "settings"
@@ -127,4 +127,4 @@ def _one_line(error: ValidationError, given: dict[str, Any]) -> str:
         remedy = f"choose {context['expected']}"
     else:
         remedy = first["msg"].removeprefix("Value error, ")
-    return f"{name}={given.get(name)!r}: {remedy}"
+    return f"{name}={values.get(name)!r}: {remedy}"

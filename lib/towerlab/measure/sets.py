@@ -10,18 +10,24 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
-from twotowers.opened import Opened, with_shared
+from twotowers.opened import Opened, of_labels, with_shared
 
 from towerlab.measure.chain import Run
+from towerlab.measure.observations import observations
+from towerlab.prompts.prompt import Encoded
 
-DRAWS = 20
+DRAWS, AT_LAST = 20, 100
+"""Random sets beside one that runs at all positions, and beside one that runs at the last position only, which costs less. A
+file holds as many as its `draw` says. Sets are drawn one after the other, so one with fewer is shorter and not stale: each row
+of evidence prints how many it rests on."""
+OTHER_HALVES = "other halves"
 
 
-def drawn(run: Run, heads: Sequence[Head]) -> list[list[Head]]:
-    """DRAWS random sets matched to one, none of whose heads stands in the set in question."""
+def drawn(run: Run, heads: Sequence[Head], draws: int = DRAWS) -> list[list[Head]]:
+    """Random sets matched to one, none of whose heads stands in the set in question."""
     model = run.model
     group = model.n_heads // model.n_key_value_heads
-    return choose.matched_sets(heads, model.n_layers, model.n_heads, group, DRAWS)
+    return choose.matched_sets(heads, model.n_layers, model.n_heads, group, draws)
 
 
 def with_control(
@@ -43,6 +49,30 @@ def with_control(
     return Opened(data, with_shared(control, data))
 
 
+def with_other_halves(
+    run: Run, opened: Opened, name: str, encoded: Sequence[Encoded], measure: Callable[[dict[str, Heads], list[int]], xr.Dataset]
+) -> Opened:
+    """`opened` with one entry more among its heads, "NAME, other halves": of every prompt, the set that locating prompts of other
+    class pairs and other label pairs choose.
+
+    encoded: the prompts of `opened`; measure(sets, which of them): the same for these. Where a turn's locating prompts name no
+    heads there is no such entry.
+    """
+    located = of_labels(Opened(run.measured("locating")), "arbitrary").data
+    prompts = observations(encoded, {}).assign(at=("prompt", range(len(encoded))))
+    turns = [(choose.head_sets(a, run.settings.top_k), b["at"].values.tolist()) for a, b in choose.turns(located, prompts)]
+    chosen = [(sets[name] or sets["by attention"], at) for sets, at in turns]  # as in with_comparers
+    if not all(heads for heads, _ in chosen):
+        return opened
+    parts = [measure({f"{name}, {OTHER_HALVES}": heads}, at).assign_coords(at=("prompt", at)) for heads, at in chosen]
+    crossed = _concatenated(parts, "prompt").sortby("at").drop_vars("at")
+    return opened._replace(data=_concatenated([opened.data, crossed], "heads"))
+
+
+def _concatenated(parts: Sequence[xr.Dataset], dim: str) -> xr.Dataset:
+    return xr.concat(parts, dim, data_vars="minimal", coords="minimal", compat="override", join="override")
+
+
 def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, labels: Sequence[int] = ()) -> xr.Dataset:
     """Entries of `heads` from `first` on, one after the other those of each name of `sets`: variables over (heads, dim).
 
@@ -59,10 +89,10 @@ def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, l
 
 def present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
     """Sets in which the rule names heads. Raises NotTestable where it names none at all."""
-    some = {name: heads for name, heads in sets.items() if heads}
-    if not some:
+    not_empty = {name: heads for name, heads in sets.items() if heads}
+    if not not_empty:
         raise NotTestable("no rule names any head of this model, as happens where it does not learn the task")
-    return some
+    return not_empty
 
 
 def with_comparers(run: Run) -> dict[str, list[Head]]:

@@ -90,9 +90,7 @@ def top_tokens(
         """Top bs-values and tokens of vectors with the mean over prompts kept and taken out: (prompt, ..., mean, rank)."""
         both = torch.stack([x, x - x.mean(0)], -2)
         scales = scale.reshape(-1, *[1] * (both.dim() - 2)).expand(both.shape[:-1])
-        top = unembed.top_words(
-            both.to(model.device), k, model.unembedding, "frozen", scales.to(model.device), skipped
-        )
+        top = unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), skipped)
         return tuple(part.cpu().numpy() for part in top)
 
     bs, ids = (np.moveaxis(part, -2, 3) for part in best(vectors))  # (prompt, head, what, mean, place, rank)
@@ -177,8 +175,8 @@ def _codes(
     return out
 
 
-@measurement("top_tokens", needs=("locating",), version=2)
+@measurement("top_tokens", needs=("locating",), version=2, on="few", passes=2.5)
 def _top_tokens(run: Run) -> xr.Dataset:
     """Words read in three located heads and in the two best comparers, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
-    return top_tokens(run.model, run.encode(run.blocks(run.fewest // 2, JUDGING)), list(heads), k=10)
+    return top_tokens(run.model, run.encode(run.blocks(len(run.pairs_of_few), JUDGING)), list(heads), k=10)

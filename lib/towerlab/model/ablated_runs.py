@@ -25,7 +25,7 @@ from twotowers.heads import Head
 
 from towerlab.model import query_key
 from towerlab.model.hooks import attribute, changing_z, hidden_states, split_call
-from towerlab.model.last_position import UNCHANGED, Edit, Given, LastPosition, TopAndLogProbs, answers_of
+from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState, TopAndLogProbs, answers_of
 from towerlab.model.memory import halved
 from towerlab.model.model import Model, matrix_of
 from towerlab.prompts.prompt import Encoded
@@ -52,8 +52,8 @@ class Ablation:
     def edit(self) -> Edit:
         """The same at the last position only."""
 
-        def output(layer: int, heads: list[int], given: Given) -> Float[Tensor, "batch head d_head"]:
-            z = given.z.clone()
+        def output(layer: int, heads: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
+            z = state.z.clone()
             self.apply(layer, z)
             return z[:, heads]
 
@@ -136,9 +136,7 @@ def _run_to_final(model: Model, batch: Sequence[Encoded]) -> Float[Tensor, "batc
     return final[0]
 
 
-def _restart(
-    model: Model, ablations: Sequence[Ablation], calls: list[_Call]
-) -> Float[Tensor, "ablation batch d_model"]:
+def _restart(model: Model, ablations: Sequence[Ablation], calls: list[_Call]) -> Float[Tensor, "ablation batch d_model"]:
     """Run from the first layer of `ablations`, which is the same for all, on one copy of the batch for each."""
     bottom, top = ablations[0].first_layer, model.n_layers - 1
     versions, batch = len(ablations), len(calls[0].x)
@@ -154,10 +152,10 @@ def _restart(
             args, kwargs = _repeated((calls[layer].args, calls[layer].kwargs), batch, versions)
             with ExitStack() as stack:
                 if layer == bottom:
-                    written = _without_heads(model, bottom, ablations, calls[bottom])
-                    written = written if layer < top else written[:, -1:]
-                    known = lambda *_, written=written, **__: (written, None)  # noqa: E731
-                    stack.enter_context(attribute(model.part(layer, "attention"), "forward", known))
+                    output = _without_heads(model, bottom, ablations, calls[bottom])
+                    output = output if layer < top else output[:, -1:]
+                    from_plain = lambda *_, output=output, **__: (output, None)  # noqa: E731
+                    stack.enter_context(attribute(model.part(layer, "attention"), "forward", from_plain))
                 elif layer == top:
                     stack.enter_context(_attention_of_last(model, x))
                 # In the last block only attention needs the other positions, and it has them already.
@@ -165,18 +163,16 @@ def _restart(
     return x[:, -1].unflatten(0, (versions, batch))
 
 
-def _without_heads(
-    model: Model, layer: int, ablations: Sequence[Ablation], call: _Call
-) -> Float[Tensor, "rows position d_model"]:
+def _without_heads(model: Model, layer: int, ablations: Sequence[Ablation], call: _Call) -> Float[Tensor, "rows position d_model"]:
     """The plain run's attention output, with what the heads of each ablation wrote there replaced."""
     weight, d_head, out = matrix_of(model.part(layer, "attention_out")).T, model.d_head, []
     for ablation in ablations:
-        written = call.attention.clone()
+        output = call.attention.clone()
         for head in ablation.heads_of(layer):
             columns = slice(head * d_head, (head + 1) * d_head)
             z = call.z[..., columns]
-            written -= (z - ablation.new_z(layer, head, z)) @ weight[columns]
-        out.append(written)
+            output -= (z - ablation.new_z(layer, head, z)) @ weight[columns]
+        out.append(output)
     return torch.cat(out)
 
 

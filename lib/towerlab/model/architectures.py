@@ -45,18 +45,16 @@ class Architecture:
     divides_scores: bool = False  # scores are divided by that attribute instead (GPT-J)
     window: tuple[str, str, str] = ("sliding_window", "layer_types", "sliding_attention")
     # Fields of the config: length of the window, kind of each layer; and the kind that has it. Without kinds all have.
-    parallel: bool | str = (
-        False  # the FFN reads the layer's input, not what its attention added; or the field saying so
-    )
+    parallel: bool | str = False  # the FFN reads the layer's input, not what its attention added; or the field saying so
     attention_method: str = ""  # not on transformers' AttentionInterface: the method that gets query, key, value, mask
     requires: tuple[tuple[str, Any], ...] = ()  # fields of the config with their only supported value, or its field
 
     def refusal(self, config: Any) -> str | None:
         """What in this config the row does not describe, or None. A string names another field of the config."""
-        for field, wanted in self.requires:
-            found, value = getattr(config, field, None), getattr(config, wanted) if isinstance(wanted, str) else wanted
-            if found != value:
-                return f"{field} is {found}, only {value} is supported"
+        for field, only in self.requires:
+            value, only = getattr(config, field, None), getattr(config, only) if isinstance(only, str) else only
+            if value != only:
+                return f"{field} is {value}, only {only} is supported"
         return None
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
 
-from towerlab.model.last_position import Edit, Given, head_output
+from towerlab.model.last_position import Edit, LayerState, head_output
 from towerlab.model.model import Model
 
 PARTS = ("query", "keys", "values")
@@ -34,8 +34,8 @@ def _index(x: Tensor, at: Tensor) -> Tensor:
     return at.to(x.device)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
 
 
-def exchange(heads: Heads, what: str, source: Mapping[int, Given], at: Int[Tensor, "batch label"]) -> Edit:
-    """Parts of some heads taken from the run `source` (layer -> given): an interchange intervention.
+def exchange(heads: Heads, what: str, source: Mapping[int, LayerState], at: Int[Tensor, "batch label"]) -> Edit:
+    """Parts of some heads taken from the run `source` (layer -> state): an interchange intervention.
 
     z' = softmax(q' k'^T) v' takes the place of each head's z at the last position: q' is the source's query ("query"),
     k' and v' have the source's keys and values at the label positions `at` ("keys", "values"), "all" takes the three;
@@ -47,8 +47,8 @@ def exchange(heads: Heads, what: str, source: Mapping[int, Given], at: Int[Tenso
         raise TwoTowersError(f"what='{what}': choose one of {', '.join(EXCHANGES)}")
     parts = EXCHANGES[what]
 
-    def output(layer: int, chosen: list[int], given: Given) -> Tensor:
-        (query, key, value), (its_query, its_key, its_value) = given.of(chosen), source[layer].of(chosen)
+    def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+        (query, key, value), (its_query, its_key, its_value) = state.of(in_layer), source[layer].of(in_layer)
         index = _index(key, at)
         if "query" in parts:
             query = its_query
@@ -56,7 +56,7 @@ def exchange(heads: Heads, what: str, source: Mapping[int, Given], at: Int[Tenso
             key = key.scatter(2, index, its_key.gather(2, index))
         if "values" in parts:
             value = value.scatter(2, index, its_value.gather(2, index))
-        return head_output(given.scores(query, key), value)
+        return head_output(state.scores(query, key), value)
 
     return Edit(heads, output)
 
@@ -75,15 +75,15 @@ def steer(
     `exchange`. None adds nothing. The vectors are in the order of the batch that is edited.
     """
 
-    def output(layer: int, chosen: list[int], given: Given) -> Tensor:
-        q, k, v = given.of(chosen)
+    def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
+        q, k, v = state.of(in_layer)
         if query is not None:
-            q = q + (dose * query[layer][:, chosen, None] / given.scaling).to(q)
+            q = q + (dose * query[layer][:, in_layer, None] / state.scaling).to(q)
         if keys is not None:
-            group = given.query.shape[1] // keys[layer].shape[1]
-            shared = [head // group for head in chosen]
+            group = state.query.shape[1] // keys[layer].shape[1]
+            shared = [head // group for head in in_layer]
             k = k.scatter_add(2, _index(k, at), (dose * keys[layer][:, shared]).to(k))
-        return head_output(given.scores(q, k), v)
+        return head_output(state.scores(q, k), v)
 
     return Edit(heads, output)
 
@@ -112,14 +112,10 @@ def blocked(model: Model, layers: Sequence[int], closed: Bool[Tensor, "batch que
             device = next(module.parameters()).device
             mask = ~later.to(device)[None, None]
             if model.architecture.attention_method:  # takes a mask that is added to the scores
-                mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(
-                    ~mask, torch.finfo(model.dtype).min
-                )
+                mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(~mask, torch.finfo(model.dtype).min)
         rows = len(args[0] if args else kwargs["hidden_states"])
         if rows != len(closed):  # a single row would be taken for all of them
-            raise TwoTowersError(
-                f"a batch of {rows} where attention is blocked in {len(closed)} prompts: run them together"
-            )
+            raise TwoTowersError(f"a batch of {rows} where attention is blocked in {len(closed)} prompts: run them together")
         shut = closed[:, None].to(mask.device)
         if mask.dtype == torch.bool:
             mask = mask & ~shut

@@ -86,10 +86,10 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
             yield
         return
 
-    def each(*seen):
-        for one in (before, reader):
-            if one is not None:
-                one(*seen)
+    def each(*arguments):
+        for read in (before, reader):
+            if read is not None:
+                read(*arguments)
 
     with attribute(module, "twotowers_reader", each):
         yield
@@ -124,9 +124,9 @@ def attending_to(
 
     def others(own_key, own_value):
         rows, own = own_key.shape[2], torch.eye(own_key.shape[2], dtype=torch.bool, device=own_key.device)
-        seen = torch.ones_like(key[:1, :1, None, :, 0], dtype=torch.bool) if allowed is None else allowed
-        seen = seen.expand(len(seen), 1, rows, -1)
-        mask = torch.cat([seen, own.expand(len(seen), 1, -1, -1)], -1)
+        visible = torch.ones_like(key[:1, :1, None, :, 0], dtype=torch.bool) if allowed is None else allowed
+        visible = visible.expand(len(visible), 1, rows, -1)
+        mask = torch.cat([visible, own.expand(len(visible), 1, -1, -1)], -1)
         return torch.cat([key, own_key], 2), torch.cat([value, own_value], 2), mask
 
     if method:

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from twotowers.errors import TwoTowersError
 
 from towerlab.model.attention_hooks import last_scores, reading_attention
@@ -75,7 +74,7 @@ class Capture:
 
     @property
     def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
-        """`z` as the model feeds it to W_O: differs where a norm follows W_O. """
+        """`z` as the model feeds it to W_O: differs where a norm follows W_O."""
         return self.z if self.attention_scale is None else _times(self.z, self.attention_scale)
 
     @property
@@ -92,9 +91,7 @@ class Capture:
         for name in names:
             if getattr(self, name) is None:
                 record = "streams" if name.startswith("stream") else name
-                raise TwoTowersError(
-                    f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})"
-                )
+                raise TwoTowersError(f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})")
 
 
 @dataclass
@@ -156,22 +153,22 @@ class _Recorder:
 
                 stack.callback(module.register_forward_hook(hook).remove)
 
-            for layer, whole in enumerate(model.blocks):
-                before(whole, "resid_pre", layer, last)
+            for layer, block in enumerate(model.blocks):
+                before(block, "resid_pre", layer, last)
                 before(model.part(layer, "attention_out"), "z", layer, last)
                 after(model.part(layer, "attention_block"), "attention_output", layer, last)
                 after(model.part(layer, "ffn_block"), "ffn_output", layer, last)
                 if "neurons" in record:
                     before(model.part(layer, "ffn_out"), "neurons", layer, last)
                 if "streams" in record:
-                    before(whole, "stream_inputs", layer, lambda x: rows(x).clone())
+                    before(block, "stream_inputs", layer, lambda x: rows(x).clone())
                     after(model.part(layer, "attention_block"), "stream_attention", layer, lambda x: rows(x).clone())
-                for block in ("attention", "ffn"):
-                    norm = model.norm_after(layer, block)
+                for kind in ("attention", "ffn"):
+                    norm = model.norm_after(layer, kind)
                     if norm is not None:
                         eps = norm_eps(norm)
                         read = lambda x, eps=eps: rms(last(x), eps)  # noqa: E731
-                        after(model.part(layer, f"{block}_out"), f"{block}_scale", layer, read)
+                        after(model.part(layer, f"{kind}_out"), f"{kind}_scale", layer, read)
                 if record & {"weights", "scores", "values", "queries", "keys"}:
                     stack.enter_context(reading_attention(model, layer, self._attention(layer)))
             before(model.final_norm, "final", 0, last)
@@ -183,9 +180,7 @@ def _times(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batc
 
 
 @torch.inference_mode()
-def capture(
-    model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None
-) -> Capture:
+def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None) -> Capture:
     """One forward pass over prompts of equal length. `record` is a subset of `RECORDABLE`. TwoTowersError on others."""
     record = frozenset(record)
     if record - RECORDABLE:
@@ -239,31 +234,22 @@ def captures(
     encoded: Sequence[Encoded],
     record: Collection[str] = (),
     max_tokens: int = 4096,
-    progress: str | None = None,
-    read: Callable[[Capture], Any] = lambda seen: seen,
+    read: Callable[[Capture], Any] = lambda capture: capture,
 ) -> Iterator[Any]:
     """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
 
     `read` takes out of a capture what is needed: where memory is short for that, the batch is run in smaller ones and read
     again. So it gives something, or writes at `Capture.index`; it adds nothing up, and draws nothing at random whose
-    order matters. What is done with a capture after it was yielded has no such help. `progress` is the label of a
-    progress bar over prompts (none when None).
+    order matters. What is done with a capture after it was yielded has no such help.
     """
-    with tqdm(total=len(encoded), desc=progress, disable=progress is None, unit="prompt", leave=False) as bar:
-        run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
-        for index, found in in_memory(run, batches(encoded, max_tokens)):
-            yield found
-            del found  # or two batches would be held at once
-            bar.update(len(index))
+    run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
+    for _, contents in in_memory(run, batches(encoded, max_tokens)):
+        yield contents
+        del contents  # or two batches would be held at once
 
 
 def read_all(
-    model: Model,
-    encoded: Sequence[Encoded],
-    record: Collection[str],
-    read: Callable[[Capture], T],
-    max_tokens: int = 4096,
-    progress: str | None = None,
+    model: Model, encoded: Sequence[Encoded], record: Collection[str], read: Callable[[Capture], T], max_tokens: int = 4096
 ) -> list[T]:
     """What `read` gives of every batch's capture, in the order of `prompts.batches`. See `captures`."""
-    return list(captures(model, encoded, record, max_tokens, progress, read))
+    return list(captures(model, encoded, record, max_tokens, read))

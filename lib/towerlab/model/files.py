@@ -21,10 +21,7 @@ from twotowers.paths import shipped_models
 from towerlab.model import gguf_header, named
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
-TOKENIZER = (
-    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "spiece.model",
-)  # fmt: skip
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "spiece.model")
 SMALL = ("config.json", "generation_config.json", *TOKENIZER)
 # Fields of config.json under which quantised formats describe themselves.
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
@@ -37,7 +34,7 @@ class About(NamedTuple):
     quantisation: str
 
 
-def describe(name: str, revision: str | None = None) -> About:
+def describe(name: str) -> About:
     """What a model is, without its weights: those of a catalogued or hub model are not fetched.
 
     Raises TwoTowersError for a name of nothing, and for weights that are quantised otherwise than as GGUF.
@@ -46,21 +43,21 @@ def describe(name: str, revision: str | None = None) -> About:
     if path is None and name in named.catalogue():
         model = named.catalogue()[name]
         return About(model.model_type, f"{model.quantisation}, dequantised")
-    path = path or named.snapshot(name, revision, SMALL)
+    path = path or named.snapshot(name, SMALL)
     if path.is_file():
         return About(*gguf_header.read(path)[:2])
     return About(_config(path, name)["model_type"], "")
 
 
-def local(name: str, revision: str | None = None) -> Path:
+def local(name: str) -> Path:
     """The folder or GGUF file of a model; a catalogued or hub model is fetched when it is in no cache."""
     path = _here(name)
     if path is None and name in named.catalogue():
         return named.fetch(name)
-    return path or named.snapshot(name, revision, (*SMALL, WEIGHTS, INDEX, SHARDS))
+    return path or named.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
 
 
-def fingerprint(name: str, revision: str | None = None) -> str:
+def fingerprint(name: str) -> str:
     """`name@` and 12 hexadecimal digits of the SHA-256 over every byte that defines the model.
 
     Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
@@ -68,21 +65,21 @@ def fingerprint(name: str, revision: str | None = None) -> str:
     """
     if name not in shipped_models() and name in named.catalogue():
         return f"{name}@{named.catalogue()[name].sha256[:12]}"
-    return fingerprint_of(name, local(name, revision))
+    return fingerprint_of(name, local(name))
 
 
 def fingerprint_of(name: str, path: Path) -> str:
     """The fingerprint of a model whose folder or GGUF file is at hand."""
-    stated = name
+    label = name
     if name not in shipped_models() and _here(name) is not None:
-        stated = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
+        label = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
     if path.is_file():
-        return f"{stated}@{named.digest(path)[:12]}"
+        return f"{label}@{named.digest(path)[:12]}"
     files = {path / "config.json", *weights(path, name), *(file for kind in TOKENIZER for file in path.glob(kind))}
     if (path / INDEX).is_file():
         files.add(path / INDEX)
     lines = "".join(f"{file.name} {named.digest(file)}\n" for file in sorted(files) if file.is_file())
-    return f"{stated}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
+    return f"{label}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
 
 
 def weights(folder: Path, name: str) -> list[Path]:
@@ -106,13 +103,13 @@ def weights(folder: Path, name: str) -> list[Path]:
 def read_json(file: Path, name: str) -> dict[str, Any]:
     """A JSON object. TwoTowersError for a file that is missing or damaged."""
     try:
-        found = json.loads(file.read_text("utf8"))
+        content = json.loads(file.read_text("utf8"))
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0][:80]
         raise TwoTowersError(f"{file.name} of '{name}' cannot be read ({why}): copy or download it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise TwoTowersError(f"{file.name} of '{name}' is no JSON object: copy or download it again")
-    return found
+    return content
 
 
 def _refuse_adapter(folder: Path, name: str) -> None:
@@ -128,9 +125,7 @@ def _config(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         _refuse_adapter(folder, name)
         files = sorted(folder.glob("*.gguf"))
-        remedy = (
-            f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
-        )
+        remedy = f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
         raise TwoTowersError(f"'{name}' holds no config.json: {remedy}")
     config = read_json(folder / "config.json", name)
     if not isinstance(config.get("model_type"), str):
@@ -164,6 +159,4 @@ def _here(name: str) -> Path | None:
         pass
     if len(name) <= 96 and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and path.suffix != ".gguf":
         return None
-    raise TwoTowersError(
-        f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(named.known())}"
-    )
+    raise TwoTowersError(f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(named.known())}")

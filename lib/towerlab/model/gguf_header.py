@@ -22,9 +22,7 @@ _WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_leng
 _MATRICES = "attn_norm|attn_q|attn_k|attn_v|attn_output|ffn_norm|ffn_gate|ffn_up|ffn_down"
 _TENSORS = {
     "llama": re.compile(rf"((token_embd|output_norm|output)|blk\.\d+\.({_MATRICES}))\.weight"),
-    "qwen2": re.compile(
-        rf"((token_embd|output_norm|output)|blk\.\d+\.({_MATRICES}))\.weight|blk\.\d+\.attn_[qkv]\.bias"
-    ),
+    "qwen2": re.compile(rf"((token_embd|output_norm|output)|blk\.\d+\.({_MATRICES}))\.weight|blk\.\d+\.attn_[qkv]\.bias"),
 }
 _CUTS = ("gpt-2", "smollm", "qwen2")  # how text is cut before merges (tokenizer.ggml.pre)
 
@@ -62,14 +60,14 @@ def _unread(fields: dict[str, Any], tensors: tuple[str, ...]) -> str:
     kind = fields["general.architecture"]
     if kind not in _TENSORS:
         return f"its architecture is {kind}, not {' or '.join(_TENSORS)}"
-    given = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}
-    if unknown := sorted(set(given) - _FIELDS):
+    of_kind = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}
+    if unknown := sorted(set(of_kind) - _FIELDS):
         return f"it has a field {kind}.{unknown[0]}"
-    width = given["embedding_length"] // given["attention.head_count"]
-    if other := [field for field in _WIDTHS if given.get(field, width) != width]:
-        return f"its {other[0]} is {given[other[0]]}, not {width}"
-    if left := [tensor for tensor in tensors if not _TENSORS[kind].fullmatch(tensor)]:
-        return f"it has a tensor {left[0]}"
+    width = of_kind["embedding_length"] // of_kind["attention.head_count"]
+    if other := [field for field in _WIDTHS if of_kind.get(field, width) != width]:
+        return f"its {other[0]} is {of_kind[other[0]]}, not {width}"
+    if unread := [tensor for tensor in tensors if not _TENSORS[kind].fullmatch(tensor)]:
+        return f"it has a tensor {unread[0]}"
     if fields.get("split.count", 1) > 1:
         return "it is one part of several"
     if fields.get("tokenizer.ggml.model") != "gpt2" or fields.get("tokenizer.ggml.pre") not in _CUTS:

@@ -61,8 +61,8 @@ def increases_along(
     at_once = _prompts_at_once(model, z)
     if at_once < len(scale):
         parts = [t.split(at_once, 1) for t in (resid_pre, z, ffn)] + [t.split(at_once) for t in (scale, words)]
-        done = [increases_along(model, *five, norm, layers, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
-        return tuple(torch.cat(some) for some in zip(*done, strict=True))
+        results = [increases_along(model, *five, norm, layers, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
+        return tuple(torch.cat(pieces) for pieces in zip(*results, strict=True))
     wide, divide = _scales(resid_pre.dtype, scale, norm)
     steps = [
         _Layer(
@@ -71,8 +71,8 @@ def increases_along(
         )
         for i, layer in enumerate(layers)
     ]  # fmt: skip
-    found = stream_vocabulary(steps, model.unembedding, words, norm, wide, tell)
-    return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))
+    increases = stream_vocabulary(steps, model.unembedding, words, wide, tell)
+    return tuple(torch.stack(parts, 1) for parts in zip(*increases, strict=True))
 
 
 def increases_of_vectors(
@@ -82,15 +82,14 @@ def increases_of_vectors(
     directions: Float[Tensor, "vector d_model"],
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
-    norm: str = "frozen",
 ) -> Float[Tensor, "prompt vector"]:
     """Increase (nats) of `coefficient * direction` added at x, for directions shared by all prompts: FFN neurons."""
-    wide, divide = _scales(x.dtype, scale, norm)
+    wide, divide = _scales(x.dtype, scale, "frozen")
     x = x.to(wide)
     # A direction with its coefficient is a head that is one number wide.
     z = coefficients.to(wide)[:, :, None, None]
-    step = _Layer(model.unembedding, directions[:, None], None, x, z, torch.zeros_like(x), divide, norm, False)
-    return stream_vocabulary([step], model.unembedding, words, norm, wide)[0][2][..., 0]
+    step = _Layer(model.unembedding, directions[:, None], None, x, z, torch.zeros_like(x), divide, "frozen", False)
+    return stream_vocabulary([step], model.unembedding, words, wide)[0][2][..., 0]
 
 
 def _full_width(prompts: int, vectors: int, d_model: int, d_head: int) -> bool:
@@ -120,21 +119,24 @@ def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, 
 
 
 def stream_vocabulary(
-    steps: list[_Layer], e: Unembedding, words: Tensor, norm: str, wide: torch.dtype,
+    steps: list[_Layer],
+    unembedding: Unembedding,
+    words: Tensor,
+    wide: torch.dtype,
     tell: Callable[[float], object] = lambda prompts: None,
-) -> list[tuple]:  # fmt: skip
-    target = fold_norm(e, e.weight[words], norm, wide)
+) -> list[tuple]:
+    target = fold_norm(unembedding, unembedding.weight[words], wide)
     for step in steps:
         step.set_targets(target)
     rows = [step.rows() for step in steps]
     together, sizes = torch.cat(rows), [len(r) for r in rows]
     _, size = _sizes(together.device)
-    for start in range(0, e.vocabulary, size):
-        slab, values = fold_norm(e, e.weight[start : start + size], norm, wide), None
+    for start in range(0, unembedding.vocabulary, size):
+        slab, values = fold_norm(unembedding, unembedding.weight[start : start + size], wide), None
         # One large product for all layers is faster than many small ones.
         for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
             values = step.accumulate(slab, products, values)
-        tell(len(words) * len(slab) / e.vocabulary)
+        tell(len(words) * len(slab) / unembedding.vocabulary)
     return [step.increases() for step in steps]
 
 
@@ -148,8 +150,8 @@ class _Layer:
     finds both and computes them again the careful way.
     """
 
-    def __init__(self, e, weight, bias, x, z, ffn, divide, norm, continues_layer):
-        self.unembedding, self.norm, self.continues_layer = e, norm, continues_layer
+    def __init__(self, unembedding, weight, bias, x, z, ffn, divide, norm, continues_layer):
+        self.unembedding, self.continues_layer = unembedding, continues_layer
         self.x, self.z, self.ffn = x / divide[:, None], z / divide[:, None, None, None], ffn / divide[:, None]
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self._weight, self._bias, self.divide = weight, bias, divide
@@ -158,14 +160,12 @@ class _Layer:
         at_once = max(1, most // (n * self.vectors)) if self.full_width else 1
         prompts = max(1, most // self.vectors)
         self.chunks = [
-            (slice(h, h + at_once), slice(at, at + prompts))
-            for h in range(0, self.heads, at_once)
-            for at in range(0, n, prompts)
+            (slice(h, h + at_once), slice(at, at + prompts)) for h in range(0, self.heads, at_once) for at in range(0, n, prompts)
         ]
         self.scales = None
         if norm == "recomputed":
-            by_head = torch.stack([norm_scale(self._head(h), e) for h in range(self.heads)], 1)
-            self.scales = [1 / s for s in (*(norm_scale(v, e) for v in self._states()), by_head)]
+            by_head = torch.stack([norm_scale(self._head(h), unembedding) for h in range(self.heads)], 1)
+            self.scales = [1 / s for s in (*(norm_scale(v, unembedding) for v in self._states()), by_head)]
         self.sums = [x.new_zeros(n) for _ in range(3)] + [x.new_zeros(n, self.heads, self.vectors)]
 
     @property
@@ -218,20 +218,21 @@ class _Layer:
         base = before - level if self.scales is None else before
         by_head = products.view(self.heads, n, self.vectors, -1) if self.full_width else None
         factors = None if self.full_width else (slab @ self.weight.flatten(0, 1).T).split(self.d_head, 1)
-        written = torch.zeros_like(base)
+        sum_of_heads = torch.zeros_like(base)
         for heads, rows in self.chunks:
             if self.full_width:
-                values = by_head[heads, rows] + base[rows, None]
+                values = by_head[heads, rows].add_(base[rows, None])
             else:
-                values = self.z[rows, heads].flatten(0, 2) @ factors[heads.start].T
-                values = values.unflatten(0, (1, -1, self.vectors)).add_(base[rows, None])
-            # Every row holds the base once, so their sum holds it `copies` times.
-            written[rows] += values.sum((0, 2))
+                start = base[rows] if self.vectors == 1 else base[rows].repeat_interleave(self.vectors, 0)
+                values = torch.addmm(start, self.z[rows, heads.start].flatten(0, 1), factors[heads.start].T)
+                values = values.unflatten(0, (1, -1, self.vectors))
+            # Every row holds the base once, so their sum holds it `copies` times. A sum of one row would be a copy of it.
+            sum_of_heads[rows] += values[0, :, 0] if len(values) == self.vectors == 1 else values.sum((0, 2))
             if self.scales is not None:
                 scales = self.scales[3][rows, heads].transpose(0, 1)[..., None]
                 values = values.mul_(scales).sub_(level[rows, :, None])
             self.sums[3][rows, heads] += values.exp_().sum(-1).transpose(0, 1)
-        between = written - copies * base + before + bias / self.divide[:, None]
+        between = sum_of_heads - copies * base + before + bias / self.divide[:, None]
         after = between + ffn
         for i, values in enumerate((before, between, after)):
             values = values if self.scales is None else values * self.scales[i][:, None]
@@ -251,14 +252,14 @@ class _Layer:
         info = torch.finfo(self.x.dtype)
         # Each exponential below `tiny` may be off by as much; of all words together that must not show.
         least = self.unembedding.vocabulary * info.tiny / info.eps
-        lost = [s.isinf() | (s < least) for s in self.sums]
-        for i, rows in enumerate(self._states() if any(bad.any() for bad in lost[:3]) else ()):
-            self._again(total[i], rows, lost[i], None if self.scales is None else self.scales[i])
-        for h in range(self.heads) if lost[3].any() else ():
+        imprecise = [s.isinf() | (s < least) for s in self.sums]
+        for i, rows in enumerate(self._states() if any(bad.any() for bad in imprecise[:3]) else ()):
+            self._again(total[i], rows, imprecise[i], None if self.scales is None else self.scales[i])
+        for h in range(self.heads) if imprecise[3].any() else ():
             scales = None if self.scales is None else self.scales[3][:, h]
-            self._again(total[3][:, h], self._head(h), lost[3][:, h], scales)
+            self._again(total[3][:, h], self._head(h), imprecise[3][:, h], scales)
 
     def _again(self, total: Tensor, rows: Tensor, bad: Tensor, scales: Tensor | None) -> None:
         if bad.any():
             rows = rows[bad] if scales is None else rows[bad] * scales[bad][:, None]
-            total[bad] = log_sum_exp(direction(rows, self.unembedding, self.norm), self.unembedding)
+            total[bad] = log_sum_exp(direction(rows, self.unembedding), self.unembedding)

@@ -1,7 +1,7 @@
 """What a capture holds of labels: values at label positions, and the row that reads a vector as a logit difference.
 
-    row = logit_difference_rows(capture, model)              # row . v: what v adds to the logit of the true label over the other
-    label_values(capture, model, layer) @ W_O                # the value-output vectors at label positions
+row = logit_difference_rows(capture, model)              # row . v: what v adds to the logit of the true label over the other
+label_values(capture, model, layer) @ W_O                # the value-output vectors at label positions
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def check_labels_left(encoded: Sequence[Encoded]) -> None:
 def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
     """The true label's row of E minus the other's, the final norm's weight and centring folded in, divided by its scale
     at the last position: `row . v` is what a vector v adds to the logit difference (nats)."""
-    e = model.unembedding
-    wide = torch.promote_types(e.weight.dtype, torch.float32)
-    true, other = torch.tensor([p.label_pair for p in capture.prompts], device=e.weight.device).T
-    rows = unembed.fold_norm(e, e.weight[true].to(wide) - e.weight[other].to(wide), "frozen", wide)
-    return rows / unembed.norm_scale(capture.resid_final, e).to(wide)[:, None]
+    unembedding = model.unembedding
+    wide = torch.promote_types(unembedding.weight.dtype, torch.float32)
+    true, other = torch.tensor([e.label_pair for e in capture.prompts], device=unembedding.weight.device).T
+    rows = unembed.fold_norm(unembedding, unembedding.weight[true].to(wide) - unembedding.weight[other].to(wide), wide)
+    return rows / unembed.norm_scale(capture.resid_final, unembedding).to(wide)[:, None]
 
 
 def label_values(capture: Capture, model: Model, layer: int) -> Float[Tensor, "batch head place d_head"]:
@@ -50,4 +50,4 @@ def label_values(capture: Capture, model: Model, layer: int) -> Float[Tensor, "b
 
 def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch place"]:
     """+1 at the positions of the true label, -1 at those of the other."""
-    return torch.tensor([[1.0 if true else -1.0 for true in p.prompt.is_true] for p in capture.prompts]).to(like)
+    return torch.tensor([[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]).to(like)

@@ -14,11 +14,11 @@ Who calls whom, in one block, for one edit:
     answers -> _final, layer by layer -> _block: the stock block runs, with three hooks in it
         attention_hooks.attending_to      gives its attention the keys and values of the plain run, beside the row's own
         attention_hooks.reading_attention calls `read`: query, key and value of the row, as this block made them
-        hooks.changing_z                  calls `change` just before W_O: it makes a `Given` of what was read and calls
-            edit.output(layer, heads, given)    the closure that attention_edits.steer, exchange, ... built
-                given.scores(query, key) -> attention_hooks.last_scores,  head_output(scores, value)
+        hooks.changing_z                  calls `change` just before W_O: it makes a `LayerState` of what was read and calls
+            edit.output(layer, heads, state)    the closure that attention_edits.steer, exchange, ... built
+                state.scores(query, key) -> attention_hooks.last_scores,  head_output(scores, value)
             and what that returns takes the place of these heads' z
-    The plain run before, and `edited`, do the same in whole runs: `_changing_last` reads, makes a `Given` and calls
+    The plain run before, and `edited`, do the same in whole runs: `_changing_last` reads, makes a `LayerState` and calls
     `change`. For the plain run `change` only keeps it, in `plain`; for `edited` it calls edit.output.
 """
 
@@ -50,7 +50,7 @@ TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batc
 
 
 @dataclass(eq=False)
-class Given:
+class LayerState:
     """What a layer is given at the last position, and what its heads make of it."""
 
     x: Float[Tensor, "batch d_model"]
@@ -76,8 +76,8 @@ class Given:
         return last_scores(query, key, self.mask, self.scaling, self.softcap)
 
 
-Output = Callable[[int, list[int], Given], Float[Tensor, "batch head d_head"]]
-"""(layer, heads, given) -> what these heads feed to W_O at the last position"""
+Output = Callable[[int, list[int], LayerState], Float[Tensor, "batch head d_head"]]
+"""(layer, heads, state) -> what these heads feed to W_O at the last position"""
 
 
 class Edit(NamedTuple):
@@ -94,7 +94,7 @@ class Edit(NamedTuple):
         return sorted({head for at, head in self.heads if at == layer})
 
 
-UNCHANGED = Edit((), lambda layer, heads, given: given.z[:, heads])
+UNCHANGED = Edit((), lambda layer, heads, state: state.z[:, heads])
 
 
 def head_output(
@@ -105,29 +105,27 @@ def head_output(
 
 
 @contextmanager
-def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, Given], Tensor | None]) -> Iterator[None]:
-    """Call `change(layer, given)` in the whole run inside; what it returns takes the place of z at the last position.
+def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, LayerState], Tensor | None]) -> Iterator[None]:
+    """Call `change(layer, state)` in the whole run inside; what it returns takes the place of z at the last position.
 
     Raises TwoTowersError, in the run, for a model whose attention the hooks do not see.
     """
-    seen: dict[int, dict[str, Any]] = {layer: {} for layer in layers}
+    inputs: dict[int, dict[str, Any]] = {layer: {} for layer in layers}
 
     def called(layer: int, _, args, kwargs) -> None:
-        seen[layer].update(x=split_call(args, kwargs)[0][:, -1].clone())  # a part alone would hold the whole stream
+        inputs[layer].update(x=split_call(args, kwargs)[0][:, -1].clone())  # a part alone would hold the whole stream
 
     def read(layer: int, query, key, value, mask, scaling, softcap) -> None:
         mask = None if mask is None else mask[:, :1, -1:, : key.shape[2]]
         last = query[:, :, -1:].clone()
-        seen[layer].update(query=last, key=key, value=value, mask=mask, scaling=scaling, softcap=softcap)
+        inputs[layer].update(query=last, key=key, value=value, mask=mask, scaling=scaling, softcap=softcap)
 
     def put(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
-        if "query" not in seen[layer]:
-            raise TwoTowersError(
-                f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
-            )
-        seen[layer]["x"] = seen[layer]["x"].to(z.device)  # where the layer is, under a device_map
-        new = change(layer, Given(**seen[layer], z=z[:, -1].clone()))
-        seen[layer].clear()
+        if "query" not in inputs[layer]:
+            raise TwoTowersError(f"the attention of {model.name} was not read in layer {layer}: load it with loading.load")
+        inputs[layer]["x"] = inputs[layer]["x"].to(z.device)  # where the layer is, under a device_map
+        new = change(layer, LayerState(**inputs[layer], z=z[:, -1].clone()))
+        inputs[layer].clear()
         if new is not None:
             z[:, -1] = new.to(z)
 
@@ -147,9 +145,9 @@ def edited(model: Model, edit: Edit) -> Iterator[None]:
     Raises TwoTowersError, in the run, for a model whose attention the hooks do not see.
     """
 
-    def change(layer: int, given: Given) -> Tensor:
-        given.z[:, heads[layer]] = edit.output(layer, heads[layer], given).to(given.z)
-        return given.z
+    def change(layer: int, state: LayerState) -> Tensor:
+        state.z[:, heads[layer]] = edit.output(layer, heads[layer], state).to(state.z)
+        return state.z
 
     heads = {layer: edit.heads_of(layer) for layer in sorted({layer for layer, _ in edit.heads})}
     with _changing_last(model, list(heads), change):
@@ -159,21 +157,21 @@ def edited(model: Model, edit: Edit) -> Iterator[None]:
 class LastPosition:
     """Prompts of one length, run once. Memory: keys and values of all their positions in all layers.
 
-    `plain[layer]` is what the layer was given at the last position, `seen` the capture of that run, which records what
+    `plain[layer]` is what the layer was given at the last position, `capture` that of the run, which records what
     is asked for. Raises TwoTowersError for a model whose attention the hooks do not see.
     """
 
     @torch.inference_mode()
     def __init__(self, model: Model, batch: Sequence[Encoded], record: Collection[str] = ()):
         self.model, self.batch = model, list(batch)
-        self.plain: dict[int, Given] = {}
+        self.plain: dict[int, LayerState] = {}
         self._calls: list[tuple] = []
         with ExitStack() as stack:
             for block in model.blocks:
                 note = lambda _, args, kwargs: self._calls.append(split_call(args, kwargs)[1:])  # noqa: E731
                 stack.callback(block.register_forward_pre_hook(note, with_kwargs=True).remove)
             stack.enter_context(_changing_last(model, range(model.n_layers), self.plain.__setitem__))
-            self.seen = capture(model, self.batch, record)
+            self.capture = capture(model, self.batch, record)
 
     def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
         """Top token and the labels' log-probabilities (nats) without any edit; a row too, so that rounding is the same."""
@@ -216,17 +214,17 @@ class LastPosition:
         key, value = plain.key[:, :, :-1], plain.value[:, :, :-1]
         args, kwargs = _for_rows(self._calls[layer], plain.key.shape[2], rows.shape[1])
         changes = {row: heads for row, edit in enumerate(edits) if (heads := edit.heads_of(layer))}
-        seen: dict[str, Tensor] = {}
+        own_parts: dict[str, Tensor] = {}
 
         def read(query, own_key, own_value, *_) -> None:
-            seen.update(query=query, key=own_key, value=own_value)
+            own_parts.update(query=query, key=own_key, value=own_value)
 
         def change(z: Float[Tensor, "batch edit head d_head"]) -> None:
             for row, heads in changes.items():
-                query, own_key, own_value = (x[:, :, row : row + 1] for x in seen.values())
+                query, own_key, own_value = (x[:, :, row : row + 1] for x in own_parts.values())
                 keys, values = torch.cat([key, own_key], 2), torch.cat([value, own_value], 2)
-                given = Given(rows[:, row], query, keys, values, plain.mask, plain.scaling, plain.softcap, z[:, row])
-                z[:, row, heads] = edits[row].output(layer, heads, given).to(z)
+                state = LayerState(rows[:, row], query, keys, values, plain.mask, plain.scaling, plain.softcap, z[:, row])
+                z[:, row, heads] = edits[row].output(layer, heads, state).to(z)
 
         with ExitStack() as stack:
             stack.enter_context(attending_to(model, layer, key, value, _others_seen(plain.mask)))
@@ -236,9 +234,7 @@ class LastPosition:
             return hidden_states(model.blocks[layer](rows, *args, **kwargs))
 
 
-def answers_of(
-    model: Model, final: Float[Tensor, "version batch d_model"], batch: Sequence[Encoded]
-) -> TopAndLogProbs:
+def answers_of(model: Model, final: Float[Tensor, "version batch d_model"], batch: Sequence[Encoded]) -> TopAndLogProbs:
     """Top token and the labels' log-probabilities (nats), from final residual streams of versions of one batch."""
     rows = final.flatten(0, 1).split(LOGIT_ROWS)
     prompts = torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)

@@ -41,17 +41,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|\.version$")
 
 
-def load(
-    name: str | os.PathLike,
-    *,
-    dtype: str = "float32",
-    device: str = "cpu",
-    device_map: str | dict | None = None,
-    revision: str | None = None,
-) -> Model:
+def load(name: str | os.PathLike, *, dtype: str = "float32", device: str = "cpu", device_map: str | dict | None = None) -> Model:
     """Load a model and its tokenizer (safetensors or GGUF), read attention through `capture`, prove it.
 
-    `name` is a shipped or catalogued name, a folder, a GGUF file, or a hub id (with `revision`); `dtype` one of
+    `name` is a shipped or catalogued name, a folder, a GGUF file, or a hub id; `dtype` one of
     float32, bfloat16, float16, float64. `device_map` ("auto", or module -> device) spreads a model over several devices
     instead of `device`; nothing may be offloaded, since weights are read outside the forward pass. Raises TwoTowersError
     for an unknown model, missing, left-over, damaged, pickled or quantised weights (GGUF is dequantised), an
@@ -61,9 +54,9 @@ def load(
     if dtype not in DTYPES:
         raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
     _check_device(device)
-    about = files.describe(name, revision)
+    about = files.describe(name)
     row = architecture(name, about.model_type)  # before anything large is fetched
-    path = files.local(name, revision)
+    path = files.local(name)
     fingerprint = files.fingerprint_of(name, path)
     folder = path if path.is_dir() else _dequantised(path)
     files.weights(folder, name)  # refuses pickles
@@ -138,13 +131,13 @@ def convert(file: str, folder: str) -> Model:
 
 def _as_folder(path: Path, folder: Path, tokenizers: Any, cut: str = "") -> None:
     """Fill a folder with what transformers reads in a GGUF file. `cut`: see `gguf_header.Header`."""
-    given = {"gguf_file": path.name, "trust_remote_code": False}
-    tokenizer = tokenizers.from_pretrained(path.parent, **given)
+    source = {"gguf_file": path.name, "trust_remote_code": False}
+    tokenizer = tokenizers.from_pretrained(path.parent, **source)
     if cut == "smollm":  # each digit by itself before all else, which transformers leaves out
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
     tokenizer.save_pretrained(folder)
-    hf = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
+    hf = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **source)
     hf.hf_quantizer = None  # transformers marks the model as quantised, though its weights are floats by now
     if hasattr(hf.config, "quantization_config"):
         del hf.config.quantization_config
@@ -155,8 +148,8 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
     # For a tokenizer without a class of its own AutoTokenizer may take one by the model's type (Qwen 2), which cuts text
     # in its own way and adds its own tokens; tokenizer.json says it all.
     settings = folder / "tokenizer_config.json"
-    stated = files.read_json(settings, name).get("tokenizer_class") if settings.is_file() else None
-    plain = stated in ("PreTrainedTokenizerFast", "TokenizersBackend") and (folder / "tokenizer.json").is_file()
+    class_name = files.read_json(settings, name).get("tokenizer_class") if settings.is_file() else None
+    plain = class_name in ("PreTrainedTokenizerFast", "TokenizersBackend") and (folder / "tokenizer.json").is_file()
     return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
 
 
@@ -170,12 +163,10 @@ def _check_weights(name: str, hf: PreTrainedModel, report: dict[str, Any]) -> No
         (shapes, "holds {n} weights of other shapes than its config asks for"),
     ]:
         if keys:
-            told = f"{what.format(n=len(keys))} ({', '.join(sorted(keys)[:3])})"
-            raise TwoTowersError(f"'{name}' {told}: take config and weights of the same whole checkpoint")
+            fault = f"{what.format(n=len(keys))} ({', '.join(sorted(keys)[:3])})"
+            raise TwoTowersError(f"'{name}' {fault}: take config and weights of the same whole checkpoint")
     if any(parameter.is_meta for parameter in hf.parameters()):
-        raise TwoTowersError(
-            f"device_map offloads part of '{name}': give it more or larger devices, or a narrower dtype"
-        )
+        raise TwoTowersError(f"device_map offloads part of '{name}': give it more or larger devices, or a narrower dtype")
     # A copy that broke off may leave zeros; every identity holds on them, so the proof would not notice.
     if empty := [key for key, parameter in hf.named_parameters() if parameter.dim() > 1 and not parameter.any()]:
         raise TwoTowersError(f"{empty[0]} of '{name}' is zero throughout: copy or download the weights again")
@@ -206,9 +197,7 @@ def _read(name: str, part: str, get: Callable[[], Any]) -> Any:
             what = f"'{name}' does not fit into memory: take a narrower dtype or a smaller model"
         else:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-            what = (
-                f"the {part} of '{name}' cannot be read ({first}): copy or download it again, from a whole checkpoint"
-            )
+            what = f"the {part} of '{name}' cannot be read ({first}): copy or download it again, from a whole checkpoint"
         raise TwoTowersError(what) from None
     finally:
         transformers_logging.set_verbosity(previous)

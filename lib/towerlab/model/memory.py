@@ -22,8 +22,8 @@ def in_memory(
     Raises TwoTowersError when a single prompt does not fit; all other errors of `run` as they are.
     """
 
-    def told(some: list[tuple[int, Encoded]]) -> T:
-        index, batch = map(list, zip(*some, strict=True))
+    def run_or_explain(pairs: list[tuple[int, Encoded]]) -> T:
+        index, batch = map(list, zip(*pairs, strict=True))
         try:
             return run(index, batch)
         except (MemoryError, RuntimeError) as error:
@@ -34,9 +34,9 @@ def in_memory(
                 "dtype, another device or a smaller model"
             ) from None
 
-    for some, found in halved(told, (list(zip(*one, strict=True)) for one in batches)):
-        yield [i for i, _ in some], found
-        del found  # or it would be held while the next batch runs
+    for pairs, result in halved(run_or_explain, (list(zip(*batch, strict=True)) for batch in batches)):
+        yield [i for i, _ in pairs], result
+        del result  # or it would be held while the next batch runs
 
 
 def halved(run: Callable[[list[S]], T], batches: Iterable[list[S]]) -> Iterator[tuple[list[S], T]]:
@@ -45,24 +45,24 @@ def halved(run: Callable[[list[S]], T], batches: Iterable[list[S]]) -> Iterator[
     Errors of `run` come as they are: also memory's, when a batch of one does not fit.
     """
     most = 0
-    for whole in batches:
-        todo = [whole]
-        while todo:
-            batch = todo.pop(0)
+    for first in batches:
+        queue = [first]
+        while queue:
+            batch = queue.pop(0)
             if most and len(batch) > most:
-                todo = [batch[:most], batch[most:], *todo]
+                queue = [batch[:most], batch[most:], *queue]
                 continue
             try:
-                found = run(batch)
+                result = run(batch)
             except (MemoryError, RuntimeError) as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
             else:
-                yield batch, found
-                del found
+                yield batch, result
+                del result
                 continue
             # Only here, where the error and all tensors that it holds are gone, is there room again.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             most = len(batch) // 2
-            todo.insert(0, batch)
+            queue.insert(0, batch)

@@ -138,10 +138,14 @@ class Model:
         head, norm = self.hf.get_output_embeddings(), self.final_norm
         here = head.weight.device  # tied to the embeddings, it may live away from the final norm (device_map)
         return Unembedding(
-            head.weight.detach(), _bias(head), self.norm_gain(norm).to(here),
-            None if (shift := _bias(norm)) is None else shift.to(here), self.architecture.centred, norm_eps(norm),
+            head.weight.detach(),
+            _bias(head),
+            self.norm_gain(norm).to(here),
+            None if (shift := _bias(norm)) is None else shift.to(here),
+            self.architecture.centred,
+            norm_eps(norm),
             getattr(self.config, "final_logit_softcapping", None),
-        )  # fmt: skip
+        )
 
     def token_ids(self, batch: Sequence[Encoded]) -> Int[Tensor, "batch position"]:
         """Token ids of prompts of one length, where the model takes them."""
@@ -162,8 +166,8 @@ class Model:
 
     def norm_after(self, layer: int, block: str) -> nn.Module | None:
         """The norm between W_O ("attention") or fc2 ("ffn") and the residual stream; most architectures have none."""
-        out, whole = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
-        return None if out == whole else self.part(layer, whole)
+        out, module = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
+        return None if out == module else self.part(layer, module)
 
     def _written(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         matrix, norm = matrix_of(self.part(layer, f"{block}_out")).detach().T, self.norm_after(layer, block)
@@ -190,25 +194,23 @@ class Model:
         """Bias of the FFN output; it belongs to the block, to no neuron."""
         return _bias(self.part(layer, "ffn_out"))
 
-    def subkeys(
-        self, layer: int, neurons: Sequence[int] | slice = slice(None)
-    ) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
-        """fc1's rows and biases of all neurons or some, to be met by the FFN norm's output (v1 appendix E: FFN subkeys).
+    def subkeys(self, layer: int) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
+        """fc1's rows and biases of all neurons, to be met by the FFN norm's output (v1 appendix E: FFN subkeys).
 
         One map, whose activation is the coefficient. A gated FFN has two: the coefficient is the activation of the
         first (the gate's) times the second.
         """
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
         size = matrix_of(self.part(layer, "ffn_out")).shape[1]
-        keys = [matrix_of(one).detach().unflatten(0, (-1, size))[:, neurons] for one in maps]
-        biases = [bias.unflatten(0, (-1, size))[:, neurons] for one in maps if (bias := _bias(one)) is not None]
+        keys = [matrix_of(linear).detach().unflatten(0, (-1, size)) for linear in maps]
+        biases = [bias.unflatten(0, (-1, size)) for linear in maps if (bias := _bias(linear)) is not None]
         return torch.cat(keys), torch.cat(biases) if biases else None
 
     @property
     def parallel(self) -> bool:
         """Whether an FFN reads the layer's input, and not what the layer's attention added to it (GPT-J, GPT-NeoX)."""
-        said = self.architecture.parallel
-        return bool(getattr(self.config, said)) if isinstance(said, str) else said
+        row = self.architecture.parallel
+        return bool(getattr(self.config, row)) if isinstance(row, str) else row
 
     def _projection(self, layer: int, which: int, heads: int) -> tuple[Tensor, Tensor | None]:
         layout, maps = self.architecture.qkv, self.architecture.qkv_maps
@@ -237,8 +239,8 @@ class Model:
     def score_scaling(self, layer: int) -> float:
         """By what query-key products are multiplied: `d_head ** -0.5` in most architectures, 1 in GPT-Neo."""
         name = self.architecture.scaling
-        found = float(getattr(self.part(layer, "attention"), name)) if name else 1.0
-        return 1 / found if self.architecture.divides_scores else found
+        number = float(getattr(self.part(layer, "attention"), name)) if name else 1.0
+        return 1 / number if self.architecture.divides_scores else number
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer turns its queries and keys by their positions."""

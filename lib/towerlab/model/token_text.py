@@ -55,13 +55,13 @@ class Lexicon:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Lexicon:
         """Of every row of an unembedding; rows beyond the tokenizer's own (padding) read "<id 50300>"."""
-        known = min(vocabulary, len(tokenizer))
-        tokens = tokenizer.convert_ids_to_tokens(list(range(known)))
+        size = min(vocabulary, len(tokenizer))
+        tokens = tokenizer.convert_ids_to_tokens(list(range(size)))
         # "Ġ" marks a space in byte-level tokenizers, "▁" in SentencePiece ones; both may occur as letters elsewhere.
         byte_level = sum(t.startswith("Ġ") for t in tokens if t) > sum(t.startswith("▁") for t in tokens if t)
         special = set(tokenizer.all_special_tokens)
         pairs = [_spelled(token, byte_level, token in special) for token in tokens]
-        pairs += [(f"<id {i}>", "") for i in range(known, vocabulary)]
+        pairs += [(f"<id {i}>", "") for i in range(size, vocabulary)]
         texts, plain = zip(*pairs, strict=True)
         return cls(texts, plain)
 
@@ -69,9 +69,7 @@ class Lexicon:
     def stopword_ids(self) -> Int[Tensor, "word"]:
         """Ids of tokens that tell nothing of a topic: stop words, and what holds no word of two letters or a digit."""
         stop = stop_words()
-        return torch.tensor(
-            [i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]
-        ).long()
+        return torch.tensor([i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]).long()
 
 
 @lru_cache(maxsize=100_000)
@@ -106,5 +104,5 @@ def _spelled(token: str | None, byte_level: bool, special: bool) -> tuple[str, s
     if not text.strip():
         return "space" if text in (" ", "") else repr(text).strip("'"), ""
     # Only letters can go on a word: a colon is no piece of one.
-    shown = text.strip() if text[0].isspace() or not text[0].isalpha() else f"-{text.rstrip()}"
-    return shown, text.strip().casefold()
+    readable = text.strip() if text[0].isspace() or not text[0].isalpha() else f"-{text.rstrip()}"
+    return readable, text.strip().casefold()

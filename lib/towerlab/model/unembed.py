@@ -1,12 +1,13 @@
 """Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words, streamed over the vocabulary.
 
 The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`; the final norm's
-bias is left out. Three readings of the scale s:
+bias is left out. Two readings of the scale s:
 
-- "frozen" (default): s of the final norm at the last position of the same forward pass. bs is then linear,
+- "frozen": s of the final norm at the last position of the same forward pass. bs is then linear,
   `bs(x + v) = bs(x) + bs(v)`, which the paper's argument needs.
 - "recomputed": the norm applied to each vector by itself, s from the vector projected.
-- "raw": no norm at all, `E v`, the formula as printed.
+
+Functions that take a `scale` read frozen with it, and recomputed without.
 
 Memory: rows x `SLAB` numbers at a time, never rows x vocabulary.
 """
@@ -22,7 +23,7 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model.model import Model, Unembedding
 
-NORMS = ("frozen", "recomputed", "raw")
+NORMS = ("frozen", "recomputed")
 SLAB = 4096  # vocabulary entries projected at a time
 ROWS = 4096  # vectors ranked at a time
 
@@ -48,71 +49,36 @@ def _wide(v: Tensor) -> Tensor:
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
-def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str) -> Float[Tensor, "*rows d_model"]:
-    """What E multiplies, before the division by s: `gamma * centre(v)`, or v itself when raw. Linear in v."""
+def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
+    """What E multiplies, before the division by s: `gamma * centre(v)`. Linear in v."""
     v = _wide(v)
-    return v if norm == "raw" else centre(v, unembedding) * unembedding.gamma.to(v.dtype)
-
-
-def divisor(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str, scale: Tensor | None
-) -> Float[Tensor, "*rows"]:
-    """s of every row under a reading of the norm; `scale` is the frozen one, broadcast to the rows."""
-    if norm == "frozen":
-        if scale is None:
-            raise TwoTowersError("norm='frozen' needs the final norm's scale at the last position of the same pass")
-        return scale.to(_wide(v).dtype).expand(v.shape[:-1])
-    return norm_scale(v, unembedding) if norm == "recomputed" else torch.ones_like(_wide(v)[..., 0])
+    return centre(v, unembedding) * unembedding.gamma.to(v.dtype)
 
 
 def prepared(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, scale: Float[Tensor, "*#rows"] | None = None
 ) -> Float[Tensor, "*rows d_model"]:
     """The vector whose product with E is bs(v)."""
-    check_norm(norm)
-    return direction(v, unembedding, norm) / divisor(v, unembedding, norm, scale)[..., None]
+    s = norm_scale(v, unembedding) if scale is None else scale.to(_wide(v).dtype)
+    return direction(v, unembedding) / s[..., None]
 
 
-def vocab_chunks(unembedding: Unembedding, size: int = SLAB) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
+def vocab_chunks(unembedding: Unembedding) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
     """Stretches of E, each with the id of its first word, widened to float32 where E is narrower."""
-    for start in range(0, unembedding.vocabulary, size):
-        yield start, _wide(unembedding.weight[start : start + size])
+    for start in range(0, unembedding.vocabulary, SLAB):
+        yield start, _wide(unembedding.weight[start : start + SLAB])
 
 
 def bs_values(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, norm: str = "frozen", scale: Tensor | None = None
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, scale: Float[Tensor, "*#rows"] | None = None
 ) -> Float[Tensor, "*rows vocabulary"]:
     """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
-    return prepared(v, unembedding, norm, scale) @ _wide(unembedding.weight).T
+    return prepared(v, unembedding, scale) @ _wide(unembedding.weight).T
 
 
-def _of_words(p: Float[Tensor, "*rows d"], words: Int[Tensor, "*rows"], e: Unembedding) -> Float[Tensor, "*rows"]:
-    return (p * e.weight[words].to(p.dtype)).sum(-1)
-
-
-def log_prob(
-    v: Float[Tensor, "*rows d_model"],
-    words: Int[Tensor, "*#rows"],
-    unembedding: Unembedding,
-    norm: str = "frozen",
-    scale: Float[Tensor, "*#rows"] | None = None,
-) -> Float[Tensor, "*rows"]:
-    """Log-probability in nats of each row's word under softmax(bs(v)). `words`, `scale` broadcast to the rows.
-
-    Cost: 2 x rows x vocabulary x d_model operations. Memory: rows x SLAB.
-    """
-    p = prepared(v, unembedding, norm, scale)
-    words = words.expand(p.shape[:-1])
-    rows = p.reshape(-1, p.shape[-1])
-    return _of_words(p, words, unembedding) - log_sum_exp(rows, unembedding).reshape(words.shape)
-
-
-def fold_norm(e: Unembedding, rows: Float[Tensor, "word d_model"], norm: str, dtype: torch.dtype) -> Tensor:
+def fold_norm(unembedding: Unembedding, rows: Float[Tensor, "word d_model"], dtype: torch.dtype) -> Float[Tensor, "word d_model"]:
     """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
-    rows = rows.to(dtype)
-    if norm == "raw":
-        return rows
-    return centre(rows * e.gamma.to(dtype), e)
+    return centre(rows.to(dtype) * unembedding.gamma.to(dtype), unembedding)
 
 
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
@@ -127,25 +93,23 @@ def rank(
     v: Float[Tensor, "row d"],
     words: Int[Tensor, "row word"],
     unembedding: Unembedding,
-    norm: str = "frozen",
     through: Float[Tensor, "d d_model"] | None = None,
 ) -> Int[Tensor, "row word"]:
     """Ranks of each row's words by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
 
-    The order does not depend on a positive scale, so "frozen" and "recomputed" rank alike. `through`: the vectors are
+    The order does not depend on the scale. `through`: the vectors are
     `v @ through`, a head's values by its W_O, never made where that costs more. Operations for V words: 2 rows V d_model,
     or 2 V d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
     """
-    check_norm(norm)
     v, d_model = _wide(v), unembedding.weight.shape[-1]
     if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
         v, through = v @ through.to(v), None
     if through is None:
-        v = direction(v, unembedding, norm)
+        v = direction(v, unembedding)
     carried = None if through is None else through.to(v)
 
     def read(words: Tensor) -> Tensor:
-        return _wide(words) if carried is None else fold_norm(unembedding, words, norm, v.dtype) @ carried.T
+        return _wide(words) if carried is None else fold_norm(unembedding, words, v.dtype) @ carried.T
 
     above = []
     for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
@@ -165,7 +129,6 @@ def top_words(
     v: Float[Tensor, "*rows d_model"],
     k: int,
     unembedding: Unembedding,
-    norm: str = "frozen",
     scale: Float[Tensor, "*#rows"] | None = None,
     without: Int[Tensor, "word"] | None = None,
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
@@ -173,9 +136,7 @@ def top_words(
 
     `without` names words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are left, these are all.
     """
-    if norm == "frozen" and scale is None:
-        norm = "recomputed"
-    p = prepared(v, unembedding, norm, scale)
+    p = prepared(v, unembedding, scale)
     skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
     if without is not None:
         skipped[without.to(p.device)] = True

@@ -7,7 +7,6 @@ import re
 import pandas as pd
 from pydantic import field_validator
 from twotowers.data_files import Row, Text, read_table
-from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
 
@@ -29,19 +28,9 @@ class Published(Row):
         return value
 
 
-def published(where: str | None = None) -> pd.DataFrame:
-    """The published numbers (data/published.csv): source, model, where, quantity, value, note, all as text.
-
-    `where` keeps the rows whose source or place contains it, whatever the case. Raises TwoTowersError when none does.
-    """
-    table = pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", Published)])
-    if where is None:
-        return table
-    found = table[_contains(table["source"], where) | _contains(table["where"], where)]
-    if found.empty:
-        sources = ", ".join(dict.fromkeys(table["source"]))
-        raise TwoTowersError(f"nothing published matches '{where}': the sources are {sources}")
-    return found.reset_index(drop=True)
+def published() -> pd.DataFrame:
+    """The published numbers (data/published.csv): source, model, where, quantity, value, note, all as text."""
+    return pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", Published)])
 
 
 def paper_model(name: str) -> str | None:
@@ -50,10 +39,6 @@ def paper_model(name: str) -> str | None:
     It goes by the last part of the name alone; "-hf" and the like do not count.
     """
     last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
-    known = {one for row in published()["model"] for one in re.split(r" and | ", row)} - {"toy"}
+    names = {name for row in published()["model"] for name in re.split(r" and | ", row)} - {"toy"}
     last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
-    return last if last in known else None
-
-
-def _contains(column: pd.Series, text: str) -> pd.Series:
-    return column.str.contains(text, case=False, regex=False)
+    return last if last in names else None

@@ -46,23 +46,23 @@ def measure(model: Model, ids: Sequence[int], quantities: Sequence[str]) -> tupl
 
     Raises TwoTowersError on a quantity that this function cannot read or that the model does not have.
     """
-    seen = capture(model, [plain(ids)], {"weights", "values", "neurons"})
-    word = seen.logits.argmax(-1)
-    scale = unembed.norm_scale(seen.resid_final, model.unembedding)
-    z = seen.z[:, :, :, None]
-    attention, ffn, heads = (x[0] for x in increases_along(model, seen.resid_pre, z, seen.ffn_output, scale, word))
+    plain_run = capture(model, [plain(ids)], {"weights", "values", "neurons"})
+    word = plain_run.logits.argmax(-1)
+    scale = unembed.norm_scale(plain_run.resid_final, model.unembedding)
+    z = plain_run.z[:, :, :, None]
+    attention, ffn, heads = (x[0] for x in increases_along(model, plain_run.resid_pre, z, plain_run.ffn_output, scale, word))
     blocks = {"attention": attention, "FFN": ffn}
-    found = {}
+    values = {}
     for quantity in quantities:
         try:
-            found[quantity] = float(_value(model, seen, word, scale, quantity, blocks, heads[..., 0]))
+            values[quantity] = float(_value(model, plain_run, word, scale, quantity, blocks, heads[..., 0]))
         except IndexError:
             raise TwoTowersError(f"'{quantity}': {model.name} has no such part, choose the paper's model") from None
-    return int(word), found
+    return int(word), values
 
 
 def _value(
-    model: Model, seen: Capture, word: torch.Tensor, scale: torch.Tensor, quantity: str, blocks: dict, heads: torch.Tensor
+    model: Model, capture: Capture, word: torch.Tensor, scale: torch.Tensor, quantity: str, blocks: dict, heads: torch.Tensor
 ):
     if match := _BLOCKS.fullmatch(quantity):
         return blocks[match[1]].sum()
@@ -70,21 +70,27 @@ def _value(
         return blocks[match[1]][int(match[2])]
     if match := _NEURON.fullmatch(quantity):
         layer, neuron = int(match[1]), int(match[2])
-        x = seen.resid_pre[layer] + seen.attention_output[layer]
-        coefficient, fc2 = seen.neurons[layer][:, [neuron]], model.ffn_weight(layer)[[neuron]]
+        x = capture.resid_pre[layer] + capture.attention_output[layer]
+        coefficient, fc2 = capture.neurons[layer][:, [neuron]], model.ffn_weight(layer)[[neuron]]
         return increases_of_vectors(model, x, coefficient, fc2, scale, word)[0, 0]
     if match := _HEAD.fullmatch(quantity):
         layer, head, position = int(match[2]), int(match[3]), match[4]
         if match[1] == "attention" and position is not None:
-            return seen.weights[layer, 0, head, int(position)]
+            return capture.weights[layer, 0, head, int(position)]
         if match[1] == "increase" and position is None:
             return heads[layer, head]
         if match[1] == "increase":
-            values = seen.values[[layer]].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=2)
-            z = seen.weights[[layer]][..., None].to(values.dtype) * values
-            parts = seen.resid_pre[[layer]], z, seen.ffn_output[[layer]]
+            values = capture.values[[layer]].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=2)
+            z = capture.weights[[layer]][..., None].to(values.dtype) * values
+            parts = capture.resid_pre[[layer]], z, capture.ffn_output[[layer]]
             return increases_along(model, *parts, scale, word, layers=[layer])[2][0, 0, head, int(position)]
     raise TwoTowersError(f"'{quantity}' is not among the quantities that can be measured: see data/published.csv")
+
+
+def printed() -> pd.DataFrame:
+    """The rows of data/published.csv that the authors' notebooks print."""
+    table = published()
+    return table[table["source"] == SOURCE]
 
 
 def authors_numbers(model: Model) -> pd.DataFrame:
@@ -92,19 +98,18 @@ def authors_numbers(model: Model) -> pd.DataFrame:
 
     Raises TwoTowersError when they print none for a model of this name.
     """
-    printed = published(SOURCE)
-    printed = printed[printed["model"] == paper_model(model.name)]
-    if printed.empty:
-        known = " or ".join(published(SOURCE)["model"].unique())
-        raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {known}")
+    own = printed()[printed()["model"] == paper_model(model.name)]
+    if own.empty:
+        names = " or ".join(printed()["model"].unique())
+        raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {names}")
     rows = []
-    for text, part in printed.groupby("where", sort=False):
-        word, found = measure(model, model.tokenizer(text)["input_ids"], part["quantity"].tolist())
+    for text, part in own.groupby("where", sort=False):
+        word, measured = measure(model, model.tokenizer(text)["input_ids"], part["quantity"].tolist())
         predicted = model.tokenizer.decode([word]).strip()
         for quantity, value in zip(part["quantity"], part["value"].astype(float), strict=True):
-            close = abs(found[quantity] - value) <= TOLERANCE
+            close = abs(measured[quantity] - value) <= TOLERANCE
             rows.append(
                 {"where": text, "predicted": predicted, "quantity": quantity, "published": value,
-                 "measured": found[quantity], "agrees": close}
+                 "measured": measured[quantity], "agrees": close}
             )  # fmt: skip
     return pd.DataFrame(rows)

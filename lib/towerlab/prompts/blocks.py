@@ -97,15 +97,15 @@ def draw_blocks(
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
     rounds = -(-n // len(pairs))
     turns = [[rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))] for _ in pairs]
-    asked = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
+    class_turns = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
     prompts = []
     for block in range(n):
         turn, at = divmod(block, len(pairs))
         first, second = pairs[at].split("/")
         classes = first, second
-        chosen = labels[int(np.concatenate(turns[at])[turn])]
-        one, other = classes if chosen == OWN_NAMES else chosen.split("/")
-        prompts += _block(block, pairs[at], classes, (one, other), int(asked[at][turn]), form, texts, rng)
+        label_pair = labels[int(np.concatenate(turns[at])[turn])]
+        label, other = classes if label_pair == OWN_NAMES else label_pair.split("/")
+        prompts += _block(block, pairs[at], classes, (label, other), int(class_turns[at][turn]), form, texts, rng)
     return prompts
 
 
@@ -124,10 +124,16 @@ def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequ
 
 
 def _block(
-    block: int, name: str, classes: tuple[str, str], labels: tuple[str, str], asked: int, form: Form,
-    texts: Mapping[str, Sequence[str]], rng: np.random.Generator,
-) -> list[Prompt]:  # fmt: skip
-    own, other = classes[asked], classes[1 - asked]
+    block: int,
+    name: str,
+    classes: tuple[str, str],
+    labels: tuple[str, str],
+    query_class: int,
+    form: Form,
+    texts: Mapping[str, Sequence[str]],
+    rng: np.random.Generator,
+) -> list[Prompt]:
+    own, other = classes[query_class], classes[1 - query_class]
     pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))  # a class may name itself
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
     order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)
@@ -135,9 +141,9 @@ def _block(
     for assigned in (labels, labels[::-1]):
         label = dict(zip(classes, assigned, strict=True))
         for is_true in (order, ~order):
-            left = {True: iter(true), False: iter(false)}
-            shown = [(next(left[bool(t)]), own if t else other) for t in is_true]
-            demonstrations = tuple(Demonstration(text, label[cls], cls) for text, cls in shown)
+            texts_left = {True: iter(true), False: iter(false)}
+            rows = [(next(texts_left[bool(t)]), own if t else other) for t in is_true]
+            demonstrations = tuple(Demonstration(text, label[cls], cls) for text, cls in rows)
             separator = SEPARATORS[form.separator]
             out.append(Prompt(demonstrations, true[form.k], label[own], labels, own, name, separator, block))
     return out

@@ -52,15 +52,13 @@ def fetch(file: str) -> bytes:
     """
     pin = pins()[file]
     remedy = f"set {DATA} to a folder that holds {file}"
-    if given := os.environ.get(DATA):
-        path = Path(given).expanduser() / file
+    if folder := os.environ.get(DATA):
+        path = Path(folder).expanduser() / file
         if not path.is_file():
-            raise TwoTowersError(f"{DATA}='{given}' lacks {file}: put it there, or unset {DATA} to download it")
+            raise TwoTowersError(f"{DATA}='{folder}' lacks {file}: put it there, or unset {DATA} to download it")
         raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != pin.sha256:
-            raise TwoTowersError(
-                f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or unset it"
-            )
+            raise TwoTowersError(f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or unset it")
         return raw
     url = f"{SERVER}/{pin.repository}/{pin.commit}/{quote(pin.path)}"
     pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book

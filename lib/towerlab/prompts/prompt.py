@@ -136,15 +136,11 @@ def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int |
 def check_special(labels: Iterable[str], special: Sequence[str]) -> None:
     """Raise TwoTowersError for a label that holds one of the tokenizer's special tokens."""
     for label in labels:
-        if found := next((token for token in special if token in label), None):
-            raise TwoTowersError(
-                f"the label '{label}' holds '{found}', a special token of the tokenizer: choose another label word"
-            )
+        if sign := next((token for token in special if token in label), None):
+            raise TwoTowersError(f"the label '{label}' holds '{sign}', a special token of the tokenizer: choose another label word")
 
 
-def encode_all(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
-) -> list[Encoded]:
+def encode_all(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> list[Encoded]:
     """Token ids and positions of many prompts, in their order.
 
     The followed token of a label is the one that follows the prompt's own ids when " label" is appended. Raises
@@ -161,12 +157,10 @@ def encode_all(
     special = [str(token) for token in tokenizer.all_special_tokens]
     check_special(dict.fromkeys(label for prompt in prompts for label in prompt.labels), special)
     for prompt, layout in zip(prompts, layouts, strict=True):
-        if found := next((token for token in special if token in layout.text), None):
-            raise _refusal(prompt, f"it holds the special token '{found}'", "take that out of its texts")
+        if sign := next((token for token in special if token in layout.text), None):
+            raise _refusal(prompt, f"it holds the special token '{sign}'", "take that out of its texts")
     run = _tokenise([layout.text for layout in layouts], tokenizer)
-    ends = _tokenise(
-        [f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer
-    )
+    ends = _tokenise([f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer)
     return [
         _encode(prompt, layout, next(run), [next(ends) for _ in prompt.labels], tokenizer.unk_token_id, max_length)
         for prompt, layout in zip(prompts, layouts, strict=True)
@@ -197,8 +191,7 @@ def _encode(
         raise _refusal(prompt, f"it has {n} tokens and the model reads {max_length}", advice)
     _check_end(prompt, layout, run)
     label_ids = {
-        label: _followed(prompt, label, len(layout.text), run, end, unknown)
-        for label, end in zip(prompt.labels, ends, strict=True)
+        label: _followed(prompt, label, len(layout.text), run, end, unknown) for label, end in zip(prompt.labels, ends, strict=True)
     }
     if len(set(label_ids.values())) < len(label_ids):
         names = ", ".join(prompt.labels)
@@ -251,8 +244,8 @@ def _token_span(prompt: Prompt, run: _Tokens, characters: Span) -> Span:
 
 def _refusal(prompt: Prompt, problem: str, remedy: str) -> TwoTowersError:
     text = prompt.text
-    shown = text if len(text) <= 60 else f"{text[:30]} ... {text[-25:]}"
-    return TwoTowersError(f"the prompt {shown!r} is refused, {problem}: {remedy}")
+    excerpt = text if len(text) <= 60 else f"{text[:30]} ... {text[-25:]}"
+    return TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
 
 
 def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tuple[list[int], list[Encoded]]]:
@@ -264,10 +257,10 @@ def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tupl
     if max_tokens < 1:
         raise TwoTowersError(f"max_tokens={max_tokens}: give a whole number of at least 1")
     groups: dict[int, list[int]] = {}
-    for index, one in enumerate(encoded):
-        groups.setdefault(len(one.ids), []).append(index)
+    for index, e in enumerate(encoded):
+        groups.setdefault(len(e.ids), []).append(index)
     for length, group in groups.items():
         size = max(1, max_tokens // length)
         for first in range(0, len(group), size):
-            some = group[first : first + size]
-            yield some, [encoded[i] for i in some]
+            rows = group[first : first + size]
+            yield rows, [encoded[i] for i in rows]

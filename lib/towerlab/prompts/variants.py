@@ -22,17 +22,16 @@ from twotowers.errors import NotTestable, TwoTowersError
 from towerlab.prompts.prompt import Prompt
 
 
-def one_fewer(prompt: Prompt, kind: bool = True, which: int = -1) -> Prompt:
-    """The prompt without one true demonstration (`kind` False: a false one), the one nearest the query by default.
+def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
+    """The prompt without its last true demonstration (v1 section 5.1), or with `kind` False without its last false one.
 
-    v1 section 5.1 removes the last true one. `which` counts among the demonstrations of that kind. Raises
-    TwoTowersError when there is no such demonstration or none of the kind would be left.
+    Raises TwoTowersError when none of the kind would be left.
     """
     places = [i for i, true in enumerate(prompt.is_true) if true == kind]
-    if len(places) < 2 or not -len(places) <= which < len(places):
+    if len(places) < 2:
         name = "true" if kind else "false"
-        raise TwoTowersError(f"cannot remove {name} demonstration {which} of {len(places)}: draw with k of at least 2")
-    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[which]])
+        raise TwoTowersError(f"cannot remove one of {len(places)} {name} demonstrations: draw with k of at least 2")
+    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[-1]])
 
 
 def in_order(prompt: Prompt, pattern: str) -> Prompt:
@@ -43,8 +42,8 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     present = "".join("FT"[true] for true in prompt.is_true)
     if sorted(pattern) != sorted(present):
         raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{present}': use the same letters")
-    left = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
-    return _arranged(prompt, [next(left[letter]) for letter in pattern])
+    places = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
+    return _arranged(prompt, [next(places[letter]) for letter in pattern])
 
 
 def patterns(prompt: Prompt) -> list[str]:
@@ -68,37 +67,37 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     """The two labels exchanged everywhere, the true label included; texts stay."""
     first, second = prompt.labels
     other = {first: second, second: first}
-    shown = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
-    return replace(prompt, demonstrations=shown, true_label=other[prompt.true_label])
+    demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
+    return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
 
 
-def shuffled_labels(prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]:
+def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Every prompt with labels that say nothing about classes: each class has each label equally often, at random.
 
     Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
     sixth prompt and reverses it in another. Raises NotTestable for a class with an odd number of demonstrations.
     """
-    rng, out = np.random.default_rng([seed, 24]), []
+    rng, out = np.random.default_rng([0, 24]), []
     for prompt in prompts:
-        shown = list(prompt.demonstrations)
-        for cls in dict.fromkeys(d.cls for d in shown):
-            places = [i for i, d in enumerate(shown) if d.cls == cls]
+        demonstrations = list(prompt.demonstrations)
+        for cls in dict.fromkeys(d.cls for d in demonstrations):
+            places = [i for i, d in enumerate(demonstrations) if d.cls == cls]
             if len(places) % 2:
                 raise NotTestable(f"{len(places)} demonstrations of a class cannot share two labels: use an even k")
             for turn, place in enumerate(rng.permutation(places)):
-                shown[place] = replace(shown[place], label=prompt.labels[turn % 2])
-        out.append(replace(prompt, demonstrations=tuple(shown)))
+                demonstrations[place] = replace(demonstrations[place], label=prompt.labels[turn % 2])
+        out.append(replace(prompt, demonstrations=tuple(demonstrations)))
     return out
 
 
-def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None, seed: int = 0) -> list[Prompt]:
+def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None) -> list[Prompt]:
     """The first prompt of every block in all orders (or those given) x a query of either class x both assignments.
 
     A query of the other class is a random text of that class from the other prompts of the set. The design matrix
     (last label, mean place, match of query and label ...) follows from the coordinates order, labels and true_label.
     Raises TwoTowersError when no text of the other class is left.
     """
-    rng, texts = np.random.default_rng([seed, 61]), _texts(blocks)
+    rng, texts = np.random.default_rng([0, 61]), _texts(blocks)
     out = []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
         other = next((d.cls for d in prompt.demonstrations if d.cls != prompt.cls), "")
@@ -107,8 +106,8 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None, see
             raise TwoTowersError(f"no text of the class '{other}' is left for a query: draw more blocks")
         queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
         for pattern, (query, cls) in product(orders or patterns(prompt), queries):
-            shown = with_query(in_order(prompt, pattern), query, cls)
-            out += [shown, exchanged_labels(shown)]
+            variant = with_query(in_order(prompt, pattern), query, cls)
+            out += [variant, exchanged_labels(variant)]
     return sorted(out, key=lambda p: p.block)
 
 

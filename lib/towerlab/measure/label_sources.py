@@ -1,0 +1,103 @@
+"""From where a position reads which label it is: attention to some places finds there what the other prompt has. Appendix E.
+
+    measured = label_sources(model, encoded)             # whole blocks of four prompts
+
+`looks` asks which labels a head prefers; where layers are many a label may have been moved before, and is then read
+elsewhere. `logit_difference_by_source` (reader, source, prompt): logit difference (true minus other label, nats) of a run in
+which all heads of the `reader` (the last position, the query's text, both) find at the `source` the keys and values of the prompt
+with the same texts and the two labels exchanged. Sources: labels, colons and texts of demonstrations, the query's text, and all
+of them. All else is the prompt's own and responds. Where a reader gets the label from one source alone, the difference turns round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float
+from torch import Tensor
+from twotowers.errors import TwoTowersError
+
+from towerlab.measure.looks import donors_of
+from towerlab.measure.observations import observations
+from towerlab.model.attention_hooks import reading_attention
+from towerlab.model.capture import capture
+from towerlab.model.memory import in_memory
+from towerlab.model.model import Model
+from towerlab.model.reversal import attention_weights, weighted, with_outputs
+from towerlab.model.routes import logit_differences
+from towerlab.prompts.prompt import Encoded, batches
+
+READERS = ("last position", "query's text", "both")
+SOURCES = ("labels", "colons", "texts", "query's text", "all")
+KeysAndValues = Mapping[int, tuple[Tensor, Tensor]]
+"""Of every layer"""
+Positions = Bool[Tensor, "batch position"]
+
+
+@torch.inference_mode()
+def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 2048) -> xr.Dataset:
+    """See the module. Raises TwoTowersError for blocks that are not whole, and where exchanged labels stand elsewhere."""
+    donors = donors_of(encoded)["labels exchanged"]
+    if any(e.label_positions != encoded[donor].label_positions for e, donor in zip(encoded, donors, strict=True)):
+        raise TwoTowersError("labels differ in their number of tokens: give label pairs of equal length")
+    differences = np.empty((len(READERS), len(SOURCES), len(encoded)))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        donor_parts: dict[int, tuple[Tensor, Tensor]] = {}
+        with ExitStack() as stack:
+            for layer in range(model.n_layers):
+                stack.enter_context(reading_attention(model, layer, partial(_keep, donor_parts, layer)))
+            capture(model, [encoded[donors[i]] for i in index])
+        for row, reader in enumerate(READERS):
+            for column, source in enumerate(SOURCES):
+                with finding(model, donor_parts, _readers(batch, reader), _sources(batch, source)):
+                    final = capture(model, batch).resid_final
+                differences[row, column, index] = logit_differences(model, final, batch).double().cpu().numpy()
+
+    for _ in in_memory(run, batches(encoded, max_tokens)):
+        pass
+    values = {"logit_difference_by_source": (("reader", "source", "prompt"), differences, "nats")}
+    return observations(encoded, values, reader=list(READERS), source=list(SOURCES))
+
+
+def _keep(parts: dict[int, tuple[Tensor, Tensor]], layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
+    parts[layer] = key.clone(), value.clone()
+
+
+def _readers(batch: Sequence[Encoded], reader: str) -> Positions:
+    at = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
+    for row, e in enumerate(batch):
+        start, stop = e.query_span
+        at[row, start : e.last + 1] = reader == "both"
+        if reader == "last position":
+            at[row, e.last] = True
+        elif reader == "query's text":
+            at[row, start:stop] = True
+    return at
+
+
+def _sources(batch: Sequence[Encoded], source: str) -> Positions:
+    at = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
+    for row, e in enumerate(batch):
+        for (start, stop), label in zip(e.text_spans, e.label_positions, strict=True):
+            at[row, start:stop] = source in ("texts", "all")
+            at[row, stop:label] = source in ("colons", "all")
+            at[row, label] = source in ("labels", "all")
+        at[row, slice(*e.query_span)] = source in ("query's text", "all")
+    return at
+
+
+def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, sources: Positions) -> AbstractContextManager[None]:
+    """A whole run of one batch in which the `readers` attend to other keys and values at the `sources`."""
+
+    def output(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> Float[Tensor, "batch head position d_head"]:
+        at = sources.to(key.device)[:, None, :, None]
+        mixed_key, mixed_value = (torch.where(at, new, own) for new, own in zip(donor_parts[layer], (key, value), strict=True))
+        return weighted(attention_weights(query, mixed_key, *rest), mixed_value)
+
+    return with_outputs(model, donor_parts, output, readers)

@@ -1,0 +1,105 @@
+"""The ladder: models that differ in one thing each, measured at every checkpoint, gathered in one file. Appendix E.
+
+`make ladder` runs training/Snakefile, a job a model. A model that does not learn is reported, not replaced.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import xarray as xr
+from towerlab.measure.label_sources import label_sources
+from towerlab.measure.looks import CONTRASTS, looks
+from towerlab.model.loading import load
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import Encoded, encode_all
+from twotowers import forms, recorded, schema
+from twotowers.errors import TwoTowersError
+from twotowers.opened import Opened
+
+from training import prompts
+from training.configuration import CONFIGURATIONS, DEPTHS, LADDER, STOPPING
+from training.tokenizer import LABELS
+from training.trainer import Trainer
+
+PILOT = (DEPTHS[4].name, DEPTHS[8].name)
+BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alone
+CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
+FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
+CHECKPOINTS = ["few repeats", "repeats", "recall", "echoes", "half", "colon", *FALLS, "end", "chosen on validation"]
+"""Where models of all shapes have about the same loss: ends of stages and falls of the exact repeats; then the model itself"""
+
+
+def train(name: str, seed: int, out: Path, steps: Path) -> str:
+    """Train a model of the ladder, from where it was interrupted, unless it is there; its outcome."""
+    try:
+        if (out / "training.json").is_file():
+            return outcome(out)
+        Trainer(CONFIGURATIONS[name], seed, steps).run(out)
+    except TwoTowersError as error:
+        return str(error)
+    return outcome(out)
+
+
+def outcome(out: Path) -> str:
+    """ "learned", or why a trained model counts as one that did not."""
+    record = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    right = next(row["original"] for row in record["validation"] if row["step"] == record["step"])
+    return "learned" if right >= CHANCE else f"at chance: {right:.0f}% right on validation"
+
+
+def label_pairs() -> list[str]:
+    """Of the label words of the training, those in no prompt of the book."""
+    used = {label for pair in forms.label_pairs() for label in pair.split("/")}
+    left = [label for label in LABELS if label not in used]
+    return [f"{one}/{other}" for one, other in zip(left[::2], left[1::2], strict=True)]
+
+
+def checkpoints(out: Path, steps: Path) -> dict[str, Path]:
+    """Those of CHECKPOINTS that a model has -> folder of weights."""
+    every: dict[str, Path] = {}
+    for folder in sorted(steps.glob("step-*")):
+        record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+        name, step = record["stages"][-1]
+        every[name if step == record["step"] else FALLS[len(every.keys() & FALLS)]] = folder
+    return every | ({CHECKPOINTS[-1]: out} if out.is_dir() else {})
+
+
+def measure(name: str, seed: int, out: Path, steps: Path, outcome: str) -> xr.Dataset:
+    """Means over prompts at every checkpoint of one model: see `twotowers.schema`."""
+    tokens, of_checkpoints = CONFIGURATIONS[name].test_tokens, []
+    drawn = draw_blocks(BLOCKS, forms.Form(prompts.K, "space"), seed=SEED, labels=label_pairs())
+    for checkpoint, folder in checkpoints(out, steps).items():
+        model = load(str(folder))
+        encoded = encode_all([prompts.with_long_texts(one, tokens) for one in drawn], model.tokenizer)
+        updates = json.loads((folder / "training.json").read_text(encoding="utf-8"))["step"]
+        of_checkpoints.append(means(model, encoded, updates).expand_dims(checkpoint=[checkpoint]))
+    measured = xr.concat(of_checkpoints, "checkpoint") if of_checkpoints else xr.Dataset()
+    measured["outcome"] = (), outcome, {"units": schema.TABLES["ladder"]["outcome"].units}
+    return measured.expand_dims(model=[name], seed=[seed])
+
+
+def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
+    """What the ladder keeps of a model."""
+    every = looks(model, encoded, CONTRASTS[:2], senders=0).assign(label_sources(model, encoded).data_vars)
+    every = every[[name for name in schema.TABLES["ladder"] if name in every]]
+    out = every.mean("prompt", keep_attrs=True)
+    out["accuracy"] = (every.logit_difference > 0).mean().assign_attrs(units="share")
+    out["updates"] = (), updates, {"units": schema.TABLES["ladder"]["updates"].units}
+    out["megabytes"] = (), sum(4 * p.numel() for p in model.hf.parameters()) / 1e6, {"units": "megabytes"}
+    return out.drop_vars([name for name in out.coords if name not in out.dims])
+
+
+def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
+    """All models in one file; layers and checkpoints that a model does not have, and seeds that were not run, have no numbers."""
+    of_one_form = [one.reindex(checkpoint=CHECKPOINTS) if "checkpoint" in one.dims else one for one in measured]
+    whole = xr.merge(of_one_form, join="outer", compat="no_conflicts")
+    whole["updates"] = whole.updates.fillna(-1).astype(int).assign_attrs(whole.updates.attrs)
+    whole["outcome"] = whole.outcome.fillna("not run").astype(str).assign_attrs(units=schema.TABLES["ladder"]["outcome"].units)
+    recorded.save(Opened(whole), path, {"measurement": "ladder", "note": note, "blocks": BLOCKS, "licence": "MIT"})
+
+
+def models(pilot: bool) -> list[tuple[str, int]]:
+    """(name, seed) of the models of the ladder, or of its pilot."""
+    names = PILOT if pilot else [one.name for one in LADDER]
+    return [(name, seed) for name in names for seed in range(2 if pilot or name == STOPPING.name else 4)]
