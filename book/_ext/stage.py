@@ -67,9 +67,7 @@ def named(outputs: list[dict], at: int) -> str:
     """The name of the chart that stands at a place: its figure's, from the caption below, or its claim's, from above."""
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
         text = (
-            "".join(outputs[index]["data"].get("text/html", ""))
-            if 0 <= index < len(outputs) and "data" in outputs[index]
-            else ""
+            "".join(outputs[index]["data"].get("text/html", "")) if 0 <= index < len(outputs) and "data" in outputs[index] else ""
         )
         if match := re.search(rf'id="({kind}-[\w-]+)"', text):
             return match[1]

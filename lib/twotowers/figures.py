@@ -69,8 +69,13 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
 
 
 def facets(
-    chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int | alt.Step = 180, row: str | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    chart: alt.Chart | alt.LayerChart,
+    table: pd.DataFrame,
+    *,
+    columns: int = 3,
+    height: int | alt.Step = 180,
+    row: str | None = None,
+) -> alt.FacetChart:
     """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`.
 
     `row`: a column of the table, whose values become rows of panels, each with all models.
@@ -126,9 +131,10 @@ def bars(
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
-        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)), color=colour(group, names),
+        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
+        color=colour(group, names),
         tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
-    )  # fmt: skip
+    )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     dashed = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
