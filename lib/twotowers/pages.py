@@ -1,8 +1,8 @@
 """What pages show beside charts: the sentence under a claim, the table of verdicts, tables and notes; every text in them is escaped.
 
-    pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
-    pages.shown(table, precision=2)
-    pages.note("A sentence made in a cell.")
+pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
+pages.shown(table, precision=2)
+pages.note("A sentence made in a cell.")
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
-                reach = round(row["share"] * row["draws"])
+                reach, least = round(row["share"] * row["draws"]), 1 / (row["draws"] + 1)  # no smaller share can be told from none
                 text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
+                text += f" (p at least {least:.2g})" if not reach else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
         items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
-    small = f'<p><small>{"; ".join(rests_on)}</small></p>' if rests_on else ""
+    small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 

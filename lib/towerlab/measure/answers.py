@@ -23,11 +23,11 @@ from towerlab.prompts.prompt import Encoded, Prompt, batches
 from towerlab.prompts.variants import factorial, patterns
 
 
-def answers(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> xr.Dataset:
+def answers(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass each."""
     out = Answers(encoded)
     with progress("answers", len(encoded)) as bar:
-        for index, (top, log_prob) in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
+        for index, (top, log_prob) in in_memory(lambda _, batch: answer(model, batch), batches(encoded)):
             out.put((), index, top, log_prob)
             bar.update(len(index))
     return observations(encoded, out.variables())

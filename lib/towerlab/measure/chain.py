@@ -210,11 +210,12 @@ class Run:
         """
         out: dict[str, str] = {}
         drawn: dict[str, Any] = {"seed": 0, "pairs": self.pairs, "texts": self.texts}
+        tokenizer = self.model.tokenizer  # a model that cannot be read is not the tokenizer's fault
         for pair in () if self.settings.labels else self._by_default:
             try:
                 for separator in SEPARATORS:  # a block of each class pair, since classes may be the labels
                     prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **drawn)
-                    encode_all(prompts, self.model.tokenizer)
+                    encode_all(prompts, tokenizer)
             except TwoTowersError as error:
                 out[pair] = str(error)
         if out and len(out) == len(self._by_default):

@@ -88,17 +88,17 @@ def _source(kind: str, base: Encoded, block: Sequence[Encoded]) -> Encoded:
 
 def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     """Each prompt with the first query that fits, of the blocks after its own and then of those before it."""
-    asked: dict[str, list[tuple[int, str, str, int]]] = {}
+    queries: dict[str, list[tuple[int, str, str, int]]] = {}
     for e in encoded:
         row = (e.prompt.block, e.prompt.cls, e.prompt.query, _query_length(e))
-        if row not in asked.setdefault(e.prompt.dataset, []):
-            asked[e.prompt.dataset].append(row)
+        if row not in queries.setdefault(e.prompt.dataset, []):
+            queries[e.prompt.dataset].append(row)
     bases, sources = [], []
     for e in encoded:
-        shown = {d.text for d in e.prompt.demonstrations}
-        rows = sorted(asked[e.prompt.dataset], key=lambda row: (row[0] < e.prompt.block, row[0]))
+        texts = {d.text for d in e.prompt.demonstrations}
+        rows = sorted(queries[e.prompt.dataset], key=lambda row: (row[0] < e.prompt.block, row[0]))
         for _, cls, query, length in rows:
-            if cls != e.prompt.cls and query not in shown and length == _query_length(e):
+            if cls != e.prompt.cls and query not in texts and length == _query_length(e):
                 label = next(label for label in e.prompt.labels if label != e.prompt.true_label)
                 bases.append(e)
                 sources.append(replace(e.prompt, query=query, cls=cls, true_label=label))
@@ -149,8 +149,8 @@ def interchanges(
             bar.update(len(index))
     plain = {
         f"{side}_{name}": values
-        for side, held in (("base", of_base), ("source", of_source))
-        for name, values in held.variables().items()
+        for side, of_side in (("base", of_base), ("source", of_source))
+        for name, values in of_side.variables().items()
     }
     return observations(
         bases, answers.variables("what", "heads") | plain, what=list(what), heads=list(sets),

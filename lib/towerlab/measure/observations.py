@@ -21,10 +21,6 @@ from towerlab.model.proof import WIDER
 from towerlab.prompts.blocks import about
 from towerlab.prompts.prompt import Encoded
 
-SAYS = ("true label", "other label", "another token")
-"""What the top token of the vocabulary is: the values of `says`"""
-
-
 Variables = Mapping[str, tuple[Sequence[str], Any, str]]
 """Name -> (dimensions, values, unit)"""
 
@@ -60,7 +56,8 @@ def joined_parts(parts: Sequence[Opened]) -> Opened:
 class Answers:
     """The model's answers to prompts, filled batch by batch: log-probabilities (nats) of both labels, and the top token.
 
-    `variables()` gives `log_prob_true`, `log_prob_other`, their difference and `says` (an index of SAYS), each over `dims`.
+    `variables()` gives `log_prob_true`, `log_prob_other`, their difference, and `says` (the top token: 0 true label,
+    1 other label, 2 another token), each over `dims`.
     Leading axes are whatever was varied (sets of heads, doses).
     """
 

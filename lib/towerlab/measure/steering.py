@@ -120,18 +120,18 @@ def steering(
     if missing := {e.prompt.dataset for e in encoded} - set(directions["pair"].values.tolist()):
         raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads in sets.values() for layer, _ in heads})
-    drawn = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
-    every_direction = [directions, *drawn]
+    controls = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
+    every_direction = [directions, *controls]
     answers = Answers(encoded, len(towers), len(sets), len(every_direction), len(doses))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         at = torch.tensor([e.label_positions for e in batch])
-        added = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
+        vectors = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
         edits: dict[tuple, Edit] = {}
         for t, tower in enumerate(towers):
-            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(added)):
-                vectors = (None if tower == "keys" else query, None if tower == "query" else keys)
-                edits |= {(t, h, draw, d): steer(heads, *vectors, at, dose) for d, dose in enumerate(doses)}
+            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(vectors)):
+                of_towers = (None if tower == "keys" else query, None if tower == "query" else keys)
+                edits |= {(t, h, draw, d): steer(heads, *of_towers, at, dose) for d, dose in enumerate(doses)}
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
     with progress("steering", len(encoded)) as bar:
@@ -140,8 +140,8 @@ def steering(
     coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
     both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
     kind = "other class pairs" if others else "random directions"
-    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(drawn)), control=kind)
-    return Opened(both.isel(draw=0), control if drawn else None)
+    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(controls)), control=kind)
+    return Opened(both.isel(draw=0), control if controls else None)
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:

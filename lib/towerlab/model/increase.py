@@ -119,9 +119,12 @@ def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, 
 
 
 def stream_vocabulary(
-    steps: list[_Layer], unembedding: Unembedding, words: Tensor, wide: torch.dtype,
+    steps: list[_Layer],
+    unembedding: Unembedding,
+    words: Tensor,
+    wide: torch.dtype,
     tell: Callable[[float], object] = lambda prompts: None,
-) -> list[tuple]:  # fmt: skip
+) -> list[tuple]:
     target = fold_norm(unembedding, unembedding.weight[words], wide)
     for step in steps:
         step.set_targets(target)
@@ -157,9 +160,7 @@ class _Layer:
         at_once = max(1, most // (n * self.vectors)) if self.full_width else 1
         prompts = max(1, most // self.vectors)
         self.chunks = [
-            (slice(h, h + at_once), slice(at, at + prompts))
-            for h in range(0, self.heads, at_once)
-            for at in range(0, n, prompts)
+            (slice(h, h + at_once), slice(at, at + prompts)) for h in range(0, self.heads, at_once) for at in range(0, n, prompts)
         ]
         self.scales = None
         if norm == "recomputed":
