@@ -1,5 +1,6 @@
 """Recipes: the factorial design, steering across labels, what more judging blocks leave as it is, and what each reads."""
 
+import re
 from functools import cached_property
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
     run.__dict__["model"] = model
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
     parts = measurements()[name].make(run)
-    if not list(run.path(name).parent.glob(f".{name}.*.part")):
+    if not list(run.path(name).parent.glob(f".{name}.[0-9]*.part")):
         pytest.skip("this one is made in one go")
     run._remove_parts(name)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
@@ -160,6 +161,15 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
         assert (one is None) == (other is None)
         if one is not None:  # a part was rounded for its file; differences of what was rounded follow
             xr.testing.assert_allclose(*(of.drop_vars(DIFFERENCES, errors="ignore") for of in (one, other)), rtol=2e-3, atol=1e-4)
+
+
+def test_a_long_run_says_beforehand_what_it_costs(small):
+    settings, model = small
+    of_days, of_seconds = (Run(settings.model_copy(update={"blocks": blocks})) for blocks in (100_000, settings.blocks))
+    of_days.__dict__["model"] = of_seconds.__dict__["model"] = model
+    line = r"mini-gpt2: 2 measurements to make, about as long as 2,200,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
+    assert re.fullmatch(line, of_days.cost(["heads", "answers"]))  # what they need is there
+    assert of_seconds.cost(["heads"]) == ""
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
