@@ -4,6 +4,8 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+import xarray as xr
+from towerlab.measure import heads as heads_module
 from towerlab.measure import steering
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
@@ -17,7 +19,7 @@ from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.opened import Opened
-from twotowers.recorded import about, catalogue, versions
+from twotowers.recorded import DIFFERENCES, about, catalogue, versions
 from twotowers.settings import Settings
 
 
@@ -158,3 +160,49 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     for chooses, judges in choose.turns(run.measured("locating"), both):
         layer, head = choose.head_sets(chooses)["located"][0]
         assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
+    """What one prompt's numbers owe to another block would be lost where a measurement goes by parts."""
+    settings, model = small
+    run = run_of_two_pairs(Run, settings)
+    run.__dict__["model"] = model
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
+    parts = measurements()[name].make(run)
+    if not list(run.path(name).parent.glob(f".{name}.*.part")):
+        pytest.skip("this one is made in one go")
+    run._remove_parts(name)
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
+    whole = measurements()[name].make(run)
+    for one, other in zip(parts, whole if isinstance(whole, Opened) else Opened(whole), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:  # a part was rounded for its file; differences of what was rounded follow
+            xr.testing.assert_allclose(*(of.drop_vars(DIFFERENCES, errors="ignore") for of in (one, other)), rtol=2e-3, atol=1e-4)
+
+
+def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
+    """Only the part that was under way is made again; the file is the same as without an interruption, with nothing beside it."""
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 4)
+    made, measure = [], heads_module.heads
+
+    def heads(model, encoded):
+        if made == stop_after:
+            raise KeyboardInterrupt
+        made.append(encoded[0].prompt.block)
+        return measure(model, encoded)
+
+    monkeypatch.setattr(heads_module, "heads", heads)
+    straight, broken = (Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / name))) for name in "ab")
+    stop_after = None
+    straight.measured("heads")
+    assert made == [0, 1, 2, 3]
+    made.clear()
+    stop_after = [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        broken.measured("heads")
+    assert not broken.path("heads").is_file() and made == [0, 1]
+    stop_after = None
+    xr.testing.assert_identical(*(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight)))
+    assert made == [0, 1, 2, 3]
+    assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]

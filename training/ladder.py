@@ -31,8 +31,10 @@ CHECKPOINTS = ["few repeats", "repeats", "recall", "echoes", "half", "colon", *F
 
 
 def train(name: str, seed: int, out: Path, steps: Path) -> str:
-    """Train a model of the ladder, from where it was interrupted; its outcome."""
+    """Train a model of the ladder, from where it was interrupted, unless it is there; its outcome."""
     try:
+        if (out / "training.json").is_file():
+            return outcome(out)
         Trainer(CONFIGURATIONS[name], seed, steps).run(out)
     except TwoTowersError as error:
         return str(error)
@@ -83,7 +85,8 @@ def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
     every = every[[name for name in schema.TABLES["ladder"] if name in every]]
     out = every.mean("prompt", keep_attrs=True)
     out["accuracy"] = (every.logit_difference > 0).mean().assign_attrs(units="share")
-    out["updates"] = (), float(updates), {"units": "updates"}
+    out["updates"] = (), updates, {"units": schema.TABLES["ladder"]["updates"].units}
+    out["megabytes"] = (), sum(4 * p.numel() for p in model.hf.parameters()) / 1e6, {"units": "megabytes"}
     return out.drop_vars([name for name in out.coords if name not in out.dims])
 
 
@@ -91,6 +94,7 @@ def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
     """All models in one file; layers and checkpoints that a model does not have, and seeds that were not run, have no numbers."""
     of_one_form = [one.reindex(checkpoint=CHECKPOINTS) if "checkpoint" in one.dims else one for one in measured]
     whole = xr.merge(of_one_form, join="outer", compat="no_conflicts")
+    whole["updates"] = whole.updates.fillna(-1).astype(int).assign_attrs(whole.updates.attrs)
     whole["outcome"] = whole.outcome.fillna("not run").astype(str).assign_attrs(units=schema.TABLES["ladder"]["outcome"].units)
     recorded.save(Opened(whole), path, {"measurement": "ladder", "note": note, "blocks": BLOCKS, "licence": "MIT"})
 

@@ -212,8 +212,9 @@ def of_set(
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
     for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then it is cross-fit, and
     random sets are drawn. sets: name -> heads of the model; turns: values -> (sets chosen on other class pairs and label
-    pairs, the prompts of values that these judge), each in turn; matched: heads -> random sets of others. Raises NotTestable where the rule names
-    no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked for, or of another kind.
+    pairs, the prompts of values that these judge), each in turn; matched: heads -> random sets of others. Raises NotTestable
+    where the rule names no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked
+    for, or of another kind.
     """
     try:
         if not claim.heads:

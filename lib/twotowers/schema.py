@@ -120,7 +120,8 @@ TABLES: dict[str, dict[str, Variable]] = {
     "ladder": {name: about._replace(dims=(*_AT, *(dim for dim in about.dims if dim != "prompt")))
                for name, about in VARIABLES["looks"].items() if name in _OF_LOOKS}
     | {"logit_difference_by_source": Variable((*_AT, "reader", "source"), "nats"), "accuracy": Variable(_AT, "share"),
-       "updates": Variable(_AT, "updates"), "outcome": Variable(("model", "seed"), "learned, or why not", str)},
+       "updates": Variable(_AT, "updates, -1 where not measured", int), "megabytes": Variable(_AT, "megabytes"),
+       "outcome": Variable(("model", "seed"), "learned, or why not", str)},
 }  # fmt: skip
 """Table -> its variables: means over prompts, of models trained here, with NaN for layers that a model does not have"""
 
@@ -171,7 +172,9 @@ def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> No
         array = data[variable]
         if set(array.dims) != set(dims) or len(array.dims) != len(dims):
             raise OtherForm(f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})")
-        if array.dtype.kind not in KINDS[kind] or (array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)):
+        if array.dtype.kind not in KINDS[kind] or (
+            array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)
+        ):
             raise OtherForm(f"'{variable}' is no {kind.__name__}")
         if variable in variables and array.attrs.get("units") != variables[variable].units:
             raise OtherForm(f"'{variable}' is not in {variables[variable].units}")
