@@ -12,10 +12,10 @@ from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurements
-from towerlab.measure.sets import present
+from towerlab.measure.sets import OTHER_HALVES, present, with_other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
-from twotowers import schema
+from twotowers import choose, schema
 from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
@@ -142,6 +142,25 @@ def test_named_sets_sizes_and_draws_of_one_name_are_kept_apart(small):
     writers = named.sel(heads="writers")["log_prob_true"]
     np.testing.assert_array_equal(by_size.sel(heads="writers", size=5)["log_prob_true"].values.ravel(), writers.values.ravel())
     assert not (control.sel(heads="writers")["log_prob_true"] == writers).all("prompt").any()
+
+
+def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
+    settings, model = small
+    run = run_of_two_pairs(Run, settings)
+    run.__dict__["model"] = model
+    encoded = run.encode(run.few())
+
+    def measure(sets, at):
+        """The number of the first head of every set."""
+        numbers = [[100 * heads[0].layer + heads[0].head] * len(at) for heads in sets.values()]
+        return observations([encoded[i] for i in at], {"number": (("heads", "prompt"), numbers, "1")}, heads=list(sets))
+
+    named = measure({"located": [Head(0, 0)]}, range(len(encoded)))
+    both = with_other_halves(run, Opened(named), "located", encoded, measure).data
+    assert both["number"].sel(heads="located").identical(named["number"].sel(heads="located"))
+    for chooses, judges in choose.turns(run.measured("locating"), both):
+        layer, head = choose.head_sets(chooses)["located"][0]
+        assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
 
 
 @pytest.mark.parametrize("name", catalogue())
