@@ -290,8 +290,8 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for kind, handler in handlers.items():
             signal.signal(kind, handler)
-        for kind in waiting[:1]:
-            signal.raise_signal(kind)
+        for first in waiting[:1]:
+            signal.raise_signal(first)
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _ablations(run: Run) -> Opened:
     return _of_sets(run, measure)
 
 
-@measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=6)
+@measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=3)
 def _ablations_last(run: Run) -> Opened:
     """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
     few, replacements = run.encode(run.few()), {"zero": None, "mean": mean_z(run.model, run.locating())}

@@ -170,7 +170,7 @@ class Run:
         return encode_all(self.blocks(1, LOCATING, form), self.model.tokenizer)
 
     def _remove_parts(self, name: str) -> None:
-        for path in self.path(name).parent.glob(f".{name}.*.part"):
+        for path in self.path(name).parent.glob(f".{name}.[0-9]*.part"):
             path.unlink(missing_ok=True)
 
     def identity(self, name: str) -> str:

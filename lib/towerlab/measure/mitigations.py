@@ -183,7 +183,7 @@ def recency_shortcut(
     return Edit(heads, output)
 
 
-@measurement("mitigations", needs=("locating",), version=1, on="few", passes=11)
+@measurement("mitigations", needs=("locating",), version=1, on="few", passes=40)
 def _mitigations(run: Run) -> Opened:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)
