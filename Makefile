@@ -34,7 +34,8 @@ book: $(STAMP)  ## measure what is missing, run the chapters that changed, build
 test: $(STAMP)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_pages.py
 
-check: $(STAMP)  ## check types, and run the quick tests: three architectures, no book, no browser
+check: $(STAMP)  ## check names and types, and run the quick tests: three architectures, no book, no browser
+	@$(BIN)/python -m ruff check --quiet .
 	@$(BIN)/python -m mypy
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 

@@ -36,16 +36,17 @@ about = {path.stem: json.loads(path.read_text("utf8"))["metadata"].get("twotower
 claimed = {row["chapter"] for row in csv.DictReader((data_folder() / "claims.csv").open())}
 
 def reads(name):
-    """The files of a chapter's measurements: of the default model, unless it is recorded, and of all that are.
-
-    A chapter with a default model of its own, named in its metadata, opens that one itself (appendix A: a recorded one).
-    """
+    """The files of a chapter's measurements: of the default model, unless it is recorded under these settings, and of all that are."""
     suites = about[name].get("suites", [settings.suite])
-    own = "model" in about[name] and "model" not in given
     for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
-        recorded = {path.parts[-3]: str(path) for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
-        yield from recorded.values()
-        yield from [] if MODEL in recorded or own else [str(run(suite).path(measurement))]
+        files = {path.parts[-3]: path for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
+        yield from map(str, files.values())
+        served = MODEL in files and recorded.serves(recorded.load(files[MODEL], lazy=True), run(suite).settings)
+        yield from [] if served or own(name) else [str(run(suite).path(measurement))]
+
+def own(name):
+    """Whether a chapter has a default model of its own, named in its metadata (appendix A: a recorded one); settings are not its."""
+    return "model" in about[name] and "model" not in given
 
 @functools.cache
 def run(suite):
@@ -85,7 +86,7 @@ for name in about:
         params:
             rests_on=rests_on(name),
             part=f"_build/chapters/.{name}.part", failed=f"_build/chapters/{name}.failed.ipynb",
-            given=[word for pair in given.items() for word in ("-p", *map(str, pair))] if "measurements" in about[name] else [],
+            given=[word for pair in given.items() for word in ("-p", *map(str, pair))] if "measurements" in about[name] and not own(name) else [],
         log: f"_build/log/{name}.txt",
         threads: THREADS
         shell:

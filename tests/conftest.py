@@ -126,9 +126,7 @@ def weights_hash(hf: torch.nn.Module) -> str:
 def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
     """A random model whose every parameter, biases and norms too, is far from its tidy initial value."""
     model_type = kind.split()[0]
-    config = transformers.AutoConfig.for_model(
-        model_type, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **TINY[kind]
-    )
+    config = transformers.AutoConfig.for_model(model_type, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **TINY[kind])
     torch.manual_seed(0)
     row = ARCHITECTURES[model_type]
     hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation(row), dtype=dtype)
@@ -185,14 +183,14 @@ def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:
         k = (length - 2) // 3
         labels = tuple("foo" if j % 2 else "bar" for j in range(k))
         prompt = Prompt(
-            tuple(Demonstration(f"word{j}", label) for j, label in enumerate(labels)), f"query{i}",
-            ("foo", "bar")[i % 3 == 0], ("foo", "bar"),
-        )  # fmt: skip
+            tuple(Demonstration(f"word{j}", label) for j, label in enumerate(labels)),
+            f"query{i}",
+            ("foo", "bar")[i % 3 == 0],
+            ("foo", "bar"),
+        )
         positions = tuple(3 * j + 2 for j in range(k))
         spans = tuple((3 * j, 3 * j + 1) for j in range(k))
-        out.append(
-            Encoded(prompt, tuple(ids), positions, spans, (length - 2, length - 1), length - 1, {"foo": 7, "bar": 9})
-        )
+        out.append(Encoded(prompt, tuple(ids), positions, spans, (length - 2, length - 1), length - 1, {"foo": 7, "bar": 9}))
     return out
 
 

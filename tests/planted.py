@@ -35,7 +35,9 @@ def relay_and_suppressor():
 
         def plant(layer, head, ask, offer, value, to, size):
             """(residual coordinate, head coordinate, size) of query and key; the value is one coordinate, written into another."""
-            maps, bias, out = (weights[f"transformer.h.{layer}.attn.{n}"] for n in ("c_attn.weight", "c_attn.bias", "c_proj.weight"))
+            maps, bias, out = (
+                weights[f"transformer.h.{layer}.attn.{n}"] for n in ("c_attn.weight", "c_attn.bias", "c_proj.weight")
+            )
             for which, entries in enumerate((ask, offer)):
                 for source, target, strength in entries:
                     column = which * width + head * d_head + target

@@ -33,9 +33,7 @@ class Reference:
             )
             for name, path in {"attention": "attention_block", "ffn": "ffn_block"}.items():
                 module = model.part(layer, path)
-                handles.append(
-                    module.register_forward_hook(lambda m, a, out, key=(name, layer): outputs.__setitem__(key, out))
-                )
+                handles.append(module.register_forward_hook(lambda m, a, out, key=(name, layer): outputs.__setitem__(key, out)))
             handles.append(
                 model.part(layer, "ffn_out").register_forward_pre_hook(
                     lambda m, args, key=("coefficients", layer): outputs.__setitem__(key, args[0])
@@ -64,8 +62,7 @@ class Reference:
         self.normed = [outputs["attention_in", i][0] for i in range(model.n_layers)]  # (position, d_model)
         self.coefficients = [outputs["coefficients", i].reshape(len(ids), -1)[-1] for i in range(model.n_layers)]
         self.mapped = {
-            b: [outputs[f"{b} map", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)]
-            for b in ("attention", "ffn")
+            b: [outputs[f"{b} map", i].reshape(-1, model.d_model)[-1] for i in range(model.n_layers)] for b in ("attention", "ffn")
         }
         self.resid_final = self.resid_pre[-1] + self.attention[-1] + self.ffn[-1]
         unembedding = model.unembedding

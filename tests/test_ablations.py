@@ -62,8 +62,10 @@ def test_every_ablation_equals_a_whole_run(any_model, max_tokens):
                 expected = [whole_run(any_model, prompt, heads, positions, mean) for prompt in encoded]
                 np.testing.assert_allclose(at.log_prob_true, [e[0] for e in expected], **EXACT)
                 np.testing.assert_allclose(at.log_prob_other, [e[1] for e in expected], **EXACT)
-                ids = [[e.true_id, *set(e.label_ids.values()) - {e.true_id}, top] for e, (*_, top) in
-                       zip(encoded, expected, strict=True)]  # fmt: skip
+                ids = [
+                    [e.true_id, *set(e.label_ids.values()) - {e.true_id}, top]
+                    for e, (*_, top) in zip(encoded, expected, strict=True)
+                ]
                 assert list(at.says.values) == [row.index(row[2]) for row in ids]
     effects = (result - result.sel(heads="none")).log_prob_true
     assert float(abs(effects.sel(heads=["mixed", "twice", "top", "low"])).mean("prompt").min()) > 1e-4

@@ -9,9 +9,7 @@ import pytest
 from conftest import ROOT
 
 LIB = ROOT / "lib"
-ROOMS = (
-    "twotowers", "towerlab.cache", "towerlab.progress", "towerlab.prompts", "towerlab.model", "towerlab.measure", "towerlab"
-)  # fmt: skip
+ROOMS = ("twotowers", "towerlab.cache", "towerlab.progress", "towerlab.prompts", "towerlab.model", "towerlab.measure", "towerlab")
 """Each imports from itself and from those before it; the last is all the rest of the laboratory"""
 
 WITHOUT = """
@@ -72,6 +70,8 @@ def test_no_room_imports_from_one_above_it(path):
     assert [name for name in imported(path) if room(name) > own] == []
 
 
-@pytest.mark.parametrize("path", [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"], ids=lambda path: path.stem
+)
 def test_the_map_has_every_module(path):
     assert f"`{path.stem}`" in (ROOT / "CONTRIBUTING.md").read_text("utf8")

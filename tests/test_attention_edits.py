@@ -80,14 +80,17 @@ def by_hand(model, base, source, what):
 def test_rows_of_the_last_position_say_what_whole_runs_say(any_model, max_rows):
     base, source = random_prompts(2, lengths=(11,)), random_prompts(2, lengths=(11,), seed=1)
     last, source_state = LastPosition(any_model, base), LastPosition(any_model, source).plain
-    edits = [exchange(heads, what, source_state, positions(base)) for heads in (HEADS[1:], HEADS, [(1, 1)], []) for what in EXCHANGES]
+    edits = [
+        exchange(heads, what, source_state, positions(base)) for heads in (HEADS[1:], HEADS, [(1, 1)], []) for what in EXCHANGES
+    ]
     expected = []
     for edit in edits:
         with edited(any_model, edit):
             expected.append(answer(any_model, base))
     expected.append(answer(any_model, base))
-    top, log_prob = (torch.cat([x, plain[None]]) for x, plain in
-                     zip(last.answers(edits, max_rows), last.plain_answer(), strict=True))  # fmt: skip
+    top, log_prob = (
+        torch.cat([x, plain[None]]) for x, plain in zip(last.answers(edits, max_rows), last.plain_answer(), strict=True)
+    )
     assert torch.equal(top, torch.stack([top for top, _ in expected]))
     torch.testing.assert_close(log_prob, torch.stack([log_prob for _, log_prob in expected]), rtol=0, atol=1e-11)
     torch.testing.assert_close(last.capture.logits, capture(any_model, base).logits, rtol=0, atol=0)
@@ -175,8 +178,7 @@ def weights_of(model, layer, encoded, closed=None):
 
     def reader(query, key, value, mask, scaling, softcap):
         rows = [
-            last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap)
-            for i in range(query.shape[2])
+            last_scores(query[:, :, : i + 1], key[:, :, : i + 1], part(mask, i), scaling, softcap) for i in range(query.shape[2])
         ]
         plain.extend(torch.nn.functional.pad(row.softmax(-1), (0, query.shape[2] - row.shape[-1])) for row in rows)
 

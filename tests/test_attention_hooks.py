@@ -18,8 +18,7 @@ def test_a_model_with_a_cache_says_what_it_says_without(any_model):
 
 def test_generation_with_a_cache_goes_on_as_without(any_model):
     ids = torch.tensor([random_prompts(1, lengths=(11,))[0].ids])
-    settings = dict(attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6,
-                 pad_token_id=0)  # fmt: skip
+    settings = dict(attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6, pad_token_id=0)
     result, expected = (any_model.hf.generate(ids, use_cache=cached, **settings) for cached in (True, False))
     assert result.tolist() == expected.tolist() and result.shape == (1, 17)
 

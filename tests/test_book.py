@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import ROOT
-from twotowers import book, claims, recorded
+from twotowers import book, claims, evidence, pages, recorded
 from twotowers.errors import TwoTowersError
 from twotowers.opened import Opened
 
@@ -114,6 +114,18 @@ def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
 
 def cell(*lines):
     return {"In": ["", "model = 'a'", "\n".join(lines), "x = 3"], "model": "a", "x": 3}
+
+
+def test_a_quick_look_is_called_one(monkeypatch):
+    """On the pages of a chapter, and where evidence of all chapters is shown; recorded models are not measured anew."""
+    said = []
+    monkeypatch.setattr(pages, "note", said.append)
+    for settings in ({"blocks": 50}, {"blocks": 8, "model": "smollm2-135m"}, {"blocks": 8}):
+        book.open({"model": "mini-gpt2"} | settings)
+    assert len(said) == 1 and "mini-gpt2: 8 class pairs" in said[0]
+    monkeypatch.setattr(evidence, "read", lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}))
+    pages.all_evidence()
+    assert len(said) == 2 and "b: 8 class pairs" in said[1]
 
 
 def test_a_parameter_that_nobody_knows_is_refused():

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import xarray as xr
 from conftest import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
@@ -44,9 +42,6 @@ def test_comparers_look_and_write_little_writers_write():
     assert sets["writers"] == [(0, 0), (0, 2)]
     assert sets["by attention"] == [(0, 0), (0, 3)]
     assert sets["comparers"] == [(0, 3), (0, 1)]  # head 0 writes too much, head 2 looks at both alike
-    table = choose.head_table(four, k=2).set_index("name")
-    assert table["set"].to_dict() == {"0-0": "writers", "0-1": "comparers", "0-2": "writers", "0-3": "comparers"}
-    assert table.loc["0-1", "attention difference"] == pytest.approx(0.1)
 
 
 def test_a_head_that_writes_against_its_label_is_a_suppressor_and_no_comparer():
@@ -55,8 +50,6 @@ def test_a_head_that_writes_against_its_label_is_a_suppressor_and_no_comparer():
     assert sets["by attention"] == [(0, 0), (0, 1)]
     assert sets["comparers"] == [(0, 1)] and sets["writers"] == [(0, 1)]
     assert sets["suppressors"] == [(0, 0)]  # head 2 writes even less, but looks at both labels alike
-    assert choose.head_table(three, k=2).set_index("name")["set"].to_dict() == {
-        "0-0": "suppressors", "0-1": "writers", "0-2": "other heads"}  # fmt: skip
 
 
 def test_a_rule_may_name_no_heads():
@@ -64,10 +57,10 @@ def test_a_rule_may_name_no_heads():
     assert sets["comparers"] == [] and sets["suppressors"] == []
 
 
-@given(st.integers(1, 3), st.integers(0, 99))
-def test_controls_come_from_other_groups(group, seed):
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_controls_come_from_other_groups(group):
     heads = [Head(2, 0), Head(2, 1), Head(3, 5)]
-    for control in choose.matched_sets(heads, 6, 6, group, draws=5, seed=seed):
+    for control in choose.matched_sets(heads, 6, 6, group, draws=100):
         assert len(set(control)) == len(heads)
         assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
         assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
@@ -100,7 +93,8 @@ def test_the_glossary_states_the_bounds_of_the_rule(name):
 def of_names(pairs, labels):
     """A prompt of every class pair with every label pair."""
     both = [(pair, label) for pair in pairs for label in labels]
-    return xr.Dataset({"x": ("prompt", range(len(both)))}, {"pair": ("prompt", [p for p, _ in both]), "labels": ("prompt", [b for _, b in both])})
+    coordinates = {"pair": ("prompt", [pair for pair, _ in both]), "labels": ("prompt", [label for _, label in both])}
+    return xr.Dataset({"x": ("prompt", range(len(both)))}, coordinates)
 
 
 @pytest.mark.parametrize("labels", ["vw", "v", "uvw"])

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import netCDF4
@@ -11,6 +10,7 @@ import papermill
 import pytest
 import xarray as xr
 from conftest import ROOT
+from tags import Page
 from towerlab import cli
 from twotowers import book, pages, recorded
 from twotowers.contributed import faults
@@ -145,26 +145,11 @@ def test_the_name_of_a_folder_is_no_tag(home, monkeypatch):
     notes = []
     monkeypatch.setattr(pages, "display", lambda html: notes.append(html.data))
     assert list(book.open({"model": "sound"}).measured("forms")) == ["sound"]
-    assert "Left out" in notes[0] and tags(notes[0]) == ["p"]
+    assert "Left out" in notes[0] and Page(notes[0]).tags == ["p"]
 
 
 def test_recorded_folders_are_sound():
     assert not any(faults(folder) for folder in recorded.recorded().values())
-
-
-class Tags(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def handle_starttag(self, tag, attrs):
-        self.names.append(tag)
-
-
-def tags(html: str) -> list[str]:
-    parser = Tags()
-    parser.feed(html)
-    return parser.names
 
 
 def hostile(path: Path, model: str) -> None:
@@ -210,5 +195,5 @@ def test_no_text_of_a_file_becomes_a_tag(chapter, hostile_home, monkeypatch):
     outputs = [out.get("data", {}) for cell in run.cells if cell.cell_type == "code" for out in cell.outputs]
     parts = [html for data in outputs if "vegaEmbed" not in (html := "".join(data.get("text/html", ""))) or "x-evil" in html]
     assert "&lt;x-evil&gt;" in "".join(parts)
-    assert not {"x-evil", "img", "script"} & set(tags("".join(parts)))
+    assert not {"x-evil", "img", "script"} & set(Page("".join(parts)).tags)
     assert not [data for data in outputs if "javascript:" in "".join(data.get("text/markdown", ""))]

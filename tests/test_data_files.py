@@ -8,7 +8,7 @@ from twotowers.data_files import Row, Text, read_table
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
-GOOD = "id,class,size,note\na,one,2.5,\nb,two,1e3,\"said, so\"\n"
+GOOD = 'id,class,size,note\na,one,2.5,\nb,two,1e3,"said, so"\n'
 
 
 class Thing(Row):

@@ -1,9 +1,9 @@
 """The way from a measurement to a page, on a book of two tiny chapters; and what the command line refuses."""
 
-import contextlib
 import errno
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -11,35 +11,16 @@ import subprocess
 import sys
 import time
 
-import nbformat
 import pytest
+import tiny_book
 import xarray as xr
 from conftest import ROOT
+from tiny_book import FIGURE, MEASURED, SETTINGS, build, kill_when, notebook, start
 from towerlab import building, cli
 from towerlab.progress import progress
 from twotowers import recorded
 from twotowers.errors import TwoTowersError
 from twotowers.opened import Opened
-
-SETTINGS = "blocks=2 locate=2 k=2 separator=space"
-PARAMETERS = "model, blocks, locate, k, separator, out = 'mini-gpt2', 2, 2, 2, 'space', '_build/measurements'"
-MEASURED = "heads = book.open(globals()).measured('heads')\nprint({name: dict(d.sizes) for name, d in heads.items()})"
-FIGURE = """
-import altair as alt, pandas as pd
-chapter = book.open(globals())
-chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b>", "b"]})).mark_bar().encode(x="x:Q"), "Bars.")
-"""
-
-
-def notebook(path, *cells, **about):
-    kernel = {"name": "python3", "display_name": "Python 3"}
-    made = nbformat.v4.new_notebook(
-        metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about}
-    )
-    made.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
-    made.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
-    made.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
-    nbformat.write(made, path)
 
 
 @pytest.fixture(autouse=True)
@@ -54,31 +35,7 @@ def handlers():
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A book in a folder whose name a shell would stumble over."""
-    home = tmp_path_factory.mktemp("book") / "it's a book"
-    for name in ("book/_ext", "book/_page", "data/words", "data/models/mini-gpt2"):
-        shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv"):
-        shutil.copy(ROOT / name, home / name)
-    (home / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/intro\nchapters:\n- file: book/91-one\n- file: book/92-two\n"
-    )
-    (home / "book/intro.md").write_text("# A book\n\n$x^2$ and [one](91-one.ipynb).\n")
-    notebook(home / "book/91-one.ipynb", MEASURED, measurements=["heads"])
-    notebook(home / "book/92-two.ipynb", FIGURE)
-    return home
-
-
-def start(home, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "towerlab.cli", *arguments], cwd=home, text=True, start_new_session=True,
-        env=os.environ | {"TWOTOWERS_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def build(home):
-    process = start(home, "book", "--jobs", "2", "--set", SETTINGS)
-    said, _ = process.communicate()
-    return process.returncode, said
+    return tiny_book.make(tmp_path_factory.mktemp("book") / "it's a book")
 
 
 def times(home):
@@ -90,23 +47,6 @@ def times(home):
         "html/book/intro.html",
     )
     return [next((home / "_build").glob(name)).resolve().stat().st_mtime_ns for name in names]
-
-
-def kill_when(process, ready, seconds=240):
-    """kill -9 of a command and all that it started, as soon as `ready()`."""
-    until = time.monotonic() + seconds
-    while not ready() and process.poll() is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    assert process.poll() is None, process.communicate()[0]
-    children = subprocess.run(["ps", "-eo", "pid,ppid"], text=True, stdout=subprocess.PIPE).stdout.split("\n")[1:-1]
-    pairs, doomed = [tuple(map(int, line.split())) for line in children], [process.pid]
-    for parent in doomed:
-        doomed += [pid for pid, of in pairs if of == parent]
-    for pid in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +250,15 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(e
     monkeypatch.setattr("pathlib.Path.unlink", refuses)
     with pytest.raises(TwoTowersError, match="cannot write"):
         recorded.save(Opened(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+
+
+def test_what_a_killed_process_wrote_is_removed_and_what_another_writes_is_not(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    left, kept = (tmp_path / f".x.nc.{platform.node()}.{pid}.part" for pid in (dead.pid, os.getppid()))
+    left.touch(), kept.touch()
+    recorded.save(Opened(xr.Dataset(attrs={recorded.NOT_TESTABLE: "no"})), tmp_path / "x.nc", {"measurement": "forms"})
+    assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "x.nc"]
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])

@@ -14,9 +14,11 @@ from packaging.utils import canonicalize_name
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
-CLUSTERS = ("slurm", "kubernetes")  # in no lock, and not in conda's list: who has a cluster installs one
+CLUSTERS = ("slurm",)  # in no lock, and not in conda's list: who has a cluster installs it
 LOCKS = {path.name: path.read_text() for path in [ROOT / "requirements.lock", *sorted((ROOT / "locks").glob("*.lock"))]}
-ENTRIES = {name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text) for name, text in LOCKS.items()}
+ENTRIES = {
+    name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text) for name, text in LOCKS.items()
+}
 MAKEFILE = (ROOT / "Makefile").read_text()
 KNOWN = ("MIT", "BSD", "Apache", "PSF", "Python Software Foundation", "ISC", "MPL", "Mozilla Public", "Public Domain",
          "Zlib", "CC0", "CNRI-Python", "BSL-1.0")  # fmt: skip
@@ -54,7 +56,10 @@ def test_a_lock_is_what_pyproject_asks_for():
 def test_make_installs_nothing_without_a_hash():
     assert re.search(r"(?m)^LOCKED := .* --no-deps --no-build-isolation --require-hashes$", MAKEFILE)
     lines = [line for line in MAKEFILE.splitlines() if "pip install" in line and "--require-hashes" not in line]
-    assert [line.split("pip install ")[1] for line in lines] == ["--quiet --no-deps --no-build-isolation --editable .", "--quiet uv"]
+    assert [line.split("pip install ")[1] for line in lines] == [
+        "--quiet --no-deps --no-build-isolation --editable .",
+        "--quiet uv",
+    ]
     (torch,) = re.findall(r"(?m)^torch==(\S+)", LOCKS["requirements.lock"])
     assert re.findall(r"(?m)^torch==(\S+)", LOCKS["cpu.lock"]) == [f"{torch}+cpu"]
     assert not re.search(r"(?m)^(nvidia|cuda|triton)", LOCKS["requirements.lock"])

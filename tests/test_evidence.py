@@ -141,7 +141,7 @@ def one_turn(values):
 
 
 def chosen(cells, values, control=None, turns=one_turn):
-    return of_set(claim(**cells), values, control, SETS, turns, lambda heads: [[(1, head)] for _, head in heads for head in (0, 2)])
+    return of_set(claim(**cells), values, control, SETS, turns, lambda heads: [[(1, 0)] * len(heads), [(1, 2)] * len(heads)])
 
 
 def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():

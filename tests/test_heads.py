@@ -27,8 +27,10 @@ def test_increases_of_heads_and_blocks_are_those_of_the_definition(any_model, no
             x = slow.resid_pre[layer]
             expected = [slow.increase(x, slow.head(layer, h), e.true_id, norm) for h in range(any_model.n_heads)]
             np.testing.assert_allclose(result.increase[i, layer], expected, rtol=0, atol=1e-9)
-            blocks = [slow.increase(x, slow.attention[layer], e.true_id, norm),
-                      slow.increase(x + slow.attention[layer], slow.ffn[layer], e.true_id, norm)]  # fmt: skip
+            blocks = [
+                slow.increase(x, slow.attention[layer], e.true_id, norm),
+                slow.increase(x + slow.attention[layer], slow.ffn[layer], e.true_id, norm),
+            ]
             np.testing.assert_allclose(result.block_increase[i, layer], blocks, rtol=0, atol=1e-9)
 
 
@@ -67,7 +69,9 @@ def test_answers_are_the_models_own(any_model):
         top = int(logits.argmax())
         assert int(result.says[i]) == (0 if top == e.true_id else 1 if top == other else 2)
     together = heads(any_model, encoded)
-    xr.testing.assert_allclose(together["log_prob_true"].drop_vars(["kind", "norm", "true"], errors="ignore"), result["log_prob_true"])
+    xr.testing.assert_allclose(
+        together["log_prob_true"].drop_vars(["kind", "norm", "true"], errors="ignore"), result["log_prob_true"]
+    )
 
 
 def test_a_head_scaled_by_one_percent_or_a_label_one_place_off_is_seen(float64):

@@ -37,9 +37,13 @@ def neuron_increases(record, model, layer, neurons):
     """Increases (nats) of some neurons of a layer (prompt, neuron)."""
     x = record.resid_pre[layer] + record.attention_output[layer]
     return increase.increases_of_vectors(
-        model, x, record.neurons[layer][:, neurons], model.ffn_weight(layer)[neurons],
-        unembed.norm_scale(record.resid_final, model.unembedding), record.true_ids,
-    )  # fmt: skip
+        model,
+        x,
+        record.neurons[layer][:, neurons],
+        model.ffn_weight(layer)[neurons],
+        unembed.norm_scale(record.resid_final, model.unembedding),
+        record.true_ids,
+    )
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(any_model):
@@ -131,9 +135,7 @@ def test_prompts_split_for_memory_give_the_same(any_model, monkeypatch):
     *_, whole = increases(plain, any_model)
     monkeypatch.setattr(increase, "LIMIT", 1)
     parts = []
-    monkeypatch.setattr(
-        increase, "stream_vocabulary", lambda *a, real=increase.stream_vocabulary: parts.append(1) or real(*a)
-    )
+    monkeypatch.setattr(increase, "stream_vocabulary", lambda *a, real=increase.stream_vocabulary: parts.append(1) or real(*a))
     torch.testing.assert_close(increases(plain, any_model)[-1], whole, atol=1e-12, rtol=0)
     assert len(parts) == 3
 
@@ -149,7 +151,9 @@ def test_batches_lengths_and_order_change_nothing():
 
 
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(any_model, monkeypatch):
-    monkeypatch.setattr(unembed, "vocab_chunks", lambda unembedding: _slabs(unembedding, 7))  # many slabs even for a tiny vocabulary
+    monkeypatch.setattr(
+        unembed, "vocab_chunks", lambda unembedding: _slabs(unembedding, 7)
+    )  # many slabs even for a tiny vocabulary
     unembedding = any_model.unembedding
     v = torch.randn(3, 5, any_model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     words = torch.randint(0, unembedding.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
@@ -188,9 +192,7 @@ def test_a_wrong_row_of_the_table_is_refused(any_model):
 def test_a_row_that_is_wrong_about_a_product_alone_is_refused(kind, change, float64):
     model = tiny(kind)
     wrong = replace(model, architecture=replace(model.architecture, **change))
-    with pytest.raises(
-        TwoTowersError, match="a product with a subkey" if {*change} & FFN else "a product of query and key"
-    ):
+    with pytest.raises(TwoTowersError, match="a product with a subkey" if {*change} & FFN else "a product of query and key"):
         proof.prove(wrong)
 
 

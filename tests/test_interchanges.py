@@ -62,9 +62,7 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(float64, kind):
         sign = 1 if list(base.label_ids).index(base.prompt.true_label) == 0 else -1
         return sign * float(log_prob[0, 0] - log_prob[0, 1])
 
-    differences = {
-        side: data[f"{side}log_prob_true"] - data[f"{side}log_prob_other"] for side in ("", "base_", "source_")
-    }
+    differences = {side: data[f"{side}log_prob_true"] - data[f"{side}log_prob_other"] for side in ("", "base_", "source_")}
     for i, (kind_of_pair, base, source) in enumerate(pairs):
         assert data["pair_kind"].values[i] == kind_of_pair and data["query"].values[i] == base.prompt.query
         at = torch.tensor([base.label_positions])

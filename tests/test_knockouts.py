@@ -65,8 +65,9 @@ def test_every_knockout_is_that_of_a_whole_run(float64, kind, monkeypatch):
 def test_d_prime_by_hand():
     # Two blocks; every key of class a is +x along the only axis, of class b -x, where x = 1, 2 by the place: 1, 2, 1, 2.
     encoded = tiny_blocks.blocks(2)
-    keys = np.array([[[(1 if d.cls == "a" else -1) * (1 + p % 2)] for p, d in enumerate(e.prompt.demonstrations)]
-                     for e in encoded], dtype=float)  # fmt: skip
+    keys = np.array(
+        [[[(1 if d.cls == "a" else -1) * (1 + p % 2)] for p, d in enumerate(e.prompt.demonstrations)] for e in encoded], dtype=float
+    )
     texts = [{d.text for d in e.prompt.demonstrations} for e in encoded]
     assert not texts[0] & texts[4]
     # Differences are 2, 4, 2, 4: mean 3, standard deviation 1, of a single key 1 / sqrt 2.

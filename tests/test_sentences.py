@@ -24,7 +24,7 @@ def test_every_form_of_file_is_read(name):
 
 
 def test_markup_is_mended_and_like_things_stay():
-    assert corpora.mend_agnews("It #39;s quot;on quot; <b>now</b> \\$5") == "It's\"on\"  now  $5"
+    assert corpora.mend_agnews("It #39;s quot;on quot; <b>now</b> \\$5") == 'It\'s"on"  now  $5'
     assert corpora.mend_agnews("AT&T #5 up; <EM.N> a < b") == "AT&T #5 up; <EM.N> a < b"
 
 

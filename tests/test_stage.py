@@ -2,7 +2,6 @@
 
 import json
 import sys
-from html.parser import HTMLParser
 
 import altair as alt
 import pandas as pd
@@ -11,6 +10,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from tags import Page
 from twotowers import pages
 from twotowers.claims import Claim
 from twotowers.evidence import Judged, check_rows, not_testable
@@ -27,24 +27,6 @@ HOSTILE = [
     "</noscript><b>",
 ]
 anything = st.text() | st.sampled_from(HOSTILE) | st.tuples(st.text(), st.sampled_from(HOSTILE), st.text()).map("".join)
-
-
-class Page(HTMLParser):
-    """The tags that a browser finds, and what stands in scripts."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.script = [], [], ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        if self.tags[-1:] == ["script"] and data.startswith("{"):
-            self.script += data
 
 
 @given(anything)
@@ -67,12 +49,7 @@ def test_a_chart_s_data_are_data(text):
 
 
 def test_a_picture_of_a_chart_stands_in_an_img_where_nothing_runs(tmp_path):
-    spec = (
-        alt.Chart(pd.DataFrame({"x": HOSTILE}), title=HOSTILE[0], description=HOSTILE[4])
-        .mark_bar()
-        .encode(y="x:N")
-        .to_dict()
-    )
+    spec = alt.Chart(pd.DataFrame({"x": HOSTILE}), title=HOSTILE[0], description=HOSTILE[4]).mark_bar().encode(y="x:N").to_dict()
     page = Page(stage.picture(spec, tmp_path))
     assert page.tags == ["img"] and [name for name, _ in page.attributes] == ["class", "alt", "src"]
     assert stage.picture(spec, tmp_path) and len(list(tmp_path.iterdir())) == 1
@@ -100,8 +77,29 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):
-    cell = {"cell_type": "code", "metadata": {"tags": ["injected-parameters"]}, "source": "",
-            "outputs": [{"output_type": "display_data", "metadata": {}, "data": {stage.WIDGET: {}, "text/plain": "x"}}]}  # fmt: skip
+    cell = {
+        "cell_type": "code",
+        "metadata": {"tags": ["injected-parameters"]},
+        "source": "",
+        "outputs": [{"output_type": "display_data", "metadata": {}, "data": {stage.WIDGET: {}, "text/plain": "x"}}],
+    }
     made = stage.for_the_page({"metadata": {"widgets": {}}, "cells": [cell]}, tmp_path)
     assert made["cells"][0]["outputs"][0]["data"] == {"text/markdown": stage.RUN_LIVE}
     assert "hide-input" in made["cells"][0]["metadata"]["tags"] and not made["metadata"]
+
+
+@pytest.mark.parametrize(("lines", "tags", "folded"), [(6, [], []), (7, [], ["hide-input"]), (7, ["hide-cell"], ["hide-cell"])])
+def test_a_cell_of_more_than_six_lines_is_folded(lines, tags, folded, tmp_path):
+    source = ["x = 1\n", "\n"] * lines
+    cell = {"cell_type": "code", "metadata": {"tags": tags}, "source": source, "outputs": []}
+    assert stage.for_the_page({"metadata": {}, "cells": [cell]}, tmp_path)["cells"][0]["metadata"]["tags"] == folded
+
+
+def test_the_drawing_has_every_part_that_a_chapter_lights():
+    svg, lit = (ROOT / "book/map.svg").read_text("utf8"), {}
+    for path in sorted((ROOT / "book").glob("[0-9abcd]*-*.ipynb")):
+        first = "".join(json.loads(path.read_text("utf8"))["cells"][0]["source"])
+        lit[path.stem] = stage.MAP.search(first)[1]
+        assert stage.drawing(svg, lit[path.stem]).count(' lit"') == len(lit[path.stem].split()), path.stem
+    with pytest.raises(ValueError, match="no part 'tower'"):
+        stage.drawing(svg, "look tower")

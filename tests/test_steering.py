@@ -44,9 +44,7 @@ def query_map(model, kind, layer):
 def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind):
     model, encoded, heads = tiny(kind), tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
-    data = steering(
-        model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60
-    ).data
+    data = steering(model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60).data
 
     def hook_of(layer, head, dose):
         vector = torch.tensor(directions["query"].values[0, layer, head]) * dose / model.score_scaling(layer)
@@ -80,9 +78,7 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(float6
             added = torch.tensor(directions["keys"].values[0, 1, 1]) * (1.5 if d.cls == "a" else -1.5)
             cache.layers[1].keys[0, 1, p] += query_key.rotated(model, 1, added, torch.tensor(p))
         log_prob = model.hf(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].log_softmax(-1)
-        np.testing.assert_allclose(
-            data["log_prob_true"].sel(dose=1.5)[0, 0, i], log_prob[e.true_id], rtol=0, atol=1e-9
-        )
+        np.testing.assert_allclose(data["log_prob_true"].sel(dose=1.5)[0, 0, i], log_prob[e.true_id], rtol=0, atol=1e-9)
         plain = log_prob_true(answer(model, [e])[1], [e])
         np.testing.assert_allclose(data["log_prob_true"].sel(dose=0)[0, 0, i], plain[0], rtol=0, atol=1e-9)
 
@@ -92,7 +88,9 @@ def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
     directions = class_directions(model, tiny_blocks.blocks(4))
     data, control, _ = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
     assert data["heads"].values.tolist() == control["heads"].values.tolist() == ["one", "all"]
-    assert control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"
+    assert (
+        control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"
+    )
     first = steering(model, encoded, random_directions(directions, [0, 0]), sets, (0.0, 1.0), random=0).data["log_prob_true"]
     np.testing.assert_allclose(control["log_prob_true"].sel(draw=0), first, rtol=0, atol=1e-9)
     flat = directions.copy(deep=True)
@@ -113,8 +111,11 @@ def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_o
     own = xr.Dataset({"query": (("pair", "layer", "head", "d_head"), values)}, coords={"pair": list("abcd")})
     others = directions_of_other_pairs(own)
     for p in range(4):
-        lent = [values[q] * np.linalg.norm(values[p], axis=-1, keepdims=True) / np.linalg.norm(values[q], axis=-1, keepdims=True)
-                for q in range(4) if q != p]  # fmt: skip
+        lent = [
+            values[q] * np.linalg.norm(values[p], axis=-1, keepdims=True) / np.linalg.norm(values[q], axis=-1, keepdims=True)
+            for q in range(4)
+            if q != p
+        ]
         taken = [other["query"].isel(pair=p).values for other in others]
         assert all(sum(np.allclose(x, y) for y in taken) == 1 for x in lent) and len(taken) == 3
 
@@ -138,6 +139,4 @@ def test_what_cannot_be_steered_is_refused():
         (dict(directions=directions.assign_coords(pair=["c/d"])), "no direction for a/b"),
     ):
         with pytest.raises(TwoTowersError, match=remedy):
-            steering(
-                **{"model": model, "encoded": encoded, "directions": directions, "sets": {"one": [(0, 0)]}} | settings
-            )
+            steering(**{"model": model, "encoded": encoded, "directions": directions, "sets": {"one": [(0, 0)]}} | settings)

@@ -9,8 +9,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 def tokenizer(*tokens: str) -> PreTrainedTokenizerFast:
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])),
-                                   unk_token=tokens[0])  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])), unk_token=tokens[0]
+    )
 
 
 def test_byte_level_tokens_are_readable():

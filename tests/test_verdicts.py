@@ -1,13 +1,15 @@
 """`twotowers verdicts`: every claim on a model of one's own, beside what was registered before it was run."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
 from towerlab import cli, verdicts
 from towerlab.measure.chain import Run
-from twotowers import claims
+from twotowers import book, claims, recorded
 from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
 FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space"}
@@ -27,14 +29,26 @@ def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_h
 def test_chapters_are_those_that_judge_with_what_they_read():
     assert set(verdicts.chapters()["04-attention-weights"]) == {"locating", "heads", "towers"}
     assert not {"intro", "scorecard", "registered"} & verdicts.chapters().keys()
+    assert list(verdicts.chapters(["4", "9"])) == ["04-attention-weights", "09-when-texts-arrive"]
+    with pytest.raises(TwoTowersError, match="no chapter 99 judges claims"):
+        verdicts.chapters(["4", "99"])
+
+
+def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
+    known = recorded.open_recorded("smollm2-135m", "words", "towers")
+    measured = known._replace(data=known.data.assign_attrs(seconds=0.5))
+    monkeypatch.setattr(recorded.Laboratory, "opened", lambda self, name: measured)
+    for given, again in (({}, False), ({"blocks": 20, "locate": 4}, False), ({"seed": 1}, True), ({"labels": "foo/bar"}, True)):
+        chapter = book.open({"model": "smollm2-135m", **given})
+        assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == again
 
 
 @pytest.fixture
 def one_chapter(monkeypatch):
-    monkeypatch.setattr(verdicts, "chapters", lambda: {"04-attention-weights": ["locating", "heads", "towers"]})
+    monkeypatch.setattr(verdicts, "chapters", lambda only=(): {"04-attention-weights": ["locating", "heads", "towers"]})
 
 
-def test_the_command_measures_runs_chapters_and_prints_verdicts(one_chapter, tmp_path, capfd):
+def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(one_chapter, tmp_path, capfd, monkeypatch):
     given = [word for name, value in FEW.items() for word in (f"--{name}", value)]
     assert cli.main(["verdicts", "mini-gpt2", "--out", str(tmp_path), *given]) == 0
     said = capfd.readouterr()
@@ -42,6 +56,13 @@ def test_the_command_measures_runs_chapters_and_prints_verdicts(one_chapter, tmp
     saved = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
     assert "not testable, does not learn the task: accuracy" in said.out and str(verdicts.folder(run) / "verdicts.csv") in said.out
     assert set(saved["claim"]) == {name for name, claim in claims.claims().items() if claim.chapter == "4"}
+    shutil.copy(data_folder() / "seeds.csv", tmp_path)
+    monkeypatch.setattr(verdicts, "data_folder", lambda: tmp_path)
+    for _ in range(2):
+        verdicts.record(run, saved)
+    before, after = (pd.read_csv(path / "seeds.csv") for path in (data_folder(), tmp_path))
+    assert len(after) == len(before) and set(after["claim"]) == set(before["claim"])
+    assert after[after["blocks"] == 2]["claim"].tolist() == saved["claim"].tolist()
     assert "WARNING" not in said.err and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
 
 

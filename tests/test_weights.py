@@ -23,8 +23,7 @@ def numbers(request):
     if ASKED and paper_model(ASKED) != request.param:
         pytest.skip(f"another model than {ASKED}")
     source = ASKED if "/" in ASKED else source
-    cached = any(isinstance(try_to_load_from_cache(source, f), str)
-                 for f in ("model.safetensors", "model.safetensors.index.json"))  # fmt: skip
+    cached = any(isinstance(try_to_load_from_cache(source, f), str) for f in ("model.safetensors", "model.safetensors.index.json"))
     if not ASKED and not cached:
         pytest.skip(f"{source}: make verify MODEL={request.param}")
     if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < gigabytes << 30:

@@ -25,7 +25,9 @@ def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
     lines = [f"{row}: only in one of the tables" for row in rows.index.symmetric_difference(golden.index)]
     for row in rows.index.intersection(golden.index):
         new, old = rows.loc[row], golden.loc[row]
-        lines += [f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "label_pairs", "draws") if new[name] != old[name]]
+        lines += [
+            f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "label_pairs", "draws") if new[name] != old[name]
+        ]
         lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (new.verdict != old.verdict)
         for name in ("share", *NUMBERS):
             allowed = SETS if name == "share" else max(LOGITS, INTERVAL * width(old, name))

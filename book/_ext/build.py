@@ -63,9 +63,15 @@ def main() -> int:
     except (OSError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:
-        (BUILD / "pages.failed").write_text(why)
+        try:
+            (BUILD / "pages.failed").write_text(why)
+        except OSError:  # a disk that is full
+            print(f"twotowers: the pages failed: {why}", file=sys.stderr)
     return int(bool(why))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # told by `twotowers book`
+        sys.exit(130)

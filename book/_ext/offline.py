@@ -29,9 +29,7 @@ def write_files(app) -> None:
     explorer.write_data(Path(app.srcdir), target)
     vega = target / "vega.js"
     if not vega.exists():  # in a function, which keeps the names of the three libraries to themselves
-        vega.write_text(
-            f"(() => {{\n{vl_convert.javascript_bundle()}\nwindow.vegaEmbed ??= vegaEmbed;\n}})();\n", "utf8"
-        )
+        vega.write_text(f"(() => {{\n{vl_convert.javascript_bundle()}\nwindow.vegaEmbed ??= vegaEmbed;\n}})();\n", "utf8")
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:

@@ -67,9 +67,7 @@ def named(outputs: list[dict], at: int) -> str:
     """The name of the chart that stands at a place: its figure's, from the caption below, or its claim's, from above."""
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
         text = (
-            "".join(outputs[index]["data"].get("text/html", ""))
-            if 0 <= index < len(outputs) and "data" in outputs[index]
-            else ""
+            "".join(outputs[index]["data"].get("text/html", "")) if 0 <= index < len(outputs) and "data" in outputs[index] else ""
         )
         if match := re.search(rf'id="({kind}-[\w-]+)"', text):
             return match[1]
@@ -82,8 +80,9 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
+        folded = {"hide-input", "hide-cell", "remove-input"}.intersection(tags)
         is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
-        if "injected-parameters" in tags or is_long and not {"hide-input", "hide-cell", "remove-input"}.intersection(tags):
+        if not folded and (is_long or "injected-parameters" in tags):
             tags.append("hide-input")
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):

@@ -20,7 +20,7 @@
   // Folded parts print whole, and are folded again.
   let opened = [];
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll(".bd-article details:not([open])")];
+    opened = [...document.querySelectorAll(".bd-article details:not([open], .hide.above-input)")];  // source stays folded
     for (const part of opened) part.open = true;
   });
   addEventListener("afterprint", () => {

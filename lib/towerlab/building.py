@@ -36,16 +36,20 @@ def settings(given: Sequence[str], model: str | None) -> dict[str, str]:
     return found
 
 
-def build(given: dict[str, str], jobs: int, threads: int, profile: str | None = None) -> bool:
+def build(given: dict[str, str], jobs: int | None, threads: int, profile: str | None = None) -> bool:
     """Bring measurements, chapters and pages up to date; whether all went well. A chapter that fails stops no other,
     and the pages are built with its last good one. Raises TwoTowersError while another build is at work."""
     root = data_folder().parent
     below = root / "_build"
     below.mkdir(exist_ok=True)
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(root)]
-    how = ["--profile", profile, "--jobs", str(jobs)] if profile else ["--cores", str(jobs * threads)]
-    how += ["--keep-going", "--rerun-incomplete", "--quiet", "rules", "host", "--configfile", str(below / "settings.json")]
     log = below / "log/snakemake.txt"
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(root)]
+    if profile:  # which says how many jobs, unless asked for another number
+        how = ["--profile", profile, *(["--jobs", str(jobs)] if jobs else [])]
+        print(f"what each job does: {log}", file=sys.stderr)
+    else:
+        how = ["--cores", str((jobs or 1) * threads)]
+    how += ["--keep-going", "--rerun-incomplete", "--quiet", "rules", "host", "--configfile", str(below / "settings.json")]
     with locked(below / ".lock") as lock:
         log.parent.mkdir(exist_ok=True)
         log.write_text("")

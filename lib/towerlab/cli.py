@@ -32,12 +32,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
     measure = commands.add_parser("measure", help="measure a model; what is there already is not measured again")
     measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
-    measure.add_argument("--list", action="store_true", help="what each measures, and which others it needs")
+    measure.add_argument("--list", action="store_true", help="what each measures, which others it needs, and what it costs")
     record = commands.add_parser("record", help="the same into data/measurements, from where every page shows it")
     record.add_argument("model", help=Settings.model_fields["model"].description)
     record.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
     verdicts = commands.add_parser("verdicts", help="every claim on a model: measures, runs the chapters, prints verdicts")
     verdicts.add_argument("model", help=Settings.model_fields["model"].description)
+    verdicts.add_argument("--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)")
+    verdicts.add_argument("--record", action="store_true", help="also as rows of data/seeds.csv")
     for command, without in ((measure, ()), (record, ("model", "out")), (verdicts, ("model", "suite"))):
         for name, field in Settings.model_fields.items():
             if name in without:
@@ -48,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
     book.add_argument("--model", help="in place of the shipped one")
     book.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`")
-    book.add_argument("--jobs", default="1", help="how many at a time (default: 1)")
+    book.add_argument("--jobs", help="how many at a time (default: 1; with --profile what that says)")
     book.add_argument("--threads", default="1", help="of each (default: 1)")
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
     models = commands.add_parser("models", help="list the models that have a name, or fetch them")
@@ -77,18 +79,23 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     names = arguments.names or list(recorded.catalogue())
     for name in names:
         recorded.about(name)  # raises for a name of none
+    from towerlab.measure.chain import Run
+
     if arguments.do == "measure" and arguments.list:
         from towerlab.measure.registry import measurements
 
         for name in names:
             about = measurements()[name]
-            print(f"{name}: {about.what}" + f" Needs {', '.join(about.needs)}." * bool(about.needs))
+            needs = f" Needs {', '.join(about.needs)}." * bool(about.needs)
+            print(f"{name}: {about.what}{needs} About {Run(checked).passes(name):,.0f} passes.")
         return 0
-    from towerlab.measure.chain import Run
     from towerlab.model import loading
+    from towerlab.progress import say
 
     loading.check(checked.model, checked.device)
     run = Run(checked, command)
+    if cost := run.cost(names):
+        say(cost)
     for name in names:
         run.measured(name)
     print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
@@ -104,7 +111,9 @@ def _verdicts(arguments: argparse.Namespace, command: str) -> int:
 
     loading.check(checked.model, checked.device)
     run = Run(checked, command)
-    table = verdicts.verdicts(run, typed)
+    table = verdicts.verdicts(run, typed, [number for number in arguments.chapters.split(",") if number])
+    if arguments.record:
+        verdicts.record(run, table)
     print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
     for why, of in table[table["verdict"] == "not testable"].groupby("note"):
         print(f"not testable, {why}: {', '.join(of['claim'])}")
@@ -119,9 +128,8 @@ def _book(arguments: argparse.Namespace, command: str) -> int:
     from towerlab import building
 
     settings = building.settings(arguments.set, arguments.model)
-    return int(
-        not building.build(settings, _count(arguments.jobs, "jobs"), _count(arguments.threads, "threads"), arguments.profile)
-    )
+    jobs = None if arguments.jobs is None else _count(arguments.jobs, "jobs")
+    return int(not building.build(settings, jobs, _count(arguments.threads, "threads"), arguments.profile))
 
 
 def _count(value: str, name: str) -> int:
@@ -172,13 +180,16 @@ def _versions(arguments: argparse.Namespace, command: str) -> int:
 def _check(arguments: argparse.Namespace, command: str) -> int:
     from pathlib import Path
 
+    from twotowers import recorded
     from twotowers.contributed import faults
 
     folder = Path(arguments.folder).resolve()
     if not folder.is_dir():
         raise TwoTowersError(f"'{arguments.folder}' is no folder")
-    lines = faults(folder)
-    print("\n".join(lines) or f"{folder.name}: {len(list(folder.rglob('*.nc')))} measurements, all as the schema says")
+    lines, files = faults(folder), sorted(folder.rglob("*.nc"))
+    print("\n".join(lines) or f"{folder.name}: {len(files)} measurements, all as the schema says; a digest of the numbers of each:")
+    for path in files if not lines else ():
+        print(recorded.digest(recorded.load(path)), path.relative_to(folder))
     return 2 if lines else 0
 
 

@@ -45,6 +45,7 @@ ROWS = (("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
 EXAMPLE = Prompt([Demonstration(*row) for row in ROWS], "one", "foo", ("foo", "bar"))
 """The paper's example (v1 section 3)"""
 SHOWN = 5  # heads whose attention is shown when none is picked
+TOP = 5  # tokens beside the labels
 DOSE = 1.5  # of the scene that pushes the query
 
 
@@ -73,7 +74,7 @@ class Effect:
 
 
 @torch.inference_mode()
-def explore(model: Model, state: State, top: int = 5, kept: dict | None = None) -> Effect:
+def explore(model: Model, state: State, directions: dict | None = None) -> Effect:
     """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without two known classes."""
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
@@ -82,22 +83,22 @@ def explore(model: Model, state: State, top: int = 5, kept: dict | None = None) 
     pushed: Sequence[Head] = ()
     with ExitStack() as changes:
         if state.dose:
-            pushed, query = push(model, state.prompt, kept)
+            pushed, query = push(model, state.prompt, directions)
             at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
             changes.enter_context(edited(model, steer(pushed, query, None, at)))
         changes.enter_context(changing_z(model, {layer: partial(ablation.apply, layer) for layer, _ in state.heads}))
         after = capture(model, [encoded], {"weights", "keys"})
     for layer, head in pushed:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
-        added = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
-        after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + added).softmax(-1)
-    p = [seen.logits[0].double().softmax(-1).cpu().numpy() for seen in (before, after)]
-    tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:top].tolist()])
-    differences = [head_logit_differences(seen, model).cpu().numpy() for seen in (before, after)]
+        score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
+        after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + score_of_push).softmax(-1)
+    p = [state_of.logits[0].double().softmax(-1).cpu().numpy() for state_of in (before, after)]
+    tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:TOP].tolist()])
+    differences = [head_logit_differences(state_of, model).cpu().numpy() for state_of in (before, after)]
     heads = pd.DataFrame(np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"])
     heads["before"], heads["after"] = map(np.ravel, differences)
     answer = pd.DataFrame([{"token": _shown(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
-    shown = state.heads or pushed or strongest(heads)
-    return Effect(answer, _attention(encoded, shown, before, after), heads, _sentence(model, state, p))
+    heads_shown = state.heads or pushed or strongest(heads)
+    return Effect(answer, _attention(encoded, heads_shown, before, after), heads, _sentence(model, state, p))
 
 
 def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
@@ -106,22 +107,21 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
     return tuple(map(Head, rows["layer"].tolist(), rows["head"].tolist()))
 
 
-def head_logit_differences(seen: Capture, model: Model) -> Float[Tensor, "layer head"]:
+def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
     """What every head adds to the logit of the true label minus the other at the last position (nats), final norm frozen."""
-    row = logit_difference_rows(seen, model)[0]
-    written = (
-        torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row)
-        for layer, z in enumerate(seen.z)
+    row = logit_difference_rows(capture, model)[0]
+    parts = (
+        torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row) for layer, z in enumerate(capture.z)
     )
-    return torch.stack(list(written))
+    return torch.stack(list(parts))
 
 
-def _attention(encoded: Encoded, shown: Sequence[tuple[int, int]], *seen: Capture) -> pd.DataFrame:
-    """Mean over heads of the attention on each label, in every one of `seen`."""
-    layer, head = zip(*shown, strict=True)
+def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], *captures: Capture) -> pd.DataFrame:
+    """Mean over heads of the attention on each label, in each of the captures."""
+    layer, head = zip(*heads, strict=True)
     rows = [f"{i + 1}. {d.text} : {d.label}" for i, d in enumerate(encoded.prompt.demonstrations)]
     at = list(encoded.label_positions)
-    means = [of.weights[layer, 0, head].double().mean(0)[at].cpu().numpy() for of in seen]
+    means = [of.weights[layer, 0, head].double().mean(0)[at].cpu().numpy() for of in captures]
     return pd.DataFrame({"demonstration": rows, "before": means[0], "after": means[1]})
 
 
@@ -166,15 +166,16 @@ class Playground(widgets.VBox):
         self.model = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
         self.effect: Effect | None = None
         self._past: list[dict] = []
-        self._kept: dict = {}
+        self._directions: dict = {}
         late = {"continuous_update": False}
         self.fields = {
             "demonstrations": widgets.Textarea(rows=6, placeholder="text : label", **late),
-            "query": widgets.Text(**late), "true label": widgets.Text(**late),
+            "query": widgets.Text(**late),
+            "true label": widgets.Text(**late),
             "separator": widgets.Dropdown(options=list(SEPARATORS)),
             "heads": widgets.Text(placeholder="3-1, 2-5", **late),
             "push": widgets.FloatSlider(min=-3, max=3, step=0.25, **late),
-        }  # fmt: skip
+        }
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
         self.error, self.sentence, self.shown = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.undo = widgets.Button(description="undo")
@@ -209,7 +210,7 @@ class Playground(widgets.VBox):
                 self._past.append(self._now)
                 heads = strongest(self.effect.heads) if scene == SWITCH_OFF else state.heads
                 self._put(State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose))
-            self.effect = explore(self.model, self.state(), kept=self._kept)
+            self.effect = explore(self.model, self.state(), directions=self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen
             line = str(error) if isinstance(error, TwoTowersError) else repr(error).splitlines()[0]
             self.error.value = f"<span style='color:#c0392b' role='alert'>{html.escape(line)}</span>"

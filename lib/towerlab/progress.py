@@ -10,11 +10,15 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 QUIET = 60.0  # seconds between two lines where nothing can be redrawn
+_PART: ContextVar[str] = ContextVar("part", default="")
 LINES = "TWOTOWERS_PROGRESS_LINES"  # set where several commands share a terminal: lines there, too
 
 
@@ -35,9 +39,19 @@ def in_kernel() -> bool:
     return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
+@contextmanager
+def part(which: str) -> Iterator[None]:
+    """Bars say which part of a measurement they are of, such as ", part 2 of 9"."""
+    token = _PART.set(which)
+    try:
+        yield
+    finally:
+        _PART.reset(token)
+
+
 def progress(what: str, total: int) -> tqdm:
     """A bar over `total` prompts (`with progress("heads", 800) as bar: bar.update(8)`); gone when it is done."""
-    stream = outside()
+    stream, what = outside(), what + _PART.get()
     if stream.isatty() and not os.environ.get(LINES):
         return tqdm(total=total, desc=what, unit="prompt", leave=False, file=stream)
     return _Lines(total=total, desc=what, unit="prompt", mininterval=QUIET, file=stream, leave=False)

@@ -1,8 +1,8 @@
 """What the scenes of the playground do to a prompt, and the push of its query along the direction between two classes.
 
-    SCENES["Swap the labels"](prompt)                 # another prompt
-    heads, query = push(model, prompt)                # layer -> what a dose of 1 adds to the last position's queries
-    with edited(model, steer(heads, query, None, at)): ...
+SCENES["Swap the labels"](prompt)                 # another prompt
+heads, query = push(model, prompt)                # layer -> what a dose of 1 adds to the last position's queries
+with edited(model, steer(heads, query, None, at)): ...
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def true_label(rows: Sequence[tuple[str, str]], query: str) -> str | None:
 
 def pair_of(prompt: Prompt) -> tuple[str, str]:
     """Two classes of the demonstrations, the query's first where it is one of them. Raises TwoTowersError for fewer."""
-    shown = list(dict.fromkeys(filter(None, (class_of(d.text) for d in prompt.demonstrations))))
+    classes = list(dict.fromkeys(filter(None, (class_of(d.text) for d in prompt.demonstrations))))
     own = class_of(prompt.query)
-    pair = [own, *(cls for cls in shown if cls != own)] if own in shown else shown
+    pair = [own, *(cls for cls in classes if cls != own)] if own in classes else classes
     if len(pair) < 2:
         raise TwoTowersError("a push needs demonstrations of two classes of the word lists, such as love and two")
     return pair[0], pair[1]
@@ -74,15 +74,15 @@ Direction = tuple[list[Head], Float[Tensor, "layer head d_head"]]
 
 
 def push(
-    model: Model, prompt: Prompt, kept: dict[tuple, Direction] | None = None
+    model: Model, prompt: Prompt, directions: dict[tuple, Direction] | None = None
 ) -> tuple[list[Head], dict[int, Float[Tensor, "1 head d_head"]]]:
     """The heads that compare the prompt's two classes most, and what a dose of 1 towards the other class adds to the queries
-    of every head of their layers at the prompt's last position. `kept`: directions of this model made before, and after."""
-    names, kept = {sign: name for name, sign in SEPARATORS.items()}, {} if kept is None else kept
+    of every head of their layers at the prompt's last position. `directions`: those of this model made before, and after."""
+    names, directions = {sign: name for name, sign in SEPARATORS.items()}, {} if directions is None else directions
     key = (pair_of(prompt), names[prompt.separator], prompt.labels[:2])
-    if key not in kept:
-        kept[key] = _direction(model, *key)
-    heads, direction = kept[key]
+    if key not in directions:
+        directions[key] = _direction(model, *key)
+    heads, direction = directions[key]
     last = torch.tensor([[encode(prompt, model.tokenizer).last]], device=model.device).expand(1, model.n_heads)
     return heads, {layer: query_key.rotated(model, layer, direction[layer][None], last) for layer, _ in heads}
 
@@ -90,14 +90,14 @@ def push(
 def _direction(model: Model, pair: tuple[str, str], separator: str, labels: Sequence[str]) -> Direction:
     """Heads by attention to labels of the query's class minus the other; mean query of the other class minus the own."""
     own, other = pair
-    drawn = draw_blocks(BLOCKS, Form(2, separator), seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)])
-    encoded = encode_all(drawn, model.tokenizer, model.context)
+    blocks = draw_blocks(BLOCKS, Form(2, separator), seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)])
+    encoded = encode_all(blocks, model.tokenizer, model.context)
 
-    def read(seen: Capture) -> Float[Tensor, "layer head"]:
-        at = seen.label_positions[:, None].expand(-1, model.n_heads, -1)
-        true = torch.tensor([e.prompt.is_true for e in seen.prompts], device=at.device)[:, None]
-        assert seen.weights is not None
-        looks = torch.stack([weights.gather(2, at) for weights in seen.weights])
+    def read(capture: Capture) -> Float[Tensor, "layer head"]:
+        at = capture.label_positions[:, None].expand(-1, model.n_heads, -1)
+        true = torch.tensor([e.prompt.is_true for e in capture.prompts], device=at.device)[:, None]
+        assert capture.weights is not None
+        looks = torch.stack([weights.gather(2, at) for weights in capture.weights])
         return torch.where(true, looks, -looks).sum((1, 3)).double().cpu()
 
     prefers = torch.stack(read_all(model, encoded, {"weights"}, read, 1024)).sum(0)

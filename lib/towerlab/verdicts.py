@@ -1,6 +1,7 @@
 """All claims of the book on one model: what is missing is measured, the chapters run, and verdicts stand beside what was registered.
 
     twotowers verdicts path/to/model --blocks 50       # -> OUT/MODEL/SUITE/verdicts.csv
+    twotowers verdicts mini-gpt2 --seed 1 --record     # other draws of prompts, also -> data/seeds.csv
 
 Registered predictions are in data/preregistration.csv: written down, with probabilities, before a model was run.
 """
@@ -11,11 +12,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import xarray as xr
 from twotowers import claims, evidence, recorded
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, data_folder
@@ -27,9 +29,12 @@ from towerlab.progress import say
 SAID = ["claim", "statement", "verdict", "effect", "effect_low", "effect_high", "unit", "control", "p", "p_holm", "note"]
 
 
-def chapters() -> dict[str, list[str]]:
-    """Chapters that judge claims, in order: their notebook's name -> the measurements that they read."""
+def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Chapters that judge claims, in order: their notebook's name -> the measurements that they read. `only`: their numbers."""
     judging = {claim.chapter for claim in claims.claims().values()}
+    if unknown := {*only} - judging:
+        raise TwoTowersError(f"no chapter {min(unknown)} judges claims: choose some of {','.join(sorted(judging))}")
+    judging &= {*only} or judging
     names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if _number(path) in judging]
     about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names}
     return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
@@ -44,20 +49,20 @@ def folder(run: Run) -> Path:
     return recorded.folder(run.settings, run.name)
 
 
-def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
+def verdicts(run: Run, given: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
     """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv beside the measurements.
 
-    given: settings as they were typed, which are parameters of every chapter. Raises TwoTowersError for a chapter that
-    fails, naming its reason.
+    given: settings as they were typed, which are parameters of every chapter. only: numbers of chapters, all without them.
+    Raises TwoTowersError for a chapter that fails, naming its reason.
     """
     rows_of, done, logs = (folder(run) / name for name in ("evidence", "chapters", "log"))
     for place in (rows_of, done, logs):
         place.mkdir(parents=True, exist_ok=True)
-    needs = dict.fromkeys(name for needed in chapters().values() for name in needed)
+    needs = dict.fromkeys(name for needed in chapters(only).values() for name in needed)
     for name in needs:
-        run.measured(name)
+        _opened(run, name)
     parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
-    for name in chapters():
+    for name in chapters(only):
         say(f"{run.name}: chapter {name}")
         out, command = done / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
         with (logs / f"{out.name}.txt").open("w") as log:
@@ -71,6 +76,22 @@ def verdicts(run: Run, given: Mapping[str, Any]) -> pd.DataFrame:
     table = beside_registered(rows[rows["model"] == run.name])
     table.to_csv(folder(run) / "verdicts.csv", index=False)
     return table
+
+
+def _opened(run: Run, name: str) -> xr.Dataset:
+    """A measurement as chapters open it: the recorded one where that is of these settings."""
+    known = recorded.open_recorded(run.name, run.settings.suite, name)
+    return known.data if known and recorded.serves(known, run.settings) else run.measured(name)
+
+
+def record(run: Run, table: pd.DataFrame) -> None:
+    """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and claim."""
+    path, seed = data_folder() / "seeds.csv", run.settings.seed
+    blocks = json.loads(_opened(run, "heads").attrs["identity"])["blocks"]
+    kept, rows = pd.read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
+    again = (kept["model"] == run.name) & (kept["seed"] == seed) & kept["claim"].isin(rows["claim"])
+    shortened = rows[kept.columns].map(lambda value: float(f"{value:.4g}") if isinstance(value, float) else value)
+    pd.concat([kept[~again], shortened]).sort_values(["model", "seed"], kind="stable").to_csv(path, index=False)
 
 
 def beside_registered(rows: pd.DataFrame) -> pd.DataFrame:

@@ -66,6 +66,8 @@ class Chapter:
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
+        if settings.blocks < pages.QUICK and self.model not in recorded.recorded():
+            pages.quick_look(self.model, settings.blocks)
         self._open: dict[tuple[str, str], dict[str, Opened]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
 
@@ -94,9 +96,9 @@ class Chapter:
         if (suite, name) not in self._open:
             every = {model: recorded.open_recorded(model, suite, name) for model in self.models}
             files = {model: measurement for model, measurement in every.items() if measurement is not None}
-            if self.model not in files:
-                of_suite = Laboratory(self.settings.model_copy(update={"suite": suite}))
-                files[self.model] = self._laboratories.setdefault(suite, of_suite).opened(name)
+            settings = self.settings.model_copy(update={"suite": suite})
+            if self.model not in files or not recorded.serves(files[self.model], settings):
+                files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).opened(name)
             for model in sorted(every.keys() - files.keys()):
                 self.not_recorded.setdefault(model, []).append(_command(model, suite, name))
             why = recorded.NOT_TESTABLE
@@ -110,7 +112,9 @@ class Chapter:
         """Recorded models. Folders that are odd are left out, each named in a line."""
         lines = {name: contributed.faults(folder) for name, folder in recorded.recorded().items()}
         for name in (name for name in lines if lines[name]):
-            pages.note(f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}")
+            pages.note(
+                f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}"
+            )
         return [name for name in lines if not lines[name]]
 
     @cached_property

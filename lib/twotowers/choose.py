@@ -20,7 +20,7 @@ Every function is pure: datasets of `measure.heads` in, lists of heads out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,18 +81,6 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     }
 
 
-def head_table(heads: xr.Dataset, k: int = TOP) -> pd.DataFrame:
-    """One row a head: layer, head, name ("18-6"), its value in every ranking, and its set, for the two scatter plots.
-
-    Sets: "comparers", "suppressors", "writers" by the rules of the module (a comparer that is also a writer is a writer),
-    "other heads".
-    """
-    table, sets = xr.Dataset(rankings(heads)).to_dataframe().reset_index(), head_sets(heads, k)
-    at = [Head(*row) for row in table[["layer", "head"]].itertuples(index=False)]
-    kind = {head: name for name in ("comparers", "suppressors", "writers") for head in sets[name]}
-    return table.assign(name=[str(head) for head in at], set=[kind.get(head, "other heads") for head in at])
-
-
 def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
     """The other query heads of the same key-value heads (`group` query heads share one): they share keys and values."""
     return [
@@ -102,18 +90,18 @@ def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
 
 
 def matched_sets(
-    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int, seed: int = 0, beside: Iterable[Head] = ()
+    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int
 ) -> list[list[Head]]:
-    """Random sets of as many heads in the same layers, none from the key-value groups of `heads` or `beside`.
+    """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 
     Where a layer has too few such heads, those of the nearest layers take part (the layer above before the one below).
     Raises NotTestable when the model has too few heads left.
     """
-    taken = {(layer, h // group) for layer, h in (*heads, *beside)}
+    taken = {(layer, h // group) for layer, h in heads}
     free = {layer: [h for h in range(n_heads) if (layer, h // group) not in taken] for layer in range(n_layers)}
     if sum(map(len, free.values())) < len(heads):
         raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer (top_k)")
-    rng, out = np.random.default_rng([seed, 44]), []
+    rng, out = np.random.default_rng([0, 44]), []
     for _ in range(draws):
         left = {layer: list(rng.permutation(free[layer])) for layer in free}
         drawn = []

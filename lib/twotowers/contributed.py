@@ -1,6 +1,6 @@
 """A recorded folder that somebody hands in is data: it is checked before anything of it is used.
 
-    faults(Path("data/measurements/someone"))     # [], or a line for everything that is wrong with it
+faults(Path("data/measurements/someone"))     # [], or a line for everything that is wrong with it
 """
 
 from __future__ import annotations

@@ -212,8 +212,9 @@ def of_set(
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
     for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then it is cross-fit, and
     random sets are drawn. sets: name -> heads of the model; turns: values -> (sets chosen on other class pairs and label
-    pairs, the prompts of values that these judge), each in turn; matched: heads -> random sets of others. Raises NotTestable where the rule names
-    no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked for, or of another kind.
+    pairs, the prompts of values that these judge), each in turn; matched: heads -> random sets of others. Raises NotTestable
+    where the rule names no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked
+    for, or of another kind.
     """
     try:
         if not claim.heads:
@@ -234,17 +235,23 @@ def _of_single_heads(claim, values, control, turns, matched):
     _check_dims("values", values, ("prompt", "layer", "head"))
     drawn = claim.control == "random sets"
     _check_control(claim, control, drawn)
-    own, random = [], []
+    chosen = []
     for sets, judges in turns(values.assign_coords(at=("prompt", range(values.sizes["prompt"])))):
         if claim.heads not in sets:
             raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
-        heads = sets[claim.heads]
-        if not heads:
+        if not sets[claim.heads]:
             raise NotTestable(f"the rule names no {claim.heads}")
-        own.append(over_sets(judges, [heads]).isel(draw=0, drop=True))
-        random.append(over_sets(judges, matched(heads)) if drawn else own[-1])
-    effect, usual = (xr.concat(parts, "prompt").sortby("at").drop_vars("at") for parts in (own, random))
-    return effect, usual if drawn else control
+        chosen.append((sets[claim.heads], judges))
+
+    def joined(sets_of: Callable[[Heads], Sequence[Heads]]) -> xr.DataArray:
+        return xr.concat([over_sets(judges, sets_of(heads)) for heads, judges in chosen], "prompt").sortby("at").drop_vars("at")
+
+    effect = joined(lambda heads: [heads]).isel(draw=0, drop=True)
+    if not drawn:
+        return effect, control
+    union = list(dict.fromkeys(head for heads, _ in chosen for head in heads))
+    stands_for = [dict(zip(union, random, strict=True)) for random in matched(union)]  # the same random head in every turn
+    return effect, joined(lambda heads: [[of[head] for head in heads] for of in stands_for])
 
 
 def _of_named_sets(claim, values, control, sets):

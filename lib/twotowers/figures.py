@@ -28,7 +28,10 @@ COLOURS = {
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,
-    "choice": VIOLET, "label words": SAND, "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "choice": VIOLET, "label words": SAND, "first class of the pair": VIOLET, "second class": TAN,
+    "helps the answer": GREEN, "holds it down": PURPLE,
+    "one true fewer": VIOLET, "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN,
+    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
     "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
@@ -66,8 +69,13 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
 
 
 def facets(
-    chart: alt.Chart | alt.LayerChart, table: pd.DataFrame, *, columns: int = 3, height: int | alt.Step = 180, row: str | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    chart: alt.Chart | alt.LayerChart,
+    table: pd.DataFrame,
+    *,
+    columns: int = 3,
+    height: int | alt.Step = 180,
+    row: str | None = None,
+) -> alt.FacetChart:
     """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`.
 
     `row`: a column of the table, whose values become rows of panels, each with all models.
@@ -98,8 +106,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     control = base.mark_tick(color=GREY, thickness=2, size=14).encode(y=rows, x="control:Q", tooltip=tip)
     marks = line + control + dot if table["control"].notna().any() else line + dot
     zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
-    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
-    return (zero + marks).properties(width="container", height=alt.Step(24), autosize=fit)
+    return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
 
 def _ordered(names: pd.Series) -> list[str]:
@@ -117,16 +124,17 @@ def bars(
     table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
     row: str | None = None, line: float = 0.0,
 ) -> alt.FacetChart:  # fmt: skip
-    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; a dashed line, such as chance, at `line`."""
+    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
     names, sort = _ordered(table[group]), _ordered(table[x])
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
-        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)), color=colour(group, names),
+        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
+        color=colour(group, names),
         tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
-    )  # fmt: skip
+    )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     dashed = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
@@ -161,7 +169,7 @@ def dots(
     if group:
         names = list(dict.fromkeys(table[group]))
         base = base.encode(color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names))
-    axis = alt.Axis(tickCount=4, format=".0%") if fmt.endswith("%") else alt.Axis(tickCount=4)
+    axis = alt.Axis(tickCount=4, labelOverlap=True, **({"format": ".0%"} if fmt.endswith("%") else {}))
     scale = alt.Scale(domain=list(ends), clamp=True) if ends else alt.Scale()
     at_null = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(null))
     point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis, scale=scale))
@@ -183,7 +191,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
-    """One point a head, a panel a model; columns name and set as `choose.head_table` gives them. All but the other heads are named."""
+    """One point a head, a panel a model; columns name and set as `choose.head_table` gives; sets are named where there is room."""
     points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
@@ -196,13 +204,15 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
 
 
 def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
-    """Where the names of one model's heads of a set stand: beside their points, below a name that is in the way."""
+    """Where the names of one model's heads of a set stand: beside their points or just below, or nowhere."""
     gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
     out = table.assign(align=None, **{"text y": table[y]})
     places: list[tuple[float, float]] = []
     for i, row in table[table["set"] != "other heads"].sort_values(y, ascending=False).iterrows():
         start = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
         at = min([row[y], *(above - gap for other, above in places if abs(other - start) < wide)])
+        if at < row[y] - 1.5 * gap:
+            continue  # in a crowd: a name far below its point would say nothing
         places.append((start, at))
         out.loc[i, ["align", "text y"]] = "left" if start == row[x] else "right", at
     return out

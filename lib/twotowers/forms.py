@@ -53,9 +53,7 @@ def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tu
 def check_labels(labels: Sequence[str], true_label: str) -> None:
     """Raise TwoTowersError unless `labels` are two or more different words and `true_label` is one of them."""
     if len(labels) < 2 or len(set(labels)) != len(labels):
-        raise TwoTowersError(
-            f"equal labels or fewer than two ({', '.join(labels)}): give different ones, such as foo, bar"
-        )
+        raise TwoTowersError(f"equal labels or fewer than two ({', '.join(labels)}): give different ones, such as foo, bar")
     for label in labels:
         if not label or label != label.strip():
             raise TwoTowersError(f"the label {label!r} is empty or has spaces at its edges: give a plain word")

@@ -47,6 +47,4 @@ def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, 
     """Raise TwoTowersError for a head that a model of this name and size does not have."""
     for layer, head in heads:
         if not (0 <= layer < n_layers and 0 <= head < n_heads):
-            raise TwoTowersError(
-                f"head {layer}-{head} is not in {name}: layers go to {n_layers - 1}, heads to {n_heads - 1}"
-            )
+            raise TwoTowersError(f"head {layer}-{head} is not in {name}: layers go to {n_layers - 1}, heads to {n_heads - 1}")

@@ -1,9 +1,9 @@
 """A measurement as its file holds it and as chapters see it: named sets of heads, and random ones beside them.
 
-    opened = recorded.open_recorded("smollm2-135m", "words", "ablations")
-    opened.data                                # variables over (heads, prompt)
-    opened.control                             # over (heads, draw, prompt); None where there is none
-    of_labels(opened, "names").data            # the prompts whose labels are the classes' own names
+opened = recorded.open_recorded("smollm2-135m", "words", "ablations")
+opened.data                                # variables over (heads, prompt)
+opened.control                             # over (heads, draw, prompt); None where there is none
+of_labels(opened, "names").data            # the prompts whose labels are the classes' own names
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def with_shared(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     """A part without what it shares with the data: what is written to its group."""
     variables = part[[name for name, array in part.data_vars.items() if "heads" in array.dims]]
-    return variables.drop_vars([name for name in variables.coords if name in data.coords and name != "heads"]).drop_attrs(deep=False)
+    return variables.drop_vars([name for name in variables.coords if name in data.coords and name != "heads"]).drop_attrs(
+        deep=False
+    )
 
 
 def of_labels(opened: Opened, labels: str) -> Opened:

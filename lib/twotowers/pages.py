@@ -1,8 +1,8 @@
 """What pages show beside charts: the sentence under a claim, the table of verdicts, tables and notes; every text in them is escaped.
 
-    pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
-    pages.shown(table, precision=2)
-    pages.note("A sentence made in a cell.")
+pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each cell
+pages.shown(table, precision=2)
+pages.note("A sentence made in a cell.")
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.paths import book_folder
 
 CHANCE = 0.5
+QUICK = 15
+"""Fewer class pairs than these are a quick look; so few blocks have one each"""
 
 
 def _format(claim: Claim) -> str:
@@ -48,20 +50,31 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
-                reach = round(row["share"] * row["draws"])
+                reach, least = round(row["share"] * row["draws"]), 1 / (row["draws"] + 1)  # no smaller share can be told from none
                 text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
+                text += f" (p at least {least:.2g})" if not reach else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
         items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
-    small = f'<p><small>{"; ".join(rests_on)}</small></p>' if rests_on else ""
+    small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 
 def all_evidence() -> pd.DataFrame:
     """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
-    return evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    rows = evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
+        if pairs < QUICK:
+            quick_look(str(model), int(pairs))
+    return rows
+
+
+def quick_look(model: str, pairs: int) -> None:
+    """Say that what a page shows of a model rests on few class pairs."""
+    what = f"A quick look at {model}: {pairs} class pairs, so intervals are wide, and few claims can be decided."
+    note(f"{what} Verdicts of the book rest on blocks=50 or more.")
 
 
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:

@@ -15,6 +15,9 @@ import hashlib
 import importlib
 import json
 import os
+import platform
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
@@ -130,6 +133,25 @@ def open_recorded(model: str, suite: str, name: str) -> Opened | None:
     return opened
 
 
+def serves(opened: Opened, settings: Settings) -> bool:
+    """Whether a recorded measurement stands for its model under these settings: it has every one that is not a default, but
+    for how many blocks there are, which are its own."""
+    made_of = json.loads(opened.data.attrs["identity"])
+    return all(made_of.get(name) == value for name, value in settings.changed().items() if name not in ("blocks", "locate"))
+
+
+def digest(opened: Opened) -> str:
+    """12 hexadecimal digits of the SHA-256 over all numbers and names of a measurement. What is told of its making, such as
+    date and seconds, is not in it: equal numbers have equal digits, whoever measured them."""
+    out = hashlib.sha256()
+    for part in (part for part in opened if part is not None):
+        for name in sorted(map(str, part.variables)):
+            values = part[name].values
+            content = json.dumps(values.tolist()).encode() if values.dtype.kind in "UO" else values.tobytes()
+            out.update(f"{name} {part[name].dims} {values.shape} {values.dtype.kind} ".encode() + content)
+    return out.hexdigest()[:12]
+
+
 def check_current(made_of: Mapping[str, Any], model: str, suite: str, name: str) -> None:
     """Raises TwoTowersError where an identity is of other texts, or of an older version of a measurement or of its needs."""
     if made_of.get("texts") != texts(suite):
@@ -150,8 +172,7 @@ def folder(settings: Settings, model: str, judges: bool = True) -> Path:
     """Where measurements of these settings lie, of a model of this name: those of other settings than the default ones
     beside them, so that going from one seed or dtype to another and back measures nothing twice. `judges`: see Version.
     Recorded ones have one place."""
-    out, default = Path(settings.out), Settings(model=settings.model, suite=settings.suite).deciding()
-    other = {k: v for k, v in settings.deciding().items() if v != default[k] and (judges or k != "blocks")}
+    out, other = Path(settings.out), {k: v for k, v in settings.changed().items() if judges or k != "blocks"}
     if not other or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
     digest = hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()
@@ -196,9 +217,10 @@ def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
     except schema.OtherForm as error:
         raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or twotowers/schema.py") from None
     parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(opened, name)) is not None}
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
-        with _writing(path):
+        with _undisturbed(), _writing(path):
+            _remove_left(path)
             for group, part in parts.items():
                 mode: Literal["w", "a"] = "w" if group == "/" else "a"
                 of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
@@ -212,14 +234,25 @@ def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
             scratch.unlink(missing_ok=True)
 
 
+def _remove_left(path: Path) -> None:
+    """Remove what processes of this machine wrote of a file, and were killed."""
+    for left in path.parent.glob(f".{path.name}.{platform.node()}.*.part"):
+        try:
+            os.kill(int(left.suffixes[-2][1:]), 0)  # asks whether there is such a process
+        except ProcessLookupError:
+            left.unlink(missing_ok=True)
+
+
 def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Variable]:
     """The logit differences of a part, of the rounded log-probabilities that its file keeps: whoever takes them gets the same."""
     with xr.open_dataset(path, group=group, engine="netcdf4") as file:
         return {
             name: (file[f"{side}log_prob_true"].variable - file[f"{side}log_prob_other"].variable)._replace(attrs=part[name].attrs)
-            if f"{side}log_prob_true" in file else part[name].variable
-            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True) if name in part
-        }  # fmt: skip
+            if f"{side}log_prob_true" in file
+            else part[name].variable
+            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True)
+            if name in part
+        }
 
 
 def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]]:
@@ -244,6 +277,24 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and the like wait until a file is done: within xarray's own locks they would leave the process waiting for ever."""
+    waiting: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers, nor is disturbed
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(kind)):  # of Python: those of the system end the process at once
+                handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
+    try:
+        yield
+    finally:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+        for first in waiting[:1]:
+            signal.raise_signal(first)
+
+
+@contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -258,9 +309,10 @@ def load(path: Path, lazy: bool = False) -> Opened:
 
     Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of another form."""
     try:
-        groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
-        for part in () if lazy else groups.values():
-            part.load().close()
+        with _undisturbed():
+            groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
+            for part in () if lazy else groups.values():
+                part.load().close()
     except FileNotFoundError:
         raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
     except (OSError, ValueError, RuntimeError) as error:

@@ -28,7 +28,7 @@ def _number(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> list[str]:
-    """"foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
+    """ "foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
     if value in AUTO or value == []:
         return []
     texts = value.split(",") if isinstance(value, str) else value
@@ -103,6 +103,11 @@ class Settings(BaseModel):
     def deciding(self) -> dict[str, Any]:
         """The settings that decide numbers: all but the model's name, and where things run and lie."""
         return self.model_dump(exclude={"model", "device", "device_map", "out"})
+
+    def changed(self) -> dict[str, Any]:
+        """Those of them that are not the default ones; the suite is a place of its own."""
+        default = Settings(model=self.model, suite=self.suite).deciding()
+        return {name: value for name, value in self.deciding().items() if value != default[name]}
 
 
 def _one_line(error: ValidationError, values: dict[str, Any]) -> str:

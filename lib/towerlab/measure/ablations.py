@@ -169,14 +169,23 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     return Opened(named, control, with_shared(rows(data, n, first, "size", SIZES), named) if first else None)
 
 
-@measurement("ablations", needs=("locating", "singles"), version=2)
+@measurement("ablations", needs=("locating", "singles"), version=2, on="few", passes=15)
 def _ablations(run: Run) -> Opened:
     """Sets of heads zeroed at all positions, as the EMNLP version does."""
-    return _of_sets(run, lambda sets: ablations(run.model, run.encode(run.few()), sets, ("all",)))
+    few = run.encode(run.few())
+
+    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return run.in_parts("ablations", few, lambda some: ablations(run.model, some, sets, ("all",))).data
+
+    return _of_sets(run, measure)
 
 
-@measurement("ablations_last", needs=("locating", "singles"), version=2)
+@measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=3)
 def _ablations_last(run: Run) -> Opened:
     """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
-    replacements = {"zero": None, "mean": mean_z(run.model, run.locating())}
-    return _of_sets(run, lambda sets: ablations(run.model, run.encode(run.few()), sets, ("last",), replacements))
+    few, replacements = run.encode(run.few()), {"zero": None, "mean": mean_z(run.model, run.locating())}
+
+    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return run.in_parts("ablations_last", few, lambda some: ablations(run.model, some, sets, ("last",), replacements)).data
+
+    return _of_sets(run, measure)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import xarray as xr
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
 from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
@@ -21,23 +23,14 @@ from towerlab.prompts.prompt import Encoded, Prompt, batches
 from towerlab.prompts.variants import factorial, patterns
 
 
-def answers(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> xr.Dataset:
+def answers(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass each."""
     out = Answers(encoded)
     with progress("answers", len(encoded)) as bar:
-        for index, (top, log_prob) in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
+        for index, (top, log_prob) in in_memory(lambda _, batch: answer(model, batch), batches(encoded)):
             out.put((), index, top, log_prob)
             bar.update(len(index))
     return observations(encoded, out.variables())
-
-
-def joined(parts: Sequence[xr.Dataset], **coordinates: Sequence) -> xr.Dataset:
-    """Measurements of several sets of prompts as one, each with a value of every coordinate given: (prompt,)."""
-    named = [
-        part.assign_coords({name: ("prompt", [values[i]] * part.sizes["prompt"]) for name, values in coordinates.items()})
-        for i, part in enumerate(parts)
-    ]
-    return xr.concat(named, "prompt", data_vars="minimal", coords="minimal", compat="override", join="override")
 
 
 KS = (1, 2, 4, 8)
@@ -46,44 +39,51 @@ ORDERS = 6
 """Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
 
 
-@measurement("forms", needs=(), version=1, judges=False)
-def _forms(run: Run) -> xr.Dataset:
+@measurement("forms", needs=(), version=1, on="locate", passes=4)
+def _forms(run: Run) -> Opened:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
     run.locating(Form(ks[0], run.settings.separator or "space"))  # raises, where not even the shortest prompt can be read
-    return joined(_in_forms(run, ks))
+    return run.in_parts("forms", _in_forms(run, ks), lambda some: _with_form(run, some))
 
 
-@measurement("demonstrations", needs=("forms",), version=1, judges=False)
+@measurement("demonstrations", needs=("forms",), version=1, on="locate", passes=4)
 def _demonstrations(run: Run) -> xr.Dataset:
-    """The same with more demonstrations than are chosen from, up to eight of each class, for Figure 1.1 alone."""
-    more = [] if run.settings.k else [k for k in KS if k > choose.MOST_K]
-    return joined([run.measured("forms").drop_attrs(deep=False), *_in_forms(run, more)])
+    """Answers on the locating blocks with up to eight demonstrations of each class, more than are chosen from, for Figure 1.1."""
+    forms = run.measured("forms").drop_attrs(deep=False)
+    more = [] if run.settings.k else _in_forms(run, [k for k in KS if k > choose.MOST_K])
+    return joined([forms, run.in_parts("demonstrations", more, lambda some: _with_form(run, some)).data]) if more else forms
 
 
-def _in_forms(run: Run, ks: Sequence[int]) -> list[xr.Dataset]:
-    """Answers on the locating blocks in each form that the model can read."""
-    parts, separator = [], run.settings.separator
+def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:
+    """The prompts of the locating blocks in each form that the model can read."""
+    separator, out = run.settings.separator, []
     for form in (Form(k, between) for k in ks for between in ((separator,) if separator else SEPARATORS)):
-        try:
-            encoded = run.locating(form)
-        except TwoTowersError:
-            continue
-        parts.append(joined([answers(run.model, encoded)], k=[form.k], separator=[form.separator]))
-    return parts
+        with suppress(TwoTowersError):
+            out += run.locating(form)
+    return out
 
 
-@measurement("answers", needs=("forms",), version=1)
-def _answers(run: Run) -> xr.Dataset:
+def _with_form(run: Run, encoded: Sequence[Encoded]) -> xr.Dataset:
+    """Answers, with the form of each prompt."""
+    names = {text: name for name, text in SEPARATORS.items()}
+    k, separator = zip(*((len(e.prompt.demonstrations) // 2, names[e.prompt.separator]) for e in encoded), strict=True)
+    return answers(run.model, encoded).assign_coords(k=("prompt", list(k)), separator=("prompt", list(separator)))
+
+
+@measurement("answers", needs=("forms",), version=1, on="blocks", passes=2.5)
+def _answers(run: Run) -> Opened:
     """Answers on two and a half times as many blocks as heads are measured on."""
-    return answers(run.model, run.judging(2.5))
+    return run.in_parts("answers", run.judging(2.5), lambda some: answers(run.model, some))
 
 
-@measurement("factorial", needs=("forms",), version=1)
-def _factorial(run: Run) -> xr.Dataset:
+@measurement("factorial", needs=("forms",), version=1, on="few", passes=6)
+def _factorial(run: Run) -> Opened:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
-    blocks = run.blocks(run.fewest, JUDGING)  # the query of the other class comes from another block of the pair
-    return answers(run.model, run.encode(factorial(blocks, spread_orders(blocks[0]))))
+    pairs = run.asked_twice(run.pairs)  # the query of the other class comes from another block of the pair
+    blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
+    encoded = run.encode(factorial(blocks, spread_orders(blocks[0])))
+    return run.in_parts("factorial", encoded, lambda some: answers(run.model, some))
 
 
 def spread_orders(prompt: Prompt) -> list[str]:

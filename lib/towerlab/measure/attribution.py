@@ -34,24 +34,24 @@ def attribution_patching(
 
         def collect(_, args):
             # No parameter needs a gradient, so the graph begins at the first layer's heads.
-            fed = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
-            z.append(fed)
-            return (fed, *args[1:])
+            heads_input = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
+            z.append(heads_input)
+            return (heads_input, *args[1:])
 
         with torch.enable_grad(), ExitStack() as stack:
             for layer in range(model.n_layers):
                 hook = model.part(layer, "attention_out").register_forward_pre_hook(collect)
                 stack.callback(hook.remove)
             gradients = torch.autograd.grad(_logit_difference(model.logits(batch), batch).sum(), z)
-        lost = [
-            (fed * slope).detach().unflatten(-1, (model.n_heads, -1)) for fed, slope in zip(z, gradients, strict=True)
+        cost = [
+            (heads_input * slope).detach().unflatten(-1, (model.n_heads, -1)) for heads_input, slope in zip(z, gradients, strict=True)
         ]
-        return torch.stack([x.sum((1, 3)).cpu() for x in lost], 1).double().numpy()
+        return torch.stack([x.sum((1, 3)).cpu() for x in cost], 1).double().numpy()
 
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
     with progress("attribution", len(encoded)) as bar:
-        for index, lost in in_memory(run, batches(encoded, max_tokens)):
-            out[index] = lost
+        for index, cost in in_memory(run, batches(encoded, max_tokens)):
+            out[index] = cost
             bar.update(len(index))
     return out
 

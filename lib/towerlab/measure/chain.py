@@ -11,16 +11,17 @@ until something is measured.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xarray as xr
 from twotowers import choose, recorded
@@ -34,24 +35,30 @@ from twotowers.schema import OtherForm
 from twotowers.settings import Settings
 
 from towerlab.model import files, named
-from towerlab.progress import say
+from towerlab.progress import part, say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_pairs, draw_blocks
-from towerlab.prompts.prompt import Encoded, Prompt, encode_all
+from towerlab.prompts.prompt import Encoded, Prompt, batches, encode_all
 
 if TYPE_CHECKING:
     from towerlab.model.model import Model
 
 LOCATING, JUDGING = 1, 2
 """Seeds of the blocks on which forms and heads are chosen, and of those that judge"""
+OPERATIONS, ON_GPU = 1e13, 100
+"""What a part of a measurement takes: about a minute of two cores; on a GPU so many times as much"""
+WORK = 1.2e9
+"""Bytes beside the weights: PyTorch, and captures of many prompts in `heads`, in three copies"""
+S = TypeVar("S")
 
 
-def _load(path: Path) -> Opened | None:
-    """A file, None for one of another form: older code wrote it."""
+def _load(path: Path, identity: str = "") -> Opened | None:
+    """A file, None where there is none, one of another form, which older code wrote, or one of another identity."""
     try:
-        return recorded.load(path)
+        opened = recorded.load(path) if path.is_file() else None
     except OtherForm:
         return None
+    return opened if opened and identity in ("", opened.data.attrs.get("identity")) else None
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ class Run:
     def opened(self, name: str, again: bool = False) -> Opened:
         """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
-        if path.is_file() and not again and (before := _load(path)) and before.data.attrs.get("identity") == identity:
+        if not again and (before := _load(path, identity)):
+            self._remove_parts(name)
             return before
         recorded.check_writable(path)
         for need in recorded.about(name).needs:
@@ -120,9 +128,50 @@ class Run:
             texts = ["query", "text", "source_text"]
             opened = each_part(opened, lambda part: part.drop_vars(texts, errors="ignore"))
         recorded.save(opened, path, self._provenance(name, identity, seconds))
+        self._remove_parts(name)
         why = opened.data.attrs.get(NOT_TESTABLE)
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
         return recorded.load(path)
+
+    def in_parts(self, name: str, prompts: Sequence[S], measure: Callable[[Sequence[S]], xr.Dataset | Opened]) -> Opened:
+        """`measure(prompts)`, some blocks at a time: each part is kept beside the measurement's file until that is written, so
+        that what was interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
+
+        For what takes prompt by prompt, or block by block. `prompts`: anything of which it makes one observation each.
+        """
+        from towerlab.measure.observations import joined_parts
+
+        identity, parts = self.identity(name), []
+        size = 4 * math.ceil(len(prompts) / 4 / self.n_parts(name))
+        n = math.ceil(len(prompts) / size)
+        for first in range(0, len(prompts), size):
+            path = self.path(name).with_name(f".{name}.{first}.part")
+            made = _load(path, identity)
+            if made is None:
+                with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
+                    some = measure(prompts[first : first + size])
+                made = some if isinstance(some, Opened) else Opened(some)
+                if n > 1:
+                    recorded.save(made, path, {"measurement": name, "identity": identity})
+                    made = recorded.load(path)
+            parts.append(made)
+        return joined_parts(parts)
+
+    def n_parts(self, name: str) -> int:
+        """Parts of about a minute each. More parts cost more where a model is large: see `model.increase`."""
+        parameters = sum(p.numel() for p in self.model.hf.parameters())
+        most = OPERATIONS * (1 if self.model.device.type == "cpu" else ON_GPU)
+        return max(1, round(2 * parameters * len(self._longest[0].ids) * self.passes(name) / most))
+
+    @property
+    def _longest(self) -> list[Encoded]:
+        """A block of prompts as long as they may be chosen to be."""
+        form = Form(self.settings.k or choose.MOST_K, self.settings.separator or "space")
+        return encode_all(self.blocks(1, LOCATING, form), self.model.tokenizer)
+
+    def _remove_parts(self, name: str) -> None:
+        for path in self.path(name).parent.glob(f".{name}.[0-9]*.part"):
+            path.unlink(missing_ok=True)
 
     def identity(self, name: str) -> str:
         """What decides a measurement's numbers: see `recorded.identity`."""
@@ -161,11 +210,12 @@ class Run:
         """
         out: dict[str, str] = {}
         drawn: dict[str, Any] = {"seed": 0, "pairs": self.pairs, "texts": self.texts}
+        tokenizer = self.model.tokenizer  # a model that cannot be read is not the tokenizer's fault
         for pair in () if self.settings.labels else self._by_default:
             try:
                 for separator in SEPARATORS:  # a block of each class pair, since classes may be the labels
                     prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **drawn)
-                    encode_all(prompts, self.model.tokenizer)
+                    encode_all(prompts, tokenizer)
             except TwoTowersError as error:
                 out[pair] = str(error)
         if out and len(out) == len(self._by_default):
@@ -194,22 +244,61 @@ class Run:
         keep = (grid["k"] == (k or grid["k"])) & (grid["separator"] == (separator or grid["separator"]))
         return choose.form(grid.isel(prompt=keep.values))
 
-    def blocks(self, n: int, seed: int, form: Form | None = None) -> list[Prompt]:
+    def blocks(self, n: int, seed: int, form: Form | None = None, pairs: Sequence[str] = ()) -> list[Prompt]:
+        """n blocks, of all class pairs or of some."""
         seeds = [self.settings.seed, seed]
-        return draw_blocks(n, form or self.form, seed=seeds, pairs=self.pairs, labels=self.labels, texts=self.texts)
+        return draw_blocks(n, form or self.form, seed=seeds, pairs=pairs or self.pairs, labels=self.labels, texts=self.texts)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return encode_all(prompts, self.model.tokenizer, self.model.context)
 
     @property
-    def fewest(self) -> int:
-        """Blocks: two of every class pair."""
-        return 2 * len(self.pairs)
+    def n_few(self) -> int:
+        """Blocks on which interventions are judged, which run a prompt many times: two of every class pair, or a quarter of all
+        blocks where that is more; in a quick look, which has fewer, all that there are."""
+        return min(self.settings.blocks, max(2 * len(self.pairs), round(self.settings.blocks / 4)))
 
     @property
-    def n_few(self) -> int:
-        """Blocks on which interventions are judged, which run a prompt many times: a quarter, but not less than `fewest`."""
-        return max(self.fewest, round(self.settings.blocks / 4))
+    def pairs_of_few(self) -> Sequence[str]:
+        """The class pairs of those blocks."""
+        return self.pairs[: self.n_few]
+
+    def asked_twice(self, pairs: Sequence[str]) -> Sequence[str]:
+        """As many of these class pairs as so many blocks ask twice, at least one: for what takes a text of the other class from
+        another block of the same pair."""
+        return pairs[: max(1, self.n_few // 2)]
+
+    def passes(self, name: str) -> float:
+        """About how many plain passes of a prompt a measurement costs."""
+        from towerlab.measure.registry import measurements
+
+        about = measurements()[name]
+        n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few}
+        return about.passes * 4 * n_blocks[about.on]
+
+    def cost(self, names: Iterable[str]) -> str:
+        """What is still to be made of some measurements, in a line, where it takes minutes: runs of a prompt, time, memory.
+
+        The time is that of one plain batch, so it holds for a machine that is as busy as now.
+        """
+        from towerlab.model.capture import answer
+
+        every = dict.fromkeys(part for name in names for part in recorded.versions(name))
+        missing = [name for name in every if not _load(self.path(name), self.identity(name))]
+        if not missing:
+            return ""
+        recorded.check_writable(self.path(missing[0]))
+        if len(self._longest[0].ids) > self.model.context:
+            return ""
+        batch = next(prompts for _, prompts in batches(self._longest))
+        for _ in range(2):  # the first one is slower
+            started = time.monotonic()
+            answer(self.model, batch)
+        passes = sum(self.passes(name) for name in missing)
+        minutes = passes * (time.monotonic() - started) / len(batch) / 60
+        what = f"{len(missing)} measurements to make, about as long as {passes:,.0f} runs of a prompt"
+        memory = self.model.bytes * 17 / 16 + WORK
+        return f"{self.name}: {what}: {minutes:.0f} min, {memory / 1e9:.1f} GB of memory" if minutes >= 1 else ""
 
     def few(self) -> list[Prompt]:
         """Prompts of the first blocks that judge, `n_few` of them."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -56,11 +57,11 @@ def conditions(
     encoded = {name: encode([change(prompt) for prompt in prompts]) for name, change in changes.items()}
     shape = (len(encoded), len(prompts), model.n_layers, model.n_heads)
     on_true, on_other = np.empty((2, *shape), dtype=np.float32)
-    left, removed = np.empty((2, *shape[1:]), dtype=np.float32)
+    on_rest, on_last = np.empty((2, *shape[1:]), dtype=np.float32)
     answers = Answers(encoded["plain"], len(encoded))
     with progress("conditions", len(encoded) * len(prompts)) as bar:
-        for i, (name, changed) in enumerate(encoded.items()):
-            answers.encoded = changed
+        for i, (name, variants) in enumerate(encoded.items()):
+            answers.encoded = variants
 
             def read(capture: Capture, i: int = i, name: str = name) -> int:
                 for row, (at, e) in enumerate(zip(capture.index, capture.prompts, strict=True)):
@@ -71,21 +72,21 @@ def conditions(
                     on_other[i, at] = weights[..., labels[~true]].sum(-1)
                     if name == "plain":
                         last = int(np.flatnonzero(true)[-1])
-                        left[at] = weights[..., labels[true][:-1]].sum(-1)
-                        removed[at] = weights[..., slice(*demonstration(e, last))].sum(-1)
+                        on_rest[at] = weights[..., labels[true][:-1]].sum(-1)
+                        on_last[at] = weights[..., slice(*demonstration(e, last))].sum(-1)
                 answers.read(capture, (i,))
                 return len(capture.index)
 
-            for done in captures(model, changed, {"weights"}, read=read):
-                bar.update(done)
+            for n in captures(model, variants, {"weights"}, read=read):
+                bar.update(n)
     each, dims = ("prompt", "layer", "head"), ("condition", "prompt", "layer", "head")
     return observations(
         encoded["plain"],
         {
             "attention_true": (dims, on_true, "share"),
             "attention_other": (dims, on_other, "share"),
-            "attention_left": (each, left, "share"),
-            "attention_removed": (each, removed, "share"),
+            "attention_left": (each, on_rest, "share"),
+            "attention_removed": (each, on_last, "share"),
         }
         | answers.variables("condition"),
         condition=list(encoded),
@@ -106,8 +107,11 @@ def check_one_can_go(run: Run) -> None:
         raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
 
 
-@measurement("conditions", needs=("forms",), version=1)
-def _conditions(run: Run) -> xr.Dataset:
+@measurement("conditions", needs=("forms",), version=1, on="few", passes=5.5)
+def _conditions(run: Run) -> Opened:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
-    return conditions(run.model, run.few(), CONDITIONS, run.encode)
+    few = run.encode(run.few())
+    return run.in_parts(
+        "conditions", few, lambda some: conditions(run.model, [e.prompt for e in some], CONDITIONS, run.encode)
+    )

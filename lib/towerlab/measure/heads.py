@@ -28,6 +28,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -65,9 +66,9 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
             attention[index, layer] = capture.weights[layer].gather(2, at).float().cpu().numpy()
         readings = label_readings(capture, model)
         reading[index] = readings.mean(-1).cpu().numpy()
-        written = label_weights(capture, model).to(readings) * readings
-        writing[index] = written.sum(-1).cpu().numpy()
-        contribution[index] = (written * own_label_sign(capture, readings)[:, None, None]).sum(-1).cpu().numpy()
+        at_labels = label_weights(capture, model).to(readings) * readings
+        writing[index] = at_labels.sum(-1).cpu().numpy()
+        contribution[index] = (at_labels * own_label_sign(capture, readings)[:, None, None]).sum(-1).cpu().numpy()
         block_difference[index] = block_logit_differences(capture, model).cpu().numpy()
         answers.read(capture)
         empty = capture.logits.new_empty(len(index), 0)
@@ -85,13 +86,13 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
             tell=tell,
         )
 
-    done = 0.0
+    progress_made = 0.0
 
     def tell(prompts: float) -> None:
         """One forward pass and one walk over the vocabulary are half of a prompt's work each, more or less."""
-        nonlocal done
-        done += prompts / 2
-        bar.update(min(round(done), n) - bar.n)  # a walk that memory broke off is told twice
+        nonlocal progress_made
+        progress_made += prompts / 2
+        bar.update(min(round(progress_made), n) - bar.n)  # a walk that memory broke off is told twice
 
     def told(stream: Iterable[Capture]) -> Iterator[Capture]:
         for capture in stream:
@@ -143,8 +144,8 @@ def label_weights(capture: Capture, model: Model) -> Float[Tensor, "batch layer 
 def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch layer kind"]:
     """What every attention block and FFN block adds to the logit difference (nats)."""
     rows = logit_difference_rows(capture, model)
-    written = torch.stack([capture.attention_output, capture.ffn_output], -1).to(rows)
-    return torch.einsum("lbdk,bd->blk", written, rows)
+    outputs = torch.stack([capture.attention_output, capture.ffn_output], -1).to(rows)
+    return torch.einsum("lbdk,bd->blk", outputs, rows)
 
 
 def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
@@ -162,19 +163,19 @@ def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
         yield group
 
 
-@measurement("locating", needs=("forms",), version=1, judges=False)
-def _locating(run: Run) -> xr.Dataset:
+@measurement("locating", needs=("forms",), version=1, on="locate", passes=3)
+def _locating(run: Run) -> Opened:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
-    return heads(run.model, run.locating())
+    return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
 
 
-@measurement("heads", needs=("forms",), version=1)
-def _heads(run: Run) -> xr.Dataset:
+@measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
+def _heads(run: Run) -> Opened:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
-    return heads(run.model, run.judging())
+    return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
 
 
-@measurement("norms", needs=("forms",), version=1, judges=False)
-def _norms(run: Run) -> xr.Dataset:
+@measurement("norms", needs=("forms",), version=1, on="locate", passes=3)
+def _norms(run: Run) -> Opened:
     """The paper's increase with the final norm recomputed for each vector, on the locating blocks."""
-    return heads(run.model, run.locating(), norm="recomputed")[["increase"]]
+    return run.in_parts("norms", run.locating(), lambda some: heads(run.model, some, norm="recomputed")[["increase"]])

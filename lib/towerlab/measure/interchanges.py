@@ -88,17 +88,17 @@ def _source(kind: str, base: Encoded, block: Sequence[Encoded]) -> Encoded:
 
 def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     """Each prompt with the first query that fits, of the blocks after its own and then of those before it."""
-    asked: dict[str, list[tuple[int, str, str, int]]] = {}
+    queries: dict[str, list[tuple[int, str, str, int]]] = {}
     for e in encoded:
         row = (e.prompt.block, e.prompt.cls, e.prompt.query, _query_length(e))
-        if row not in asked.setdefault(e.prompt.dataset, []):
-            asked[e.prompt.dataset].append(row)
+        if row not in queries.setdefault(e.prompt.dataset, []):
+            queries[e.prompt.dataset].append(row)
     bases, sources = [], []
     for e in encoded:
-        shown = {d.text for d in e.prompt.demonstrations}
-        rows = sorted(asked[e.prompt.dataset], key=lambda row: (row[0] < e.prompt.block, row[0]))
+        texts = {d.text for d in e.prompt.demonstrations}
+        rows = sorted(queries[e.prompt.dataset], key=lambda row: (row[0] < e.prompt.block, row[0]))
         for _, cls, query, length in rows:
-            if cls != e.prompt.cls and query not in shown and length == _query_length(e):
+            if cls != e.prompt.cls and query not in texts and length == _query_length(e):
                 label = next(label for label in e.prompt.labels if label != e.prompt.true_label)
                 bases.append(e)
                 sources.append(replace(e.prompt, query=query, cls=cls, true_label=label))
@@ -149,8 +149,8 @@ def interchanges(
             bar.update(len(index))
     plain = {
         f"{side}_{name}": values
-        for side, held in (("base", of_base), ("source", of_source))
-        for name, values in held.variables().items()
+        for side, of_side in (("base", of_base), ("source", of_source))
+        for name, values in of_side.variables().items()
     }
     return observations(
         bases, answers.variables("what", "heads") | plain, what=list(what), heads=list(sets),
@@ -159,7 +159,7 @@ def interchanges(
     )  # fmt: skip
 
 
-@measurement("interchanges", needs=("locating",), version=2)
+@measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)
 def _interchanges(run: Run) -> Opened:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
@@ -167,15 +167,19 @@ def _interchanges(run: Run) -> Opened:
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     seed = [run.settings.seed, JUDGING]
-    blocks = draw_blocks(run.n_few, run.form, seed=seed, pairs=classes, labels=run.labels, texts=texts)
+    asked = run.asked_twice(classes)  # a query comes from another block of the pair
+    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=asked, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
     sets = present(sets | {"first by attention": comparing[:1]})
 
-    def measure(sets: Mapping[str, Heads], of: Sequence[Pair] = pairs) -> xr.Dataset:
+    def measure(sets: Mapping[str, Heads], of: Sequence[Pair]) -> xr.Dataset:
         return interchanges(run.model, of, sets, KINDS)
 
-    opened = with_control(measure, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
+
+    opened = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
     bases = [pair.base for pair in pairs]
     return with_other_halves(run, opened, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

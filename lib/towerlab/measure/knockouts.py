@@ -122,10 +122,10 @@ def knockouts(
     shape = (len(edges), len(SIDES), len(cuts))
     answers, d_prime = Answers(encoded, *shape), np.empty((*shape, len(heads), len(encoded)))
     with progress("knockouts", len(edges) * len(encoded)) as bar:
-        for e, maker in enumerate(edges.values()):
-            keys = _of_edges(model, encoded, maker, cuts, heads, max_tokens, answers, e, bar)
+        for row, maker in enumerate(edges.values()):
+            keys = _of_edges(model, encoded, maker, cuts, heads, max_tokens, answers, row, bar)
             for at in np.ndindex(keys.shape[:3]):
-                d_prime[(e, *at)] = class_in_keys(keys[at], encoded)
+                d_prime[(row, *at)] = class_in_keys(keys[at], encoded)
     coordinates: dict[str, Any] = {"edges": list(edges), "side": list(SIDES), "cut": cuts}
     variables = answers.variables(*coordinates)
     if heads:
@@ -136,21 +136,21 @@ def knockouts(
 
 def _of_edges(
     model: Model, encoded: Sequence[Encoded], maker: Callable[[Encoded], Edges], cuts: list[int], heads: Heads,
-    max_tokens: int, answers: Answers, e: int, bar,
+    max_tokens: int, answers: Answers, row: int, bar,
 ) -> Float[np.ndarray, "side cut head prompt place d_head"]:  # fmt: skip
-    """Label keys of the heads under every knockout of one kind of edges; the answers go into `answers` at `e`."""
+    """Label keys of the heads under every knockout of one kind of edges; the answers go into `answers` at `row`."""
     places = len(encoded[0].label_positions) if heads else 0
     keys = np.empty((len(SIDES), len(cuts), len(heads), len(encoded), places, model.d_head), dtype=np.float32)
     layers = {layer for layer, _ in heads}
 
-    def keep(at: tuple, index: list[int], passed: _Passed) -> None:
+    def keep(at: tuple, index: list[int], outcome: _Passed) -> None:
         for h, (layer, head) in enumerate(heads):
-            keys[(*at, h, index)] = passed.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
+            keys[(*at, h, index)] = outcome.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        def put(side: int, c: int, passed: _Passed) -> None:
-            answers.put((e, side, c), index, *label_log_probs(passed.logits, batch))
-            keep((side, c), index, passed)
+        def put(side: int, c: int, outcome: _Passed) -> None:
+            answers.put((row, side, c), index, *label_log_probs(outcome.logits, batch))
+            keep((side, c), index, outcome)
 
         closed = closed_edges(batch, maker)
         if not closed[:, :-1].any():  # only the last position is cut off: the others, and their keys, are the plain run's
@@ -158,7 +158,7 @@ def _of_edges(
                 plain = _passed(model, batch, (), layers)
                 for at in np.ndindex(keys.shape[:2]):
                     keep(at, index, plain)
-            edits = {(e, side, c): _last_blocked(model, blocked_in, closed[:, -1]) for c, cut in enumerate(cuts)
+            edits = {(row, side, c): _last_blocked(model, blocked_in, closed[:, -1]) for c, cut in enumerate(cuts)
                      for side, blocked_in in enumerate((range(cut), range(cut, model.n_layers)))}  # fmt: skip
             answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
             return
@@ -182,9 +182,9 @@ def _last_blocked(model: Model, layers: Iterable[int], closed: Bool[Tensor, "bat
     if closed[:, -1].any():
         raise TwoTowersError("a position cannot be kept from attending to itself: take it out of the edge")
 
-    def output(layer: int, heads: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
-        query, key, value = given.of(heads)
-        scores = given.scores(query, key)
+    def output(layer: int, heads: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
+        query, key, value = state.of(heads)
+        scores = state.scores(query, key)
         return head_output(scores.masked_fill(closed[:, None].to(scores.device), float("-inf")), value)
 
     return Edit([(layer, head) for layer in layers for head in range(model.n_heads)], output)
@@ -255,8 +255,8 @@ def class_in_keys(keys: Float[np.ndarray, "prompt place d_head"], encoded: Seque
         projected = np.empty(differences.shape[:2])
         for block in dict.fromkeys(row[0] for row in rows):
             of_block = [i for i, row in enumerate(rows) if row[0] == block]
-            known = set().union(*texts[of_block].ravel())
-            other = np.array([[not beside & known for beside in row] for row in texts])
+            words = set().union(*texts[of_block].ravel())
+            other = np.array([[not beside & words for beside in row] for row in texts])
             direction = differences[other].mean(0) if other.any() else np.full(differences.shape[-1], np.nan)
             projected[of_block] = differences[of_block] @ (direction / max(np.linalg.norm(direction), 1e-30))
         spread = np.nanstd(projected) / np.sqrt(2) if np.isfinite(projected).any() else np.nan
@@ -274,7 +274,7 @@ def _beside(a: Encoded, b: Encoded):
     return zip(a.prompt.demonstrations, b.prompt.demonstrations, strict=True)
 
 
-@measurement("knockouts", needs=("locating",), version=1)
+@measurement("knockouts", needs=("locating",), version=1, on="few", passes=30)
 def _knockouts(run: Run) -> xr.Dataset:
     """Attention knocked out below and from cuts spread over the layers, one of them at the first writer's layer."""
     first = min(layer for layer, _ in present(run.sets).get("writers") or run.sets["located"])

@@ -25,6 +25,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 from twotowers.heads import Head, check_inside, listed
+from twotowers.opened import Opened
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -98,9 +99,10 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
     return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
-@measurement("label_reads", needs=("locating",), version=2)
-def _label_reads(run: Run) -> xr.Dataset:
+@measurement("label_reads", needs=("locating",), version=2, on="few", passes=3)
+def _label_reads(run: Run) -> Opened:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)
     every = [*sets.values(), *drawn(run, run.sets["located"])]
-    return label_reads(run.model, run.encode(run.few()), list(dict.fromkeys(head for heads in every for head in heads)))
+    each = list(dict.fromkeys(head for heads in every for head in heads))
+    return run.in_parts("label_reads", run.encode(run.few()), lambda some: label_reads(run.model, some, each))

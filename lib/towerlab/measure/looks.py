@@ -60,15 +60,7 @@ from towerlab.model.label_positions import check_labels_left
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
-from towerlab.model.reversal import (
-    Weights,
-    attention_weights,
-    places_of,
-    preference,
-    reversed_weights,
-    reversing,
-    weighted,
-)
+from towerlab.model.reversal import Weights, attention_weights, places_of, preference, reversed_weights, reversing, weighted
 from towerlab.model.routes import Outputs, Route, Sent, attention_block_output, logit_differences, routed
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, batches
@@ -90,9 +82,9 @@ def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
         blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(i)
     out = {name: [-1] * len(encoded) for name in DONORS}
     for i, j in (pair for members in blocks.values() for pair in permutations(members, 2)):
-        one, other = encoded[i].prompt, encoded[j].prompt
-        same_texts = [d.text for d in one.demonstrations] == [d.text for d in other.demonstrations]
-        if kind := kinds.get((same_texts, one.true_label == other.true_label)):
+        prompt, other = encoded[i].prompt, encoded[j].prompt
+        same_texts = [d.text for d in prompt.demonstrations] == [d.text for d in other.demonstrations]
+        if kind := kinds.get((same_texts, prompt.true_label == other.true_label)):
             out[kind][i] = j
     for of_kind in out.values():
         if -1 in of_kind:
@@ -120,9 +112,9 @@ def looks(
     check_labels_left(encoded)
     donors = donors_of(encoded)
     with progress("looks", 3 * len(encoded)) as bar:
-        asked, z = _asked(model, encoded, donors[CONTRASTS[1]], max_tokens, bar)
+        preferences, z = _asked(model, encoded, donors[CONTRASTS[1]], max_tokens, bar)
         sent = partial(_sent, donors, z)
-        plain, everywhere, held, effect, direct = _done(model, encoded, contrasts, sent, max_tokens, bar)
+        plain, everywhere, outputs_held, effect, direct = _done(model, encoded, contrasts, sent, max_tokens, bar)
         mean = effect[list(contrasts).index(CONTRASTS[0])].mean(0)
         heads = [Head(*divmod(int(i), model.n_heads)) for i in np.argsort(-abs(mean), axis=None, kind="stable")[:senders]]
         sets = [heads, [head for head in heads if mean[head] > 0], [head for head in heads if mean[head] < 0]]
@@ -132,11 +124,11 @@ def looks(
         encoded,
         {
             "logit_difference": (("prompt",), plain, "nats"),
-            "preference": (("query_of", "query_position", "prompt", "layer", "head"), asked, "share"),
+            "preference": (("query_of", "query_position", "prompt", "layer", "head"), preferences, "share"),
             "effect": (each, effect, "nats"),
             "direct_effect": (each, direct, "nats"),
             "logit_difference_all_reversed": (("reversed_position", "prompt"), everywhere, "nats"),
-            "logit_difference_outputs_held": (("prompt",), held, "nats"),
+            "logit_difference_outputs_held": (("prompt",), outputs_held, "nats"),
             "effect_by_route": ((*way, "sender", "prompt"), ways[..., : len(heads), :], "nats"),
             "joint_effect_by_route": ((*way, "sender_set", "prompt"), ways[..., len(heads) :, :], "nats"),
         },
@@ -145,7 +137,7 @@ def looks(
         layer=range(model.n_layers), head=range(model.n_heads),
         sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
     )  # fmt: skip
-    return out.assign_attrs(left_out=int(np.isnan(asked[1, 0, :, 0, 0]).sum()))
+    return out.assign_attrs(left_out=int(np.isnan(preferences[1, 0, :, 0, 0]).sum()))
 
 
 def _asked(
@@ -153,42 +145,42 @@ def _asked(
 ) -> tuple[np.ndarray, Tensor]:
     """Preferences (query_of, at, prompt, layer, head), and z of the last position (prompt, layer, head, d_head)."""
     shape = len(encoded), model.n_layers, model.n_heads
-    asked = np.full((len(QUERIES), len(PLACES), *shape), np.nan)
+    preferences = np.full((len(QUERIES), len(PLACES), *shape), np.nan)
     z: list[Tensor] = [torch.empty(0)] * len(encoded)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         fits = [_labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
         others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
         places, at = places_of(batch), _averages(batch)
-        theirs: dict[int, Tensor] = {}
+        donor_queries: dict[int, Tensor] = {}
 
         def keep(layer: int, query: Tensor, *_) -> None:
-            theirs[layer] = query[:, :, -at.shape[2] :].clone()
+            donor_queries[layer] = query[:, :, -at.shape[2] :].clone()
 
         def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
             exchanged = query.clone()
-            exchanged[:, :, -at.shape[2] :] = theirs.pop(layer)
+            exchanged[:, :, -at.shape[2] :] = donor_queries.pop(layer)
             for row, asking in enumerate((query, exchanged)):
                 of_rows = preference(attention_weights(asking, key, *rest)[:, :, -at.shape[2] :], places)
                 means = torch.einsum("bhq,pbq->pbh", of_rows, at.to(of_rows)).double().cpu().numpy()
                 for b, i in enumerate(index):
                     if asking is query or fits[b]:
-                        asked[row, :, i, layer] = means[:, b]
+                        preferences[row, :, i, layer] = means[:, b]
 
         with _reading(model, keep):
             capture(model, others)
         with _reading(model, read):
-            seen = capture(model, batch)
+            plain = capture(model, batch)
         for row, i in enumerate(index):
-            z[i] = seen.attention_out_input[:, row].cpu()
+            z[i] = plain.attention_out_input[:, row].cpu()
 
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))
-    return asked, torch.stack(z)
+    return preferences, torch.stack(z)
 
 
-def _labels_stand_as(one: Encoded, other: Encoded) -> bool:
-    return (one.label_positions, one.query_span, one.last) == (other.label_positions, other.query_span, other.last)
+def _labels_stand_as(e: Encoded, other: Encoded) -> bool:
+    return (e.label_positions, e.query_span, e.last) == (other.label_positions, other.query_span, other.last)
 
 
 def _averages(batch: Sequence[Encoded]) -> Float[Tensor, "place batch row"]:
@@ -234,7 +226,7 @@ def _done(
     """The dataset's logit differences, plain and with all heads reversed, with outputs held, too; effects, direct effects."""
     n, n_layers, n_heads = len(encoded), model.n_layers, model.n_heads
     each = list(product(range(n_layers), range(n_heads)))
-    plain, held, everywhere = np.empty(n), np.empty(n), np.empty((len(POSITIONS), n))
+    plain, outputs_held, everywhere = np.empty(n), np.empty(n), np.empty((len(POSITIONS), n))
     effect, direct = np.empty((2, len(contrasts), n, n_layers, n_heads))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
@@ -253,12 +245,12 @@ def _done(
         outputs = [sent(name, index, reversed_z) for name in contrasts]
         edits = [UNCHANGED, _all_reversed(each, of_layers), Sent(each, reversed_z).edit()]
         edits += [Sent([head], z).edit() for z in outputs for head in each]
-        found = np.empty((len(edits), len(batch)))
+        differences = np.empty((len(edits), len(batch)))
         for rows, final in last.finals(edits):
-            found[rows] = difference(final)
-        plain[index], everywhere[0, index], held[index] = found[:3]
-        moved = (found[0] - found[3:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
-        effect[:, index] = moved.transpose(0, 3, 1, 2)
+            differences[rows] = difference(final)
+        plain[index], everywhere[0, index], outputs_held[index] = differences[:3]
+        effects = (differences[0] - differences[3:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
+        effect[:, index] = effects.transpose(0, 3, 1, 2)
         for (row, z), layer in product(enumerate(outputs), range(n_layers)):
             alone = difference(last.capture.resid_final + _messages(last, layer, z[layer]))
             direct[row, index, layer] = (difference(last.capture.resid_final) - alone).T
@@ -268,14 +260,14 @@ def _done(
 
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))
-    return plain, everywhere, held, effect, direct
+    return plain, everywhere, outputs_held, effect, direct
 
 
 def _all_reversed(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
     """Heads with these weights at the last position, whatever their queries have become; values are the run's."""
 
-    def output(layer: int, chosen: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
-        return weighted(of_layers[layer][:, chosen, -1:], given.of(chosen)[2])[:, :, 0]
+    def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
+        return weighted(of_layers[layer][:, in_layer, -1:], state.of(in_layer)[2])[:, :, 0]
 
     return Edit(heads, output)
 
@@ -312,8 +304,8 @@ def _ways(
         each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]]) and sets[at[2]]]
         versions = [(Sent(sets[s], outputs[c]), ROUTES[r]) for c, r, s in each]
         final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
-        plain, *found = logit_differences(model, final, batch).double().cpu().numpy()
-        for at, difference in zip(each, found, strict=True):
+        plain, *differences = logit_differences(model, final, batch).double().cpu().numpy()
+        for at, difference in zip(each, differences, strict=True):
             out[*at, index] = plain - difference
 
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
@@ -321,7 +313,7 @@ def _ways(
     return out.reshape(len(contrasts), 2, 2, 2, len(sets), len(encoded))
 
 
-@measurement("looks", needs=("forms",), version=1)
+@measurement("looks", needs=("forms",), version=1, on="few", passes=35)
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 

@@ -29,10 +29,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside
 from twotowers.opened import Opened
 
-from towerlab.measure.answers import joined
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
 from towerlab.measure.sets import AT_LAST, drawn, present, with_control
 from towerlab.model import query_key
@@ -57,7 +56,6 @@ def mitigations(
     sets: Mapping[str, Heads],
     a_c: float = A_C,
     share: tuple[float, float] = SHARE,
-    max_tokens: int = 2048,
 ) -> xr.Dataset:
     """Answers (remedy, heads, prompt) under each remedy in each set, and the attention that acts.
 
@@ -92,7 +90,7 @@ def mitigations(
                 attention[2, i, index] = _mean_weights(last.capture, mixed[i])
 
     with progress("mitigations", len(encoded)) as bar:
-        for index, _ in in_memory(run, batches(encoded, max_tokens)):
+        for index, _ in in_memory(run, batches(encoded, 2048)):
             bar.update(len(index))
     variables = answers.variables("remedy", "heads")
     if len(places) == 1:
@@ -173,19 +171,19 @@ def recency_shortcut(
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
         part = capture.stream_inputs[0] - words.to(capture.stream_inputs)
 
-    def output(layer: int, chosen: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
-        x = torch.cat([capture.stream_inputs[layer][:, :-1].to(given.x), given.x[:, None]], 1)
+    def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
+        x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x[:, None]], 1)
         free_query, free_key = without_position(model, layer, x, None if part is None else part.to(x))
-        free = last_scores(free_query, free_key, given.mask, 1.0, given.softcap)[:, chosen]
-        query, key, value = given.of(chosen)
-        weights = share[1] * free.softmax(-1) + share[0] * given.scores(query, key).softmax(-1)
-        mixed.update({(layer, head): weights[:, i].to(capture.logits.device) / sum(share) for i, head in enumerate(chosen)})
+        free = last_scores(free_query, free_key, state.mask, 1.0, state.softcap)[:, in_layer]
+        query, key, value = state.of(in_layer)
+        weights = share[1] * free.softmax(-1) + share[0] * state.scores(query, key).softmax(-1)
+        mixed.update({(layer, head): weights[:, i].to(capture.logits.device) / sum(share) for i, head in enumerate(in_layer)})
         return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
 
     return Edit(heads, output)
 
 
-@measurement("mitigations", needs=("locating",), version=1)
+@measurement("mitigations", needs=("locating",), version=1, on="few", passes=40)
 def _mitigations(run: Run) -> Opened:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)

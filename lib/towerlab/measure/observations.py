@@ -14,15 +14,12 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 from twotowers.errors import TwoTowersError
+from twotowers.opened import Opened
 
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.proof import WIDER
 from towerlab.prompts.blocks import about
 from towerlab.prompts.prompt import Encoded
-
-SAYS = ("true label", "other label", "another token")
-"""What the top token of the vocabulary is: the values of `says`"""
-
 
 Variables = Mapping[str, tuple[Sequence[str], Any, str]]
 """Name -> (dimensions, values, unit)"""
@@ -39,10 +36,28 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
     return xr.Dataset(arrays, coords={**{dim: range(n) for dim, n in sizes.items()}, **of_prompts, **coordinates})
 
 
+def joined(parts: Sequence[xr.Dataset], **coordinates: Sequence) -> xr.Dataset:
+    """Measurements of several sets of prompts as one, each with a value of every coordinate given: (prompt,)."""
+    named = [
+        part.assign_coords({name: ("prompt", [values[i]] * part.sizes["prompt"]) for name, values in coordinates.items()})
+        for i, part in enumerate(parts)
+    ]
+    return xr.concat(named, "prompt", data_vars="minimal", coords="minimal", compat="override", join="override")
+
+
+def joined_parts(parts: Sequence[Opened]) -> Opened:
+    """A measurement of which each part holds some of the prompts."""
+    if len(parts) == 1:
+        return parts[0]
+    data, *others = ([of.drop_attrs(deep=False) for of in group if of is not None] for group in zip(*parts, strict=True))
+    return Opened(joined(data), *(joined(group) if group else None for group in others))
+
+
 class Answers:
     """The model's answers to prompts, filled batch by batch: log-probabilities (nats) of both labels, and the top token.
 
-    `variables()` gives `log_prob_true`, `log_prob_other`, their difference and `says` (an index of SAYS), each over `dims`.
+    `variables()` gives `log_prob_true`, `log_prob_other`, their difference, and `says` (the top token: 0 true label,
+    1 other label, 2 another token), each over `dims`.
     Leading axes are whatever was varied (sets of heads, doses).
     """
 

@@ -96,14 +96,14 @@ def path_patching(
         }
         z = {}
         for row, (way, of_layer) in enumerate(queries.items()):
-            attended = {layer: attend(last.plain[layer], query) for layer, query in of_layer.items()}
-            z[way] = {layer: output for layer, (_, output) in attended.items()}
+            of_layers = {layer: attend(last.plain[layer], query) for layer, query in of_layer.items()}
+            z[way] = {layer: output for layer, (_, output) in of_layers.items()}
             for i, (layer, head) in enumerate(each):
-                weights = attended[layer][0][:, head].cpu()
+                weights = of_layers[layer][0][:, head].cpu()
                 attention[row, index, i] = weights.gather(1, places).float().numpy()
-        patched = {(row, w): replaced(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
+        edits = {(row, w): replaced(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
                    for w, way in enumerate(WAYS)}  # fmt: skip
-        answers.put_each(patched, index, *last.answers(list(patched.values())))
+        answers.put_each(edits, index, *last.answers(list(edits.values())))
 
     with progress("path patching", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
@@ -119,12 +119,12 @@ def path_patching(
 def reading_queries(edit: Edit, layers: Sequence[int], queries: Queries) -> Edit:
     """The edit, which also puts the queries that it leads to in some layers into `queries`."""
 
-    def output(layer: int, heads: list[int], given: LayerState) -> Float[Tensor, "batch head d_head"]:
+    def output(layer: int, heads: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
         if layer in layers:
-            queries[layer] = given.query
-        z = given.z.clone()
-        if edited := edit.heads_of(layer):
-            z[:, edited] = edit.output(layer, edited, given).to(z)
+            queries[layer] = state.query
+        z = state.z.clone()
+        if own_heads := edit.heads_of(layer):
+            z[:, own_heads] = edit.output(layer, own_heads, state).to(z)
         return z[:, heads]
 
     return Edit([*edit.heads, *(Head(layer, 0) for layer in layers)], output)
@@ -150,7 +150,7 @@ def direct_queries(model: Model, last: LastPosition, ablation: Ablation, layers:
     out, position = {}, torch.tensor(last.batch[0].last)
     for layer in layers:
         plain = last.plain[layer]
-        x = plain.x + sum(written.to(plain.x) for at, written in change.items() if at < layer)
+        x = plain.x + sum(output.to(plain.x) for at, output in change.items() if at < layer)
         query = query_key.queries(model, layer, query_key.normed(model, layer, x))
         out[layer] = query_key.rotated(model, layer, query, position)[:, :, None].to(plain.query) / plain.scaling
     return out
@@ -158,10 +158,10 @@ def direct_queries(model: Model, last: LastPosition, ablation: Ablation, layers:
 
 def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
     """Heads that feed z[layer] to W_O."""
-    return Edit(heads, lambda layer, chosen, given: z[layer][:, chosen])
+    return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer])
 
 
-@measurement("path_patching", needs=("locating",), version=3)
+@measurement("path_patching", needs=("locating",), version=3, on="few", passes=2)
 def _path_patching(run: Run) -> Opened:
     """From comparers to the queries of writers, of random sets matched to the writers, and of all heads that come later."""
     sets = with_comparers(run)
@@ -170,6 +170,7 @@ def _path_patching(run: Run) -> Opened:
     receivers = present({"writers": sets["writers"]}) | {"all later heads": later}
 
     def measure(receivers: Mapping[str, Heads]) -> xr.Dataset:
-        return path_patching(run.model, run.encode(run.few()), sets["comparers"], receivers, answers_only=["all later heads"])
+        return run.in_parts("path_patching", run.encode(run.few()), lambda some: path_patching(
+            run.model, some, sets["comparers"], receivers, answers_only=["all later heads"])).data  # fmt: skip
 
     return with_control(measure, receivers, {"writers": drawn(run, sets["writers"])})

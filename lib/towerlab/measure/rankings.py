@@ -95,7 +95,6 @@ def induction_scores(
     repeated: bool = True,
     length: int = LENGTH,
     n: int = REPEATS,
-    seed: int = 0,
     tokens: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "layer head"]:
     """Mean attention from a token to the one after its previous occurrence, on `length` random tokens said twice.
@@ -112,7 +111,7 @@ def induction_scores(
     most = min((model.context - len(begin)) // 2, len(tokens) * times // 2)
     if not 2 <= length <= most:
         raise TwoTowersError(f"length={length}: {model.name} takes 2 to {most} random tokens twice")
-    rng = np.random.default_rng([seed, 22])
+    rng = np.random.default_rng([0, 22])
     ids = [[*begin, *rng.choice(tokens, 2 * length // times, replace=False).tolist() * times] for _ in range(n)]
     second = torch.arange(len(begin) + length, len(begin) + 2 * length)
     total, sums = np.zeros((2, model.n_layers, model.n_heads))
@@ -126,9 +125,9 @@ def induction_scores(
 
         return read
 
-    def run(some: list[list[int]]) -> None:
+    def run(sequences: list[list[int]]) -> None:
         device = model.hf.get_input_embeddings().weight.device
-        model.hf(input_ids=torch.tensor(some, device=device), use_cache=False, logits_to_keep=1)
+        model.hf(input_ids=torch.tensor(sequences, device=device), use_cache=False, logits_to_keep=1)
 
     with ExitStack() as stack:
         for layer in range(model.n_layers):
@@ -140,7 +139,7 @@ def induction_scores(
 
 
 def task_subspace_scores(
-    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096
+    model: Model, encoded: Sequence[Encoded]
 ) -> tuple[Float[np.ndarray, "prompt layer head"], Float[np.ndarray, "prompt layer head"]]:
     """Scores of task recognition and task learning (see the module), from one forward pass."""
     recognition, learning = np.empty((2, len(encoded), model.n_layers, model.n_heads))
@@ -151,13 +150,13 @@ def task_subspace_scores(
         rows = weight[torch.tensor(ids, device=weight.device)].to(torch.promote_types(weight.dtype, torch.float32))
         inverse = torch.linalg.inv(rows @ rows.mT)
         for layer in range(model.n_layers):
-            written = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), model.output_weight(layer).to(rows))
-            logits = torch.einsum("bhd,bld->bhl", written, rows)
+            outputs = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), model.output_weight(layer).to(rows))
+            logits = torch.einsum("bhd,bld->bhl", outputs, rows)
             norm = torch.einsum("bhl,blm,bhm->bh", logits, inverse, logits).sqrt()
             recognition[capture.index, layer] = norm.cpu().numpy()
             learning[capture.index, layer] = ((logits[..., 0] - logits[..., 1]) / norm).cpu().numpy()
 
-    read_all(model, encoded, (), read, max_tokens)
+    read_all(model, encoded, (), read)
     return recognition, learning
 
 
@@ -171,22 +170,22 @@ def function_vector_scores(
     of prompts, and one of the last position of `shuffled` for each head. Raises TwoTowersError for a task whose other
     blocks do not ask either class.
     """
-    fed = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head)
+    z = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head)
 
     def read(capture: Capture) -> None:
-        fed[capture.index] = capture.attention_out_input.transpose(0, 1).to(fed)
+        z[capture.index] = capture.attention_out_input.transpose(0, 1).to(z)
 
     if model.dtype == torch.float64:
-        fed = fed.double()
+        z = z.double()
     read_all(model, encoded, (), read, max_tokens)
-    means = torch.stack([_task_mean(fed, encoded, i) for i in range(len(encoded))])
+    means = torch.stack([_task_mean(z, encoded, i) for i in range(len(encoded))])
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
     heads = list(np.ndindex(out.shape[1:]))
 
     @torch.inference_mode()
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        put = [Edit([head], lambda layer, chosen, given: means[index, layer][:, chosen]) for head in heads]
+        put = [Edit([head], lambda layer, in_layer, state: means[index, layer][:, in_layer]) for head in heads]
         _, log_prob = last.answers([UNCHANGED, *put])
         true = [list(e.label_ids.values()).index(e.true_id) for e in batch]
         p = log_prob[:, range(len(batch)), true].exp()
@@ -198,17 +197,17 @@ def function_vector_scores(
     return out
 
 
-def _task_mean(fed: Float[Tensor, "prompt layer head d_head"], encoded: Sequence[Encoded], i: int) -> Tensor:
+def _task_mean(z: Float[Tensor, "prompt layer head d_head"], encoded: Sequence[Encoded], i: int) -> Tensor:
     """Mean output (layer, head, d_head) over the task of prompt i, without its own block; both query classes alike."""
     prompt, task = encoded[i].prompt, _task(encoded[i].prompt)
     of_task = [j for j, e in enumerate(encoded) if e.prompt.block != prompt.block and _task(e.prompt) == task]
-    asked = [[j for j in of_task if encoded[j].prompt.cls == cls] for cls, _ in task]
-    if not all(asked):
+    by_class = [[j for j in of_task if encoded[j].prompt.cls == cls] for cls, _ in task]
+    if not all(by_class):
         names = ", ".join(f"{cls} is {label}" for cls, label in task)
         raise TwoTowersError(
             f"the task '{names}' lacks other blocks that ask each class: draw fewer pairs, more blocks"
         )
-    return torch.stack([fed[rows].mean(0) for rows in asked]).mean(0)
+    return torch.stack([z[rows].mean(0) for rows in by_class]).mean(0)
 
 
 def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
@@ -216,7 +215,7 @@ def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({(prompt.cls, prompt.true_label), *((d.cls, d.label) for d in prompt.demonstrations)}))
 
 
-@measurement("rankings", needs=("locating",), version=1, judges=False)
+@measurement("rankings", needs=("locating",), version=1, on="locate", passes=6)
 def _rankings(run: Run) -> xr.Dataset:
     """Known rankings of heads on blocks of four tasks: a function vector is a mean over blocks of one task."""
     seed = [run.settings.seed, LOCATING]

@@ -1,9 +1,9 @@
 """What can be measured. A measurement is one file: its function, and below it a recipe, which says what goes in.
 
-    @measurement("heads", needs=("forms",), version=1)
-    def _heads(run: Run) -> xr.Dataset:
+    @measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
+    def _heads(run: Run) -> Opened:
         \"\"\"Every head on the blocks that judge.\"\"\"
-        return heads(run.model, run.judging())
+        return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
 
     measurements()["heads"].make(run)
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import xarray as xr
 from twotowers.opened import Opened
@@ -31,8 +31,15 @@ class Measurement(NamedTuple):
     needs: tuple[str, ...]
     version: int
     """to be raised when numbers change: recorded files of the old version are then refused by name"""
-    judges: bool
-    """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
+    on: Literal["locate", "blocks", "few"]
+    """which blocks it costs most on: see `Run.n_blocks`. "locate": made from these alone, so that more judging blocks leave it
+    as it is"""
+    passes: float
+    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
+
+    @property
+    def judges(self) -> bool:
+        return self.on != "locate"
 
     @property
     def what(self) -> str:
@@ -43,11 +50,13 @@ class Measurement(NamedTuple):
 _REGISTRY: dict[str, Measurement] = {}
 
 
-def measurement(name: str, *, needs: tuple[str, ...], version: int, judges: bool = True) -> Callable:
+def measurement(
+    name: str, *, needs: tuple[str, ...], version: int, on: Literal["locate", "blocks", "few"], passes: float
+) -> Callable:
     """Register a recipe under a name."""
 
     def register(make: Callable[[Run], xr.Dataset | Opened]) -> Callable[[Run], xr.Dataset | Opened]:
-        _REGISTRY[name] = Measurement(make, needs, version, judges)
+        _REGISTRY[name] = Measurement(make, needs, version, on, passes)
         return make
 
     return register

@@ -89,10 +89,10 @@ def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, l
 
 def present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
     """Sets in which the rule names heads. Raises NotTestable where it names none at all."""
-    some = {name: heads for name, heads in sets.items() if heads}
-    if not some:
+    not_empty = {name: heads for name, heads in sets.items() if heads}
+    if not not_empty:
         raise NotTestable("no rule names any head of this model, as happens where it does not learn the task")
-    return some
+    return not_empty
 
 
 def with_comparers(run: Run) -> dict[str, list[Head]]:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import xarray as xr
 from twotowers.heads import Head
+from twotowers.opened import Opened
 
-from towerlab.measure.ablations import Means, ablated_answers, check_positions
+from towerlab.measure.ablations import ablated_answers, check_positions
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
@@ -24,34 +25,32 @@ from towerlab.prompts.prompt import Encoded
 
 
 def single_ablations(
-    model: Model, encoded: Sequence[Encoded], positions: str = "all", means: Means | None = None, max_tokens: int = 1024
+    model: Model, encoded: Sequence[Encoded], positions: str = "all"
 ) -> xr.Dataset:
     """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
 
     - `log_prob_lost`: log-probability of the true label, plain minus ablated;
     - `logit_difference_lost`: the same of the true label's logit minus the other's.
 
-    Above zero the head helps the true label. It is replaced by zero, or by its mean (`ablations.mean_z`). Raises TwoTowersError
-    on unknown positions.
+    Above zero the head helps the true label. Raises TwoTowersError on unknown positions.
     """
     check_positions(positions)
     shape = (model.n_layers, model.n_heads)
-    mean = None if means is None else means[positions]
-    runs = [Ablation(frozenset({Head(layer, head)}), mean) for layer in range(shape[0]) for head in range(shape[1])]
+    runs = [Ablation(frozenset({Head(layer, head)})) for layer in range(shape[0]) for head in range(shape[1])]
     with progress("single ablations", len(encoded)) as bar:
-        log_prob = ablated_answers(model, encoded, runs, positions, bar, max_tokens).log_prob
-    lost = (log_prob[:1] - log_prob[1:]).reshape(*shape, len(encoded), 2).transpose(2, 0, 1, 3)
+        log_prob = ablated_answers(model, encoded, runs, positions, bar).log_prob
+    cost = (log_prob[:1] - log_prob[1:]).reshape(*shape, len(encoded), 2).transpose(2, 0, 1, 3)
     dims = ("prompt", "layer", "head")
     return observations(
         encoded,
-        {"log_prob_lost": (dims, lost[..., 0], "nats"),
-         "logit_difference_lost": (dims, lost[..., 0] - lost[..., 1], "nats")},
+        {"log_prob_lost": (dims, cost[..., 0], "nats"),
+         "logit_difference_lost": (dims, cost[..., 0] - cost[..., 1], "nats")},
         positions=positions,
     )  # fmt: skip
 
 
-@measurement("singles", needs=("forms",), version=1, judges=False)
-def _singles(run: Run) -> xr.Dataset:
+@measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)
+def _singles(run: Run) -> Opened:
     """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
     few = run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING))
-    return single_ablations(run.model, few, "last")
+    return run.in_parts("singles", few, lambda some: single_ablations(run.model, some, "last"))

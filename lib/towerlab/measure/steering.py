@@ -31,9 +31,8 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads, check_inside
 from twotowers.opened import Opened
 
-from towerlab.measure.answers import joined
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
 from towerlab.measure.sets import DRAWS, drawn, present, with_comparers, with_other_halves
 from towerlab.model import query_key
@@ -121,18 +120,18 @@ def steering(
     if missing := {e.prompt.dataset for e in encoded} - set(directions["pair"].values.tolist()):
         raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads in sets.values() for layer, _ in heads})
-    drawn = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
-    every_direction = [directions, *drawn]
+    controls = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
+    every_direction = [directions, *controls]
     answers = Answers(encoded, len(towers), len(sets), len(every_direction), len(doses))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         at = torch.tensor([e.label_positions for e in batch])
-        added = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
+        vectors = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
         edits: dict[tuple, Edit] = {}
         for t, tower in enumerate(towers):
-            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(added)):
-                vectors = (None if tower == "keys" else query, None if tower == "query" else keys)
-                edits |= {(t, h, draw, d): steer(heads, *vectors, at, dose) for d, dose in enumerate(doses)}
+            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(vectors)):
+                of_towers = (None if tower == "keys" else query, None if tower == "query" else keys)
+                edits |= {(t, h, draw, d): steer(heads, *of_towers, at, dose) for d, dose in enumerate(doses)}
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
     with progress("steering", len(encoded)) as bar:
@@ -141,8 +140,8 @@ def steering(
     coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
     both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
     kind = "other class pairs" if others else "random directions"
-    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(drawn)), control=kind)
-    return Opened(both.isel(draw=0), control if drawn else None)
+    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(controls)), control=kind)
+    return Opened(both.isel(draw=0), control if controls else None)
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -189,19 +188,25 @@ def _sign(encoded: Encoded, cls: str) -> int:
 
 
 def _directions(run: Run) -> xr.Dataset:
-    return class_directions(run.model, run.encode(run.blocks(BLOCKS * len(run.pairs), LOCATING)))
+    return class_directions(run.model, run.encode(_directing(run, BLOCKS)))
 
 
-@measurement("steering", needs=("locating",), version=2)
+def _directing(run: Run, blocks: int) -> list[Prompt]:
+    """Prompts that directions come from: so many blocks of every class pair that is steered."""
+    return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
+
+
+@measurement("steering", needs=("locating",), version=2, on="few", passes=9)
 def _steering(run: Run) -> Opened:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
     other = drawn(run, sets["comparers"])[0]
     steered = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
-    return steering(run.model, run.encode(run.few()), _directions(run), steered)
+    directions = _directions(run)
+    return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, steered))
 
 
-@measurement("steering_random", needs=("locating",), version=2)
+@measurement("steering_random", needs=("locating",), version=2, on="few", passes=9)
 def _steering_random(run: Run) -> Opened:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
     few, directions = run.encode(run.few()), _directions(run)
@@ -209,19 +214,21 @@ def _steering_random(run: Run) -> Opened:
     def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Opened:
         return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
 
-    opened = measure({"comparers": with_comparers(run)["comparers"]}, few, DRAWS)
+    comparers = {"comparers": with_comparers(run)["comparers"]}
+    opened = run.in_parts("steering_random", few, lambda some: measure(comparers, some, DRAWS))
     return with_other_halves(run, opened, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
-@measurement("steering_pairs", needs=("locating",), version=1)
+@measurement("steering_pairs", needs=("locating",), version=1, on="few", passes=8)
 def _steering_pairs(run: Run) -> Opened:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
     others = directions_of_other_pairs(directions)
-    return steering(run.model, run.encode(run.few()), directions, sets, (-1.0, 1.0), ("query", "keys"), others=others)
+    return run.in_parts("steering_pairs", run.encode(run.few()), lambda some: steering(
+        run.model, some, directions, sets, (-1.0, 1.0), ("query", "keys"), others=others))  # fmt: skip
 
 
-@measurement("steering_labels", needs=("locating",), version=2)
+@measurement("steering_labels", needs=("locating",), version=2, on="few", passes=12)
 def _steering_labels(run: Run) -> xr.Dataset:
     """Comparers along directions from blocks of one half of the label pairs: prompts of the same half, and of the other.
 
@@ -234,9 +241,9 @@ def _steering_labels(run: Run) -> xr.Dataset:
         encoded = run.encode(prompts)
         return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    located, few = halves(run.blocks(2 * BLOCKS * len(run.pairs), LOCATING)), halves(run.few())
+    located, few = halves(_directing(run, 2 * BLOCKS)), halves(run.few())
     asked = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in located]
-    kept = {pair for pair in run.pairs if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
+    kept = {pair for pair in run.pairs_of_few if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
     located, few = ([[e for e in half if e.prompt.dataset in kept] for half in of] for of in (located, few))
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")

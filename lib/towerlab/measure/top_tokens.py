@@ -175,8 +175,8 @@ def _codes(
     return out
 
 
-@measurement("top_tokens", needs=("locating",), version=2)
+@measurement("top_tokens", needs=("locating",), version=2, on="few", passes=2.5)
 def _top_tokens(run: Run) -> xr.Dataset:
     """Words read in three located heads and in the two best comparers, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
-    return top_tokens(run.model, run.encode(run.blocks(run.fewest // 2, JUDGING)), list(heads), k=10)
+    return top_tokens(run.model, run.encode(run.blocks(len(run.pairs_of_few), JUDGING)), list(heads), k=10)

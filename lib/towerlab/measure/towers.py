@@ -40,14 +40,14 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
         return len(capture.index)
 
     with progress("towers", n) as bar:
-        for done in captures(model, encoded, {"streams"}, read=read):
-            bar.update(done)
+        for n_done in captures(model, encoded, {"streams"}, read=read):
+            bar.update(n_done)
     variables = {"query_vector": (("prompt", "listed_head", "component"), query, "sqrt nats"),
                  "key_vector": (("prompt", "listed_head", "place", "component"), key, "sqrt nats")}  # fmt: skip
     return observations(encoded, variables, **listed(heads))
 
 
-@measurement("towers", needs=("locating",), version=1)
+@measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)
 def _towers(run: Run) -> xr.Dataset:
     """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
     best = [*run.sets["by attention"][:1], *run.sets["writers"][:1]]

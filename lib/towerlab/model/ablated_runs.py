@@ -136,9 +136,7 @@ def _run_to_final(model: Model, batch: Sequence[Encoded]) -> Float[Tensor, "batc
     return final[0]
 
 
-def _restart(
-    model: Model, ablations: Sequence[Ablation], calls: list[_Call]
-) -> Float[Tensor, "ablation batch d_model"]:
+def _restart(model: Model, ablations: Sequence[Ablation], calls: list[_Call]) -> Float[Tensor, "ablation batch d_model"]:
     """Run from the first layer of `ablations`, which is the same for all, on one copy of the batch for each."""
     bottom, top = ablations[0].first_layer, model.n_layers - 1
     versions, batch = len(ablations), len(calls[0].x)
@@ -165,9 +163,7 @@ def _restart(
     return x[:, -1].unflatten(0, (versions, batch))
 
 
-def _without_heads(
-    model: Model, layer: int, ablations: Sequence[Ablation], call: _Call
-) -> Float[Tensor, "rows position d_model"]:
+def _without_heads(model: Model, layer: int, ablations: Sequence[Ablation], call: _Call) -> Float[Tensor, "rows position d_model"]:
     """The plain run's attention output, with what the heads of each ablation wrote there replaced."""
     weight, d_head, out = matrix_of(model.part(layer, "attention_out")).T, model.d_head, []
     for ablation in ablations:

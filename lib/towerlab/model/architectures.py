@@ -45,9 +45,7 @@ class Architecture:
     divides_scores: bool = False  # scores are divided by that attribute instead (GPT-J)
     window: tuple[str, str, str] = ("sliding_window", "layer_types", "sliding_attention")
     # Fields of the config: length of the window, kind of each layer; and the kind that has it. Without kinds all have.
-    parallel: bool | str = (
-        False  # the FFN reads the layer's input, not what its attention added; or the field saying so
-    )
+    parallel: bool | str = False  # the FFN reads the layer's input, not what its attention added; or the field saying so
     attention_method: str = ""  # not on transformers' AttentionInterface: the method that gets query, key, value, mask
     requires: tuple[tuple[str, Any], ...] = ()  # fields of the config with their only supported value, or its field
 

@@ -112,14 +112,10 @@ def blocked(model: Model, layers: Sequence[int], closed: Bool[Tensor, "batch que
             device = next(module.parameters()).device
             mask = ~later.to(device)[None, None]
             if model.architecture.attention_method:  # takes a mask that is added to the scores
-                mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(
-                    ~mask, torch.finfo(model.dtype).min
-                )
+                mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(~mask, torch.finfo(model.dtype).min)
         rows = len(args[0] if args else kwargs["hidden_states"])
         if rows != len(closed):  # a single row would be taken for all of them
-            raise TwoTowersError(
-                f"a batch of {rows} where attention is blocked in {len(closed)} prompts: run them together"
-            )
+            raise TwoTowersError(f"a batch of {rows} where attention is blocked in {len(closed)} prompts: run them together")
         shut = closed[:, None].to(mask.device)
         if mask.dtype == torch.bool:
             mask = mask & ~shut

@@ -74,7 +74,7 @@ class Capture:
 
     @property
     def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
-        """`z` as the model feeds it to W_O: differs where a norm follows W_O. """
+        """`z` as the model feeds it to W_O: differs where a norm follows W_O."""
         return self.z if self.attention_scale is None else _times(self.z, self.attention_scale)
 
     @property
@@ -91,9 +91,7 @@ class Capture:
         for name in names:
             if getattr(self, name) is None:
                 record = "streams" if name.startswith("stream") else name
-                raise TwoTowersError(
-                    f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})"
-                )
+                raise TwoTowersError(f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})")
 
 
 @dataclass
@@ -182,9 +180,7 @@ def _times(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batc
 
 
 @torch.inference_mode()
-def capture(
-    model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None
-) -> Capture:
+def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None) -> Capture:
     """One forward pass over prompts of equal length. `record` is a subset of `RECORDABLE`. TwoTowersError on others."""
     record = frozenset(record)
     if record - RECORDABLE:
@@ -253,11 +249,7 @@ def captures(
 
 
 def read_all(
-    model: Model,
-    encoded: Sequence[Encoded],
-    record: Collection[str],
-    read: Callable[[Capture], T],
-    max_tokens: int = 4096,
+    model: Model, encoded: Sequence[Encoded], record: Collection[str], read: Callable[[Capture], T], max_tokens: int = 4096
 ) -> list[T]:
     """What `read` gives of every batch's capture, in the order of `prompts.batches`. See `captures`."""
     return list(captures(model, encoded, record, max_tokens, read))

@@ -21,10 +21,7 @@ from twotowers.paths import shipped_models
 from towerlab.model import gguf_header, named
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
-TOKENIZER = (
-    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "spiece.model",
-)  # fmt: skip
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "spiece.model")
 SMALL = ("config.json", "generation_config.json", *TOKENIZER)
 # Fields of config.json under which quantised formats describe themselves.
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
@@ -128,9 +125,7 @@ def _config(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         _refuse_adapter(folder, name)
         files = sorted(folder.glob("*.gguf"))
-        remedy = (
-            f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
-        )
+        remedy = f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
         raise TwoTowersError(f"'{name}' holds no config.json: {remedy}")
     config = read_json(folder / "config.json", name)
     if not isinstance(config.get("model_type"), str):
@@ -164,6 +159,4 @@ def _here(name: str) -> Path | None:
         pass
     if len(name) <= 96 and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and path.suffix != ".gguf":
         return None
-    raise TwoTowersError(
-        f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(named.known())}"
-    )
+    raise TwoTowersError(f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(named.known())}")

@@ -22,9 +22,7 @@ _WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_leng
 _MATRICES = "attn_norm|attn_q|attn_k|attn_v|attn_output|ffn_norm|ffn_gate|ffn_up|ffn_down"
 _TENSORS = {
     "llama": re.compile(rf"((token_embd|output_norm|output)|blk\.\d+\.({_MATRICES}))\.weight"),
-    "qwen2": re.compile(
-        rf"((token_embd|output_norm|output)|blk\.\d+\.({_MATRICES}))\.weight|blk\.\d+\.attn_[qkv]\.bias"
-    ),
+    "qwen2": re.compile(rf"((token_embd|output_norm|output)|blk\.\d+\.({_MATRICES}))\.weight|blk\.\d+\.attn_[qkv]\.bias"),
 }
 _CUTS = ("gpt-2", "smollm", "qwen2")  # how text is cut before merges (tokenizer.ggml.pre)
 

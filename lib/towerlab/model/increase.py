@@ -119,9 +119,12 @@ def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, 
 
 
 def stream_vocabulary(
-    steps: list[_Layer], unembedding: Unembedding, words: Tensor, wide: torch.dtype,
+    steps: list[_Layer],
+    unembedding: Unembedding,
+    words: Tensor,
+    wide: torch.dtype,
     tell: Callable[[float], object] = lambda prompts: None,
-) -> list[tuple]:  # fmt: skip
+) -> list[tuple]:
     target = fold_norm(unembedding, unembedding.weight[words], wide)
     for step in steps:
         step.set_targets(target)
@@ -157,9 +160,7 @@ class _Layer:
         at_once = max(1, most // (n * self.vectors)) if self.full_width else 1
         prompts = max(1, most // self.vectors)
         self.chunks = [
-            (slice(h, h + at_once), slice(at, at + prompts))
-            for h in range(0, self.heads, at_once)
-            for at in range(0, n, prompts)
+            (slice(h, h + at_once), slice(at, at + prompts)) for h in range(0, self.heads, at_once) for at in range(0, n, prompts)
         ]
         self.scales = None
         if norm == "recomputed":
@@ -220,12 +221,13 @@ class _Layer:
         sum_of_heads = torch.zeros_like(base)
         for heads, rows in self.chunks:
             if self.full_width:
-                values = by_head[heads, rows] + base[rows, None]
+                values = by_head[heads, rows].add_(base[rows, None])
             else:
-                values = self.z[rows, heads].flatten(0, 2) @ factors[heads.start].T
-                values = values.unflatten(0, (1, -1, self.vectors)).add_(base[rows, None])
-            # Every row holds the base once, so their sum holds it `copies` times.
-            sum_of_heads[rows] += values.sum((0, 2))
+                start = base[rows] if self.vectors == 1 else base[rows].repeat_interleave(self.vectors, 0)
+                values = torch.addmm(start, self.z[rows, heads.start].flatten(0, 1), factors[heads.start].T)
+                values = values.unflatten(0, (1, -1, self.vectors))
+            # Every row holds the base once, so their sum holds it `copies` times. A sum of one row would be a copy of it.
+            sum_of_heads[rows] += values[0, :, 0] if len(values) == self.vectors == 1 else values.sum((0, 2))
             if self.scales is not None:
                 scales = self.scales[3][rows, heads].transpose(0, 1)[..., None]
                 values = values.mul_(scales).sub_(level[rows, :, None])

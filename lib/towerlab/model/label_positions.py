@@ -1,7 +1,7 @@
 """What a capture holds of labels: values at label positions, and the row that reads a vector as a logit difference.
 
-    row = logit_difference_rows(capture, model)              # row . v: what v adds to the logit of the true label over the other
-    label_values(capture, model, layer) @ W_O                # the value-output vectors at label positions
+row = logit_difference_rows(capture, model)              # row . v: what v adds to the logit of the true label over the other
+label_values(capture, model, layer) @ W_O                # the value-output vectors at label positions
 """
 
 from __future__ import annotations

@@ -122,9 +122,7 @@ def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, L
 
     def put(layer: int, z: Float[Tensor, "batch position head d_head"]) -> None:
         if "query" not in inputs[layer]:
-            raise TwoTowersError(
-                f"the attention of {model.name} was not read in layer {layer}: load it with loading.load"
-            )
+            raise TwoTowersError(f"the attention of {model.name} was not read in layer {layer}: load it with loading.load")
         inputs[layer]["x"] = inputs[layer]["x"].to(z.device)  # where the layer is, under a device_map
         new = change(layer, LayerState(**inputs[layer], z=z[:, -1].clone()))
         inputs[layer].clear()
@@ -236,9 +234,7 @@ class LastPosition:
             return hidden_states(model.blocks[layer](rows, *args, **kwargs))
 
 
-def answers_of(
-    model: Model, final: Float[Tensor, "version batch d_model"], batch: Sequence[Encoded]
-) -> TopAndLogProbs:
+def answers_of(model: Model, final: Float[Tensor, "version batch d_model"], batch: Sequence[Encoded]) -> TopAndLogProbs:
     """Top token and the labels' log-probabilities (nats), from final residual streams of versions of one batch."""
     rows = final.flatten(0, 1).split(LOGIT_ROWS)
     prompts = torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)

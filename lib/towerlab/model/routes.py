@@ -104,9 +104,13 @@ def _routed(last: LastPosition, versions: Sequence[tuple[Sent, Route]]) -> Float
 
 @contextmanager
 def _hiding(
-    model: Model, layer: int, x: Float[Tensor, "batch row d_model"], below: Float[Tensor, "batch row d_model"],
-    here: Float[Tensor, "batch row d_model"], closed: Bool[Tensor, "row route"],
-) -> Iterator[None]:  # fmt: skip
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "batch row d_model"],
+    below: Float[Tensor, "batch row d_model"],
+    here: Float[Tensor, "batch row d_model"],
+    closed: Bool[Tensor, "row route"],
+) -> Iterator[None]:
     """One block, given x, whose attention and MLP read what they are given without the messages of closed routes."""
     hidden_below = below * closed[:, 1:2].to(x)
     hidden_from_mlp = (below if model.parallel else below + here) * closed[:, 2:3].to(x)

@@ -69,9 +69,7 @@ class Lexicon:
     def stopword_ids(self) -> Int[Tensor, "word"]:
         """Ids of tokens that tell nothing of a topic: stop words, and what holds no word of two letters or a digit."""
         stop = stop_words()
-        return torch.tensor(
-            [i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]
-        ).long()
+        return torch.tensor([i for i, word in enumerate(self.plain) if word in stop or not is_content_word(word)]).long()
 
 
 @lru_cache(maxsize=100_000)

@@ -124,9 +124,15 @@ def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequ
 
 
 def _block(
-    block: int, name: str, classes: tuple[str, str], labels: tuple[str, str], query_class: int, form: Form,
-    texts: Mapping[str, Sequence[str]], rng: np.random.Generator,
-) -> list[Prompt]:  # fmt: skip
+    block: int,
+    name: str,
+    classes: tuple[str, str],
+    labels: tuple[str, str],
+    query_class: int,
+    form: Form,
+    texts: Mapping[str, Sequence[str]],
+    rng: np.random.Generator,
+) -> list[Prompt]:
     own, other = classes[query_class], classes[1 - query_class]
     pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))  # a class may name itself
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)

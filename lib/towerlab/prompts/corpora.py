@@ -37,22 +37,13 @@ def _lines(raw: bytes, encoding: str, separator: str, name: Callable[[str], str 
         yield Row(name_of, text) if match and name_of else Row("", line)
 
 
-_TREC = {
-    "ABBR": "abbreviation",
-    "DESC": "description",
-    "ENTY": "entity",
-    "HUM": "human",
-    "LOC": "location",
-    "NUM": "number",
-}
+_TREC = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human", "LOC": "location", "NUM": "number"}
 _AGNEWS = {"1": "world", "2": "sports", "3": "business", "4": "technology"}
 
 # Lines "0<tab>sentence", "CLASS:subclass question" and "__label__1 title: review".
 read_sst2 = partial(_lines, encoding="utf-8", separator="\t", name={"0": "negative", "1": "positive"}.get)
 read_trec = partial(_lines, encoding="latin-1", separator=" ", name=lambda cls: _TREC.get(cls.partition(":")[0]))
-read_amazon = partial(
-    _lines, encoding="utf-8", separator=" ", name={"__label__1": "negative", "__label__2": "positive"}.get
-)
+read_amazon = partial(_lines, encoding="utf-8", separator=" ", name={"__label__1": "negative", "__label__2": "positive"}.get)
 
 
 def read_agnews(raw: bytes) -> Iterator[Row]:
@@ -98,10 +89,6 @@ SETS = {
     "trec": SentenceSet(tuple(_TREC.values()), "trec/test_TREC_10.label.txt", read_trec),
     "agnews": SentenceSet(tuple(_AGNEWS.values()), "agnews/test.csv", read_agnews, mend_agnews),
     "ethos": SentenceSet(("acceptable", "hate"), "ethos/Ethos_Dataset_Binary.csv", read_ethos),
-    "financial": SentenceSet(
-        ("negative", "neutral", "positive"),
-        "financial-phrasebank/Sentences_AllAgree.txt",
-        read_financial,
-    ),
+    "financial": SentenceSet(("negative", "neutral", "positive"), "financial-phrasebank/Sentences_AllAgree.txt", read_financial),
     "amazon": SentenceSet(_POLAR, "amazon-polarity/test.ft.txt", read_amazon),
 }

@@ -58,9 +58,7 @@ def fetch(file: str) -> bytes:
             raise TwoTowersError(f"{DATA}='{folder}' lacks {file}: put it there, or unset {DATA} to download it")
         raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != pin.sha256:
-            raise TwoTowersError(
-                f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or unset it"
-            )
+            raise TwoTowersError(f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or unset it")
         return raw
     url = f"{SERVER}/{pin.repository}/{pin.commit}/{quote(pin.path)}"
     pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book

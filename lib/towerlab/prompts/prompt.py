@@ -137,14 +137,10 @@ def check_special(labels: Iterable[str], special: Sequence[str]) -> None:
     """Raise TwoTowersError for a label that holds one of the tokenizer's special tokens."""
     for label in labels:
         if sign := next((token for token in special if token in label), None):
-            raise TwoTowersError(
-                f"the label '{label}' holds '{sign}', a special token of the tokenizer: choose another label word"
-            )
+            raise TwoTowersError(f"the label '{label}' holds '{sign}', a special token of the tokenizer: choose another label word")
 
 
-def encode_all(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
-) -> list[Encoded]:
+def encode_all(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> list[Encoded]:
     """Token ids and positions of many prompts, in their order.
 
     The followed token of a label is the one that follows the prompt's own ids when " label" is appended. Raises
@@ -164,9 +160,7 @@ def encode_all(
         if sign := next((token for token in special if token in layout.text), None):
             raise _refusal(prompt, f"it holds the special token '{sign}'", "take that out of its texts")
     run = _tokenise([layout.text for layout in layouts], tokenizer)
-    ends = _tokenise(
-        [f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer
-    )
+    ends = _tokenise([f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer)
     return [
         _encode(prompt, layout, next(run), [next(ends) for _ in prompt.labels], tokenizer.unk_token_id, max_length)
         for prompt, layout in zip(prompts, layouts, strict=True)
@@ -197,8 +191,7 @@ def _encode(
         raise _refusal(prompt, f"it has {n} tokens and the model reads {max_length}", advice)
     _check_end(prompt, layout, run)
     label_ids = {
-        label: _followed(prompt, label, len(layout.text), run, end, unknown)
-        for label, end in zip(prompt.labels, ends, strict=True)
+        label: _followed(prompt, label, len(layout.text), run, end, unknown) for label, end in zip(prompt.labels, ends, strict=True)
     }
     if len(set(label_ids.values())) < len(label_ids):
         names = ", ".join(prompt.labels)

@@ -68,11 +68,7 @@ def rows(name: str) -> pd.DataFrame:
 
 def usable(name: str, content: bytes) -> pd.DataFrame:
     """Rows of one file, mended, every run of whitespace one space: no text twice, none without a word or in two classes."""
-    rows = [
-        (" ".join(_CONTROL.sub("", SETS[name].mend(row.text)).split()), row.cls)
-        for row in SETS[name].read(content)
-        if row.cls
-    ]
+    rows = [(" ".join(_CONTROL.sub("", SETS[name].mend(row.text)).split()), row.cls) for row in SETS[name].read(content) if row.cls]
     table = pd.DataFrame(rows, columns=["text", "class"])
     table["words"] = table["text"].map(words)
     table = table[table["words"].map(len) > 0]

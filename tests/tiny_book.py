@@ -1,0 +1,83 @@
+"""A book of two tiny chapters, for tests of the way from a measurement to a page."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+from conftest import ROOT
+
+SETTINGS = "blocks=2 locate=2 k=2 separator=space"
+PARAMETERS = "model, blocks, locate, k, separator, out = 'mini-gpt2', 2, 2, 2, 'space', '_build/measurements'"
+MEASURED = "heads = book.open(globals()).measured('heads')\nprint({name: dict(d.sizes) for name, d in heads.items()})"
+FIGURE = """
+import altair as alt, pandas as pd
+chapter = book.open(globals())
+chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b>", "b"]})).mark_bar().encode(x="x:Q"), "Bars.")
+"""
+
+
+def notebook(path, *cells, **about):
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    made = nbformat.v4.new_notebook(
+        metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about}
+    )
+    made.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
+    made.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
+    made.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
+    nbformat.write(made, path)
+
+
+def make(home):
+    """The book's folder."""
+    for name in ("book/_ext", "book/_page", "data/words", "data/models/mini-gpt2"):
+        shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv"):
+        shutil.copy(ROOT / name, home / name)
+    (home / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/intro\nchapters:\n- file: book/91-one\n- file: book/92-two\n"
+    )
+    (home / "book/intro.md").write_text("# A book\n\n$x^2$ and [one](91-one.ipynb).\n")
+    notebook(home / "book/91-one.ipynb", MEASURED, measurements=["heads"])
+    notebook(home / "book/92-two.ipynb", FIGURE)
+    return home
+
+
+def start(home, *arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "towerlab.cli", *arguments], cwd=home, text=True, start_new_session=True,
+        env=os.environ | environment | {"TWOTOWERS_HOME": str(home)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def build(home):
+    process = start(home, "book", "--jobs", "2", "--set", SETTINGS)
+    said, _ = process.communicate()
+    return process.returncode, said
+
+
+def kill_when(process, ready, seconds=240):
+    """`kill` as soon as `ready()`."""
+    until = time.monotonic() + seconds
+    while not ready() and process.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert process.poll() is None, process.communicate()[0]
+    kill(process)
+
+
+def kill(process):
+    """kill -9 of a command and all that it started, also what has a session of its own."""
+    children = subprocess.run(["ps", "-eo", "pid,ppid"], text=True, stdout=subprocess.PIPE).stdout.split("\n")[1:-1]
+    pairs, doomed = [tuple(map(int, line.split())) for line in children], [process.pid]
+    for parent in doomed:
+        doomed += [pid for pid, of in pairs if of == parent]
+    for pid in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
