@@ -36,13 +36,14 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
     return xr.Dataset(arrays, coords={**{dim: range(n) for dim, n in sizes.items()}, **of_prompts, **coordinates})
 
 
-def joined(parts: Sequence[xr.Dataset], **coordinates: Sequence) -> xr.Dataset:
-    """Measurements of several sets of prompts as one, each with a value of every coordinate given: (prompt,)."""
+def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Sequence) -> xr.Dataset:
+    """Measurements of several sets of prompts, or of what lies along another dimension, as one; each with a value of every
+    coordinate given: (along,)."""
     named = [
-        part.assign_coords({name: ("prompt", [values[i]] * part.sizes["prompt"]) for name, values in coordinates.items()})
+        part.assign_coords({name: (along, [values[i]] * part.sizes[along]) for name, values in coordinates.items()})
         for i, part in enumerate(parts)
     ]
-    return xr.concat(named, "prompt", data_vars="minimal", coords="minimal", compat="override", join="override")
+    return xr.concat(named, along, data_vars="minimal", coords="minimal", compat="override", join="override")
 
 
 def joined_parts(parts: Sequence[Opened]) -> Opened:

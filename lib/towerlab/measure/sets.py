@@ -13,7 +13,7 @@ from twotowers.heads import Head, Heads
 from twotowers.opened import Opened, of_labels, with_shared
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import joined, observations
 from towerlab.prompts.prompt import Encoded
 
 DRAWS, AT_LAST = 20, 100
@@ -65,12 +65,8 @@ def with_other_halves(
     if not all(heads for heads, _ in chosen):
         return opened
     parts = [measure({f"{name}, {OTHER_HALVES}": heads}, at).assign_coords(at=("prompt", at)) for heads, at in chosen]
-    crossed = _concatenated(parts, "prompt").sortby("at").drop_vars("at")
-    return opened._replace(data=_concatenated([opened.data, crossed], "heads"))
-
-
-def _concatenated(parts: Sequence[xr.Dataset], dim: str) -> xr.Dataset:
-    return xr.concat(parts, dim, data_vars="minimal", coords="minimal", compat="override", join="override")
+    crossed = joined(parts).sortby("at").drop_vars("at")
+    return opened._replace(data=joined([opened.data, crossed], "heads"))
 
 
 def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, labels: Sequence[int] = ()) -> xr.Dataset:
