@@ -191,7 +191,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
-    """One point a head, a panel a model; columns name and set as `choose.head_table` gives; sets are named where there is room."""
+    """One point a head, a panel a model; columns name ("18-6") and set; sets are named where there is room."""
     points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
