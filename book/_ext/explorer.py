@@ -60,7 +60,8 @@ def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]
     yield "label part", (own - other) / 2, False
     yield "direct effect", looks["direct_effect"].sel(contrast="reversed", drop=True), False
     for name, contrast in {"effect": "reversed", "label sent": "labels exchanged", "place sent": "texts exchanged"}.items():
-        yield name, looks["effect"].sel(contrast=contrast, drop=True), True
+        if contrast in looks["contrast"].values:  # sentences are recorded without prompts of exchanged labels
+            yield name, looks["effect"].sel(contrast=contrast, drop=True), True
 
 
 def columns(read: Read) -> dict[str, dict[str, list]]:
