@@ -114,9 +114,12 @@ def page(home: Path, source: Path) -> bytes:
     executed, failed = chapters / source.name, chapters / f"{source.stem}{FAILED}"
     shown = executed if executed.is_file() else source
     notebook = for_the_page(json.loads(shown.read_text("utf8")), home / "_build/pictures")
-    svg = (home / "book/map.svg").read_text("utf8")
+
+    def drawn(match: re.Match) -> str:
+        return drawing((home / "book/map.svg").read_text("utf8"), match[1])
+
     for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
-        cell["source"] = MAP.sub(lambda match: drawing(svg, match[1]), "".join(cell["source"]))
+        cell["source"] = MAP.sub(drawn, "".join(cell["source"]))
     if failed.is_file():
         older = "this page is of the last run that did not" if shown == executed else "it has no figures"
         text = f"**This chapter failed when it was last run**, so {older}: {code(why(failed))}"
