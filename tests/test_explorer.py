@@ -41,7 +41,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         heads, columns = recorded("heads", suite), explored[MODEL]["suites"][suite]["columns"]
         for quantity, name in (("attention difference", "preference"), ("writing", "writing"), ("contribution", "contribution")):
             assert columns[name]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
-    assert "effect" not in columns  # of sentences: nobody measured it
+    assert "effect" in columns and "label sent" not in columns  # sentences are recorded without prompts of exchanged labels
     columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded("singles")
     for layer, head in ((18, 6), (24, 4)):
         i, lost = layer * 9 + head, intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))

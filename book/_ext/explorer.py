@@ -107,6 +107,8 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
 
 def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
     """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways were opened one at a time."""
+    if "labels exchanged" not in looks["contrast"].values:
+        return {}
     routed = looks["effect_by_route"].sel(contrast="labels exchanged").mean("prompt")
     senders = named(zip(looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True))
     by_way = {way: routed.sel(output=o, queries=q, mlps=m).values for way, (o, q, m) in WAYS.items()}
