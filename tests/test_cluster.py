@@ -14,7 +14,9 @@ from conftest import ROOT
 PATH = f"{os.environ['PATH']}:/usr/sbin"  # where Debian has the daemons
 HERE = all(shutil.which(name, path=PATH) for name in ("slurmctld", "slurmd", "munged"))
 PLUGIN = importlib.util.find_spec("snakemake_executor_plugin_slurm")
-pytestmark = pytest.mark.skipif(not (HERE and PLUGIN), reason="a cluster needs Debian's slurm-wlm and munge, and pip install .[slurm]")
+pytestmark = pytest.mark.skipif(
+    not (HERE and PLUGIN), reason="a cluster needs Debian's slurm-wlm and munge, and pip install .[slurm]"
+)
 
 
 @pytest.fixture(scope="module")

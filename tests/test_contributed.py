@@ -106,7 +106,10 @@ ODD = [
     (lambda f: change(f, "singles", identity=identity(f, model="other@1")), "its identity is of 'other@1'"),
     (lambda f: change(f, "singles", identity=identity(f, texts="0")), "is of other texts than data"),
     (lambda f: change(f, "singles", identity=identity(f, versions={"forms": 0})), "rests on version 0 of 'forms'"),
-    (lambda f: change(f, "singles", fingerprint="x", identity=identity(f, model="x")), "its fingerprint is x, that of files before"),
+    (
+        lambda f: change(f, "singles", fingerprint="x", identity=identity(f, model="x")),
+        "its fingerprint is x, that of files before",
+    ),
     (lambda f: change(f, "singles", model="smollm2-135m"), "it says 'smollm2-135m', and lies where 'someone' belongs"),
     (lambda f: change(f, "singles", measurement="norms"), "has another form"),
     (lambda f: change(f, "singles", layers=31), "'layer' does not count from 0 to 30"),

@@ -40,12 +40,7 @@ def home(tmp_path_factory):
 
 def times(home):
     """What was made when: measurement, chapters, pages."""
-    names = (
-        "measurements/mini-gpt2/words-*/heads.nc",
-        "chapters/91-one.ipynb",
-        "chapters/92-two.ipynb",
-        "html/book/intro.html",
-    )
+    names = ("measurements/mini-gpt2/words-*/heads.nc", "chapters/91-one.ipynb", "chapters/92-two.ipynb", "html/book/intro.html")
     return [next((home / "_build").glob(name)).resolve().stat().st_mtime_ns for name in names]
 
 
@@ -95,7 +90,9 @@ def planned(home):
 
 def test_versions_and_texts_say_what_is_measured_again_and_code_and_dates_do_not(built):
     shutil.copytree(ROOT / "lib", built / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    module, versions, words = (built / path for path in ("lib/towerlab/measure/heads.py", "data/versions.csv", "data/words/words.csv"))
+    module, versions, words = (
+        built / path for path in ("lib/towerlab/measure/heads.py", "data/versions.csv", "data/words/words.csv")
+    )
     module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
     assert planned(built) == set()
     table = versions.read_text("utf8")
@@ -147,9 +144,7 @@ def test_a_warning_of_sphinx_fails_the_pages_in_words(built):
     text = (built / "book/intro.md").read_text()
     (built / "book/intro.md").write_text(f"{text}\n```{{nosuch}}\n```\n")
     code, said = build(built)
-    assert (
-        code == 1 and "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in said
-    )
+    assert code == 1 and "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in said
     assert "Changed." in (built / "_build/html/book/intro.html").read_text()
 
 

@@ -103,7 +103,9 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path):
 
 def card(page):
     """Quantity -> the cells of its row, of the card's first table."""
-    rows = page.locator(".heads-card tbody tr").evaluate_all("all => all.map((row) => [...row.cells].map((cell) => cell.textContent))")
+    rows = page.locator(".heads-card tbody tr").evaluate_all(
+        "all => all.map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
     return {title: cells for title, *cells in rows}
 
 
@@ -137,7 +139,9 @@ def test_a_head_is_seen_to_follow_the_texts(address, explored):
         start = dict(zip([text for text, _ in rows[0]], shares(page), strict=False))
         for button, now in (("exchange labels", 2), ("mirror", 3)):
             page.get_by_role("button", name=button).click()
-            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt") and "before: " in page.text_content(".heads-looks")
+            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt") and "before: " in page.text_content(
+                ".heads-looks"
+            )
             texts = [text for text, _ in rows[now][:-1]]
             assert texts[int(np.argmax(shares(page)))] == max(start, key=start.get)
         assert [label for _, label in rows[2]] != [label for _, label in rows[0]]

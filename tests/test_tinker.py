@@ -142,11 +142,7 @@ def test_the_map_shows_the_papers_increase_when_asked(address):
         assert page.get_by_label("over all words").is_checked()
 
 
-BAD = {
-    "": "The query is empty",
-    "\u202eabc": "The query holds a character that cannot",
-    "🙂" * 80: "The prompt has 334 tokens",
-}
+BAD = {"": "The query is empty", "\u202eabc": "The query holds a character that cannot", "🙂" * 80: "The prompt has 334 tokens"}
 
 
 def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):

@@ -73,9 +73,7 @@ def test_the_engine_equals_pytorch_on_100_prompts(address):
     with browser(address) as page:
         results = json.loads(page.evaluate(ENGINE, states))
     for result, p in zip(results, prompts, strict=True):  # capitals are lowered
-        p = replace(
-            p, demonstrations=[replace(d, text=d.text.lower()) for d in p.demonstrations], query=p.query.lower()
-        )
+        p = replace(p, demonstrations=[replace(d, text=d.text.lower()) for d in p.demonstrations], query=p.query.lower())
         e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
         assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
         assert result["label"] == (true_label([(d.text, d.label) for d in p.demonstrations], p.query) or "")

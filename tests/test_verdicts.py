@@ -73,5 +73,7 @@ def test_a_chapter_that_fails_is_told_in_one_line(one_chapter, tmp_path, monkeyp
     (tmp_path / "book/04-attention-weights.ipynb").write_text(json.dumps(notebook))
     monkeypatch.setattr(verdicts, "book_folder", lambda: tmp_path / "book")
     given = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}
-    with pytest.raises(TwoTowersError, match="chapter 04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        TwoTowersError, match="chapter 04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero"
+    ):
         verdicts.verdicts(Run(Settings.of(given)), given)

@@ -32,9 +32,7 @@ def written(folder: Path) -> str:
     sources = [folder / "data.js", *(PAGE / name for name in (*tinker.SCRIPTS[1:], "page.js"))]
     head = "".join(f'<script defer src="{source.as_uri()}"></script>' for source in sources)
     head += "".join(f'<link rel="stylesheet" href="{(PAGE / n).as_uri()}">' for n in ("book.css", "tinker.css"))
-    body = (
-        f"<body class='bd-article'><main><h1>t</h1><h2>t</h2>{(PAGE / 'tinker.html').read_text('utf8')}</main></body>"
-    )
+    body = f"<body class='bd-article'><main><h1>t</h1><h2>t</h2>{(PAGE / 'tinker.html').read_text('utf8')}</main></body>"
     (folder / "page.html").write_text(HEAD + head + body)
     return (folder / "page.html").as_uri()
 

@@ -23,9 +23,7 @@ chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b
 
 def notebook(path, *cells, **about):
     kernel = {"name": "python3", "display_name": "Python 3"}
-    made = nbformat.v4.new_notebook(
-        metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about}
-    )
+    made = nbformat.v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about})
     made.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
     made.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
     made.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
@@ -38,9 +36,7 @@ def make(home):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv"):
         shutil.copy(ROOT / name, home / name)
-    (home / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/intro\nchapters:\n- file: book/91-one\n- file: book/92-two\n"
-    )
+    (home / "_toc.yml").write_text("format: jb-book\nroot: book/intro\nchapters:\n- file: book/91-one\n- file: book/92-two\n")
     (home / "book/intro.md").write_text("# A book\n\n$x^2$ and [one](91-one.ipynb).\n")
     notebook(home / "book/91-one.ipynb", MEASURED, measurements=["heads"])
     notebook(home / "book/92-two.ipynb", FIGURE)

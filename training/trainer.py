@@ -240,9 +240,7 @@ class Trainer:
         n = self.configuration.validation_prompts
         drawn = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
         drawn = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in drawn]
-        percent = {
-            order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in drawn] for order in prompts.ORDERS
-        }
+        percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in drawn] for order in prompts.ORDERS}
         self.model.train()
         mean = {order: sum(values) / len(values) for order, values in percent.items()}
         original = mean["original"]
@@ -309,9 +307,7 @@ class Trainer:
             "optimiser": self.optimiser.state_dict(),
             "random": [self.text.random.getstate(), self.text.numpy.bit_generator.state],
             "at": asdict(self.at),
-            "reached": {
-                name: getattr(self, name) for name in ("step", "rate", "stages", "log", "best", "best_weights")
-            },
+            "reached": {name: getattr(self, name) for name in ("step", "rate", "stages", "log", "best", "best_weights")},
         }
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoints / f"{STATE}.partial"

@@ -124,9 +124,7 @@ def why(notebook: Path) -> str:
         outputs = [(i, o) for i, cell in enumerate(cells, 1) for o in cell.get("outputs", [])]
         errors = [(i, o) for i, o in outputs if o["output_type"] == "error"]
     except (OSError, ValueError, KeyError, TypeError):
-        return (
-            f"papermill could not start it: see {notebook.parents[1] / 'log' / notebook.name.removesuffix(FAILED)}.txt"
-        )
+        return f"papermill could not start it: see {notebook.parents[1] / 'log' / notebook.name.removesuffix(FAILED)}.txt"
     if not errors:
         return "it wrote no evidence (chapter.close()), or its Python was killed, perhaps for memory"
     at, error = errors[-1]

@@ -89,9 +89,7 @@ def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
     ]  # fmt: skip
 
 
-def matched_sets(
-    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int
-) -> list[list[Head]]:
+def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int) -> list[list[Head]]:
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 
     Where a layer has too few such heads, those of the nearest layers take part (the layer above before the one below).

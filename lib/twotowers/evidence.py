@@ -199,7 +199,9 @@ def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
     places, wanted = (pd.MultiIndex.from_arrays([d[key].values for key in keys]) for d in (dataset, like))
     at = places.get_indexer(wanted)
     if (at < 0).any():
-        raise TwoTowersError(f"{int((at < 0).sum())} prompts of one measurement are not in the other: measure both on the same blocks")
+        raise TwoTowersError(
+            f"{int((at < 0).sum())} prompts of one measurement are not in the other: measure both on the same blocks"
+        )
     return dataset.isel(prompt=at)
 
 

@@ -89,12 +89,7 @@ def check_positions(*positions: str) -> None:
 
 @torch.inference_mode()
 def ablated_answers(
-    model: Model,
-    encoded: Sequence[Encoded],
-    runs: Sequence[Ablation],
-    positions: str,
-    bar: tqdm,
-    max_tokens: int = 1024,
+    model: Model, encoded: Sequence[Encoded], runs: Sequence[Ablation], positions: str, bar: tqdm, max_tokens: int = 1024
 ) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
@@ -110,17 +105,13 @@ def ablated_answers(
 
 
 @torch.inference_mode()
-def mean_z(
-    model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096
-) -> dict[str, Float[Tensor, "layer head d_head"]]:
+def mean_z(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> dict[str, Float[Tensor, "layer head d_head"]]:
     """What every head feeds to W_O, averaged over prompts: `replacements={"mean": mean_z(model, locating)}`.
 
     "last": its mean at the last position, which replaces it there; "all": its mean over all positions of all prompts,
     which replaces it everywhere. Take prompts that nothing is judged on.
     """
-    rows = {
-        where: torch.zeros(model.n_layers, model.n_heads * model.d_head, dtype=torch.float64) for where in POSITIONS
-    }
+    rows = {where: torch.zeros(model.n_layers, model.n_heads * model.d_head, dtype=torch.float64) for where in POSITIONS}
     sums = {where: torch.zeros_like(rows[where]) for where in POSITIONS}
 
     def reader(layer: int):

@@ -21,9 +21,7 @@ from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, batches
 
 
-def attribution_patching(
-    model: Model, encoded: Sequence[Encoded], max_tokens: int = 512
-) -> Float[np.ndarray, "prompt layer head"]:
+def attribution_patching(model: Model, encoded: Sequence[Encoded], max_tokens: int = 512) -> Float[np.ndarray, "prompt layer head"]:
     """Estimated logit difference (nats) lost when each head is zeroed at all positions: above zero, the head helps.
 
     Cost: a forward and a backward pass. Memory: all activations of `max_tokens` tokens.
@@ -44,7 +42,8 @@ def attribution_patching(
                 stack.callback(hook.remove)
             gradients = torch.autograd.grad(_logit_difference(model.logits(batch), batch).sum(), z)
         cost = [
-            (heads_input * slope).detach().unflatten(-1, (model.n_heads, -1)) for heads_input, slope in zip(z, gradients, strict=True)
+            (heads_input * slope).detach().unflatten(-1, (model.n_heads, -1))
+            for heads_input, slope in zip(z, gradients, strict=True)
         ]
         return torch.stack([x.sum((1, 3)).cpu() for x in cost], 1).double().numpy()
 
@@ -59,7 +58,5 @@ def attribution_patching(
 def _logit_difference(logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]) -> Float[Tensor, "batch"]:
     """Logit of the true label minus that of the other (nats)."""
     words = [e.label_pair for e in batch]
-    pair = logits.to(torch.promote_types(logits.dtype, torch.float32)).gather(
-        1, torch.tensor(words, device=logits.device)
-    )
+    pair = logits.to(torch.promote_types(logits.dtype, torch.float32)).gather(1, torch.tensor(words, device=logits.device))
     return pair[:, 0] - pair[:, 1]

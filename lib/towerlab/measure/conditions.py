@@ -1,6 +1,6 @@
 """Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5; EMNLP section 6). Chapter 5.
 
-    data = conditions(model, encoded, CONDITIONS, encode)     # (condition, prompt, layer, head)
+data = conditions(model, encoded, CONDITIONS, encode)     # (condition, prompt, layer, head)
 """
 
 from __future__ import annotations
@@ -112,6 +112,4 @@ def _conditions(run: Run) -> Opened:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
     few = run.encode(run.few())
-    return run.in_parts(
-        "conditions", few, lambda some: conditions(run.model, [e.prompt for e in some], CONDITIONS, run.encode)
-    )
+    return run.in_parts("conditions", few, lambda some: conditions(run.model, [e.prompt for e in some], CONDITIONS, run.encode))

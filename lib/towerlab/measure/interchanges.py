@@ -112,11 +112,7 @@ def _query_length(encoded: Encoded) -> int:
 
 @torch.inference_mode()
 def interchanges(
-    model: Model,
-    pairs: Sequence[Pair],
-    sets: Mapping[str, Heads],
-    what: Sequence[str] = tuple(EXCHANGES),
-    max_tokens: int = 1024,
+    model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads], what: Sequence[str] = tuple(EXCHANGES), max_tokens: int = 1024
 ) -> xr.Dataset:
     """Answers of every pair's base with parts of some heads taken from its source: (what, heads, prompt).
 

@@ -90,9 +90,7 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
 
 def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:
     """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt, place, d_head) of a head."""
-    tokens = torch.tensor(
-        [[e.label_pair if true else e.label_pair[::-1] for true in e.prompt.is_true] for e in encoded]
-    )
+    tokens = torch.tensor([[e.label_pair if true else e.label_pair[::-1] for true in e.prompt.is_true] for e in encoded])
     weight = model.output_weight(head.layer)[head.head]
     rows = values.flatten(0, 1).to(model.device), tokens.flatten(0, 1).to(model.device)
     ranks = unembed.rank(*rows, model.unembedding, through=weight)

@@ -33,7 +33,7 @@ output, queries, mlps, sender_set, prompt): effects where what they write is rea
 preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
 end), and at every position. Each has the weights of the plain run, reversed; values are those of the run. In
 `logit_difference_outputs_held` (prompt) the last position's own values are those of the plain run, too: every head writes
-there what it would write were it reversed alone. `logit_difference` (prompt) is plain. """
+there what it would write were it reversed alone. `logit_difference` (prompt) is plain."""
 
 from __future__ import annotations
 
@@ -95,11 +95,7 @@ def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
 
 @torch.inference_mode()
 def looks(
-    model: Model,
-    encoded: Sequence[Encoded],
-    contrasts: Sequence[str] = CONTRASTS[:3],
-    senders: int = 8,
-    max_tokens: int = 2048,
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS[:3], senders: int = 8, max_tokens: int = 2048
 ) -> xr.Dataset:
     """See the module. `contrasts`: "reversed", and others of CONTRASTS; `senders`: how many heads' ways are followed.
 
@@ -272,9 +268,7 @@ def _all_reversed(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
     return Edit(heads, output)
 
 
-def _messages(
-    last: LastPosition, layer: int, z: Float[Tensor, "batch head d_head"]
-) -> Float[Tensor, "head batch d_model"]:
+def _messages(last: LastPosition, layer: int, z: Float[Tensor, "batch head d_head"]) -> Float[Tensor, "head batch d_model"]:
     """What each head of a layer, alone, changes in its attention block's output when it feeds its z to W_O."""
     plain = last.plain[layer].z
     versions = plain.repeat(plain.shape[1], 1, 1, 1)

@@ -51,11 +51,7 @@ SHARE = (0.5, 0.5)
 
 @torch.inference_mode()
 def mitigations(
-    model: Model,
-    encoded: Sequence[Encoded],
-    sets: Mapping[str, Heads],
-    a_c: float = A_C,
-    share: tuple[float, float] = SHARE,
+    model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], a_c: float = A_C, share: tuple[float, float] = SHARE
 ) -> xr.Dataset:
     """Answers (remedy, heads, prompt) under each remedy in each set, and the attention that acts.
 

@@ -70,9 +70,7 @@ def path_patching(
     the model, and as `heads` on prompts.
     """
     check_labels_left(encoded)
-    check_inside(
-        [*senders, *(head for heads in receivers.values() for head in heads)], model.n_layers, model.n_heads, model.name
-    )
+    check_inside([*senders, *(head for heads in receivers.values() for head in heads)], model.n_layers, model.n_heads, model.name)
     ablation = Ablation(frozenset(Head(*head) for head in senders), replacement)
     each = list(dict.fromkeys(Head(*h) for name, heads in receivers.items() if name not in answers_only for h in heads))
     layers = sorted({layer for heads in receivers.values() for layer, _ in heads})

@@ -51,11 +51,7 @@ LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequ
 
 
 def rankings(
-    model: Model,
-    heads: xr.Dataset,
-    encoded: Sequence[Encoded],
-    shuffled: Sequence[Encoded],
-    tokens: Sequence[int] | None = None,
+    model: Model, heads: xr.Dataset, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], tokens: Sequence[int] | None = None
 ) -> xr.Dataset:
     """See the module. `heads`: a measurement of `measure.heads`, of these prompts or others.
 
@@ -81,21 +77,14 @@ def rankings(
             "score": (("ranking", "layer", "head"), np.stack(list(score.values())), "see the ranking"),
             "induction_control": (("layer", "head"), control, "share"),
         }
-        | {
-            name.replace(" ", "_"): (("prompt", "layer", "head"), values, units[name])
-            for name, values in of_prompts.items()
-        },
+        | {name.replace(" ", "_"): (("prompt", "layer", "head"), values, units[name]) for name, values in of_prompts.items()},
         ranking=list(score),
     )
 
 
 @torch.inference_mode()
 def induction_scores(
-    model: Model,
-    repeated: bool = True,
-    length: int = LENGTH,
-    n: int = REPEATS,
-    tokens: Sequence[int] | None = None,
+    model: Model, repeated: bool = True, length: int = LENGTH, n: int = REPEATS, tokens: Sequence[int] | None = None
 ) -> Float[np.ndarray, "layer head"]:
     """Mean attention from a token to the one after its previous occurrence, on `length` random tokens said twice.
 
@@ -204,9 +193,7 @@ def _task_mean(z: Float[Tensor, "prompt layer head d_head"], encoded: Sequence[E
     by_class = [[j for j in of_task if encoded[j].prompt.cls == cls] for cls, _ in task]
     if not all(by_class):
         names = ", ".join(f"{cls} is {label}" for cls, label in task)
-        raise TwoTowersError(
-            f"the task '{names}' lacks other blocks that ask each class: draw fewer pairs, more blocks"
-        )
+        raise TwoTowersError(f"the task '{names}' lacks other blocks that ask each class: draw fewer pairs, more blocks")
     return torch.stack([z[rows].mean(0) for rows in by_class]).mean(0)
 
 

@@ -24,9 +24,7 @@ from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 
-def single_ablations(
-    model: Model, encoded: Sequence[Encoded], positions: str = "all"
-) -> xr.Dataset:
+def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = "all") -> xr.Dataset:
     """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
 
     - `log_prob_lost`: log-probability of the true label, plain minus ablated;

@@ -105,14 +105,7 @@ def top_tokens(
             f"{name}bs_value": (dims[name], values, "nats"),
             f"{name}relation": (dims[name], _codes(tokens, relations, lexicon), f"index of {', '.join(RELATIONS)}"),
         }
-    data = observations(
-        encoded,
-        variables,
-        **listed(heads),
-        what=list(WHAT),
-        mean=list(MEAN),
-        rank=np.arange(1, bs.shape[-1] + 1),
-    )
+    data = observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, bs.shape[-1] + 1))
     empty = (data["what"] == WHAT[2]) & (data["layer"] == 0)
     return data.assign(token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty),
                         relation=data["relation"].where(~empty, 0))  # fmt: skip
@@ -162,9 +155,7 @@ def _all_relations(encoded: Sequence[Encoded], words: Classes, lexicon: Lexicon)
     return out
 
 
-def _codes(
-    ids: Int[np.ndarray, "prompt *rest"], relations: np.ndarray, lexicon: Lexicon
-) -> Int[np.ndarray, "prompt *rest"]:
+def _codes(ids: Int[np.ndarray, "prompt *rest"], relations: np.ndarray, lexicon: Lexicon) -> Int[np.ndarray, "prompt *rest"]:
     """Codes of tokens, by the relations of their prompt (prompt,) or of prompt and place (prompt, place)."""
     out = np.empty(ids.shape, dtype=np.int8)
     for i, of_prompt in enumerate(relations):
