@@ -6,14 +6,14 @@
 # A notebook names what it reads in its metadata: "twotowers": {"measurements": ["heads", "towers"]}; with
 # "evidence": true it reads the evidence of all other chapters. `update` keeps the last good file when a job fails.
 #
-# One rule says when a measurement is made again: when its identity is another (`recorded.identity`), as `twotowers measure`
+# One rule says when a measurement is made again: when its identity is another (`store.identity`), as `twotowers measure`
 # and chapters do; it is a parameter of the rule, and no code is an input.
 
 import csv, functools, itertools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
 from towerlab.measure.chain import Run
-from twotowers import recorded
+from twotowers import store
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -41,7 +41,7 @@ def reads(name):
     for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
         files = {path.parts[-3]: path for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
         yield from map(str, files.values())
-        served = MODEL in files and recorded.serves(recorded.load(files[MODEL], lazy=True), run(suite).settings)
+        served = MODEL in files and store.serves(store.load(files[MODEL], lazy=True), run(suite).settings)
         yield from [] if served or own(name) else [str(run(suite).path(measurement))]
 
 def own(name):
@@ -55,7 +55,7 @@ def run(suite):
 def rests_on(name):
     """The model, and texts and versions of a chapter's measurements, recorded ones too."""
     suites = about[name].get("suites", [settings.suite])
-    return [(s, run(s).fingerprint, recorded.texts(s), recorded.versions(m)) for s in suites for m in about[name].get("measurements", [])]
+    return [(s, run(s).fingerprint, store.texts(s), store.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 
 def number(name):
     """04-attention-weights -> 4; b-what-decides -> B: the chapter of its claims in data/claims.csv."""
@@ -67,7 +67,7 @@ rule pages:
     shell: "{PYTHON:q} book/_ext/build.py"
 
 rule measure:
-    input: lambda w: [str(run(w.suite).path(name)) for name in recorded.about(w.name).needs],
+    input: lambda w: [str(run(w.suite).path(name)) for name in store.about(w.name).needs],
     output: f"{OUT}/{MODEL}/{{suite,[a-z]+}}{{settings,(-[0-9a-f]+)?}}/{{name}}.nc",
     params:
         identity=lambda w: run(w.suite).identity(w.name),

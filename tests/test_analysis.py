@@ -24,11 +24,11 @@ sys.meta_path.insert(0, Absent())
 import twotowers
 for module in pkgutil.iter_modules(twotowers.__path__):
     importlib.import_module(f"twotowers.{module.name}")
-from twotowers import book, choose, recorded
+from twotowers import book, choose, store
 from twotowers.errors import TwoTowersError
 chapter = book.open({"model": "smollm2-135m"})
 heads = chapter.measured("heads")
-assert set(heads) == set(recorded.recorded()) and all(map(choose.head_sets, heads.values()))
+assert set(heads) == set(store.recorded_models()) and all(map(choose.head_sets, heads.values()))
 try:
     book.open({"model": "mini-gpt2", "out": "/nowhere"}).measured("heads")
 except TwoTowersError as error:
@@ -42,7 +42,7 @@ def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_importe
     assert "'heads' of mini-gpt2 is not recorded" in process.stdout and "pip install .[measure]" in process.stdout
 
 
-@pytest.mark.parametrize("name", ["book", "recorded"])
+@pytest.mark.parametrize("name", ["book", "store"])
 def test_torch_is_not_loaded_with_the_laboratory_at_hand(name):
     code = f"import sys; import twotowers.{name}, towerlab.measure.chain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import ROOT
-from twotowers import book, claims, evidence, pages, recorded
+from twotowers import book, claims, evidence, pages, store
 from twotowers.errors import TwoTowersError
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
 
@@ -35,7 +35,7 @@ def dataset(answer=2.0, **variables):
 
 
 def of(data):
-    return None if data is None else Opened(data)
+    return None if data is None else Recording(data)
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def chapter(monkeypatch):
     """A chapter of three models: "a" learns, "b" is at chance, "c" lacks what is not "heads"."""
     files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
     files |= {(model, "steering"): dataset(1.0) for model in "ab"}
-    monkeypatch.setattr(recorded, "recorded", lambda: dict.fromkeys("abc"))
-    monkeypatch.setattr(book.contributed, "faults", lambda folder: [])
-    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: of(files.get((model, name))))
+    monkeypatch.setattr(store, "recorded_models", lambda: dict.fromkeys("abc"))
+    monkeypatch.setattr(book.folder_check, "faults", lambda folder: [])
+    monkeypatch.setattr(store, "open_recorded", lambda model, suite, name: of(files.get((model, name))))
     monkeypatch.setattr(book, "display", lambda shown: output.append(getattr(shown, "data", "")))
     output: list = []
     made = book.open({"model": "a"})

@@ -18,9 +18,9 @@ from conftest import ROOT
 from tiny_book import FIGURE, MEASURED, SETTINGS, build, kill_when, notebook, start
 from towerlab import building, cli
 from towerlab.progress import progress
-from twotowers import recorded
+from twotowers import store
 from twotowers.errors import TwoTowersError
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 
 @pytest.fixture(autouse=True)
@@ -240,11 +240,11 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(e
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
     with pytest.raises(TwoTowersError, match=r"cannot write .*x\.nc.* make room"):
-        recorded.save(Opened(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+        store.save(Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", refuses)
     with pytest.raises(TwoTowersError, match="cannot write"):
-        recorded.save(Opened(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+        store.save(Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
 
 
 def test_what_a_killed_process_wrote_is_removed_and_what_another_writes_is_not(tmp_path):
@@ -252,7 +252,7 @@ def test_what_a_killed_process_wrote_is_removed_and_what_another_writes_is_not(t
         pass
     left, kept = (tmp_path / f".x.nc.{platform.node()}.{pid}.part" for pid in (dead.pid, os.getppid()))
     left.touch(), kept.touch()
-    recorded.save(Opened(xr.Dataset(attrs={recorded.NOT_TESTABLE: "no"})), tmp_path / "x.nc", {"measurement": "forms"})
+    store.save(Recording(xr.Dataset(attrs={store.NOT_TESTABLE: "no"})), tmp_path / "x.nc", {"measurement": "forms"})
     assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "x.nc"]
 
 

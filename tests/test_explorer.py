@@ -9,9 +9,9 @@ import pytest
 import xarray as xr
 from heads_page import explorer, written
 from tinker_page import AXE, browser, needs_browser, text
-from twotowers import choose, intervals, opened
+from twotowers import choose, intervals, recording
 from twotowers.paths import data_folder
-from twotowers.recorded import open_recorded
+from twotowers.store import open_recorded
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
 
@@ -32,17 +32,17 @@ def address(tmp_path_factory):
     return written(folder, folder)
 
 
-def recorded(name, suite="words", model=MODEL):
-    return opened.of_labels(open_recorded(model, suite, name), "arbitrary").data
+def recorded_data(name, suite="words", model=MODEL):
+    return recording.of_labels(open_recorded(model, suite, name), "arbitrary").data
 
 
 def test_numbers_of_heads_are_those_of_the_files(explored):
     for suite in ("words", "sentences"):
-        heads, columns = recorded("heads", suite), explored[MODEL]["suites"][suite]["columns"]
+        heads, columns = recorded_data("heads", suite), explored[MODEL]["suites"][suite]["columns"]
         for quantity, name in (("attention difference", "preference"), ("writing", "writing"), ("contribution", "contribution")):
             assert columns[name]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
     assert "effect" in columns and "label sent" not in columns  # sentences are recorded without prompts of exchanged labels
-    columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded("singles")
+    columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded_data("singles")
     for layer, head in ((18, 6), (24, 4)):
         i, lost = layer * 9 + head, intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
         found = [columns["lost"][key][i] for key in ("mean", "low", "high")]
@@ -52,7 +52,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
 
 def own(layer, head):
     """Mean preference with the prompt's own query."""
-    own = recorded("looks")["preference"].sel(query_of="own", query_position="last position")
+    own = recorded_data("looks")["preference"].sel(query_of="own", query_position="last position")
     return float(own.mean("prompt").isel(layer=layer, head=head))
 
 
@@ -65,7 +65,7 @@ def test_parts_add_up_to_the_sender_s_total_where_ways_were_opened(explored):
 
 @pytest.mark.parametrize(("model", "suite"), [(MODEL, "words"), (QWEN, "words"), (QWEN, "sentences")])
 def test_a_block_is_an_order_its_mirror_and_both_with_exchanged_labels(explored, model, suite):
-    shown, heads = explored[model]["suites"][suite], recorded("heads", suite, model)
+    shown, heads = explored[model]["suites"][suite], recorded_data("heads", suite, model)
     texts, values = list(heads["text"].values), heads["attention"].values
     width = len(shown["prompts"][0]["rows"]) - 1
     attention = (np.array(list(map(ord, shown["attention"]))) - explorer.FIRST) / explorer.LEVELS

@@ -10,7 +10,7 @@ import transformers
 from conftest import USER_CACHE, VOCABULARY, random_prompts
 from tolerances import LOGITS
 from towerlab import cli
-from towerlab.model import files, gguf_header, loading, named
+from towerlab.model import files, gguf_header, loading, packages
 from twotowers.errors import TwoTowersError
 
 # Name -> prompt, its token ids, the pieces of "a  2", and three tokens with their logits after the prompt.
@@ -86,7 +86,7 @@ def test_a_quantised_file_is_the_model_it_was_made_of(llama, tmp_path):
         for model in (first, again):
             torch.testing.assert_close(model.hf(ids).logits, llama(ids).logits, atol=LOGITS, rtol=LOGITS)
     assert files.describe(str(path)) == ("llama", "Q8_0, dequantised") and first.quantisation == "Q8_0, dequantised"
-    assert first.fingerprint == again.fingerprint == f"tiny@{named.digest(path)[:12]}" == files.fingerprint(str(path))
+    assert first.fingerprint == again.fingerprint == f"tiny@{packages.digest(path)[:12]}" == files.fingerprint(str(path))
 
 
 REFUSED = {
@@ -141,12 +141,12 @@ def test_a_file_that_is_cut_off_is_refused(length, llama, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PINNED)
 def test_the_named_files_give_the_pinned_tokens_and_logits(name):
-    model = named.catalogue()[name]
+    model = packages.catalogue()[name]
     places = [USER_CACHE / "models" / name / model.file, Path.home() / "models" / model.file]
     path = next((path for path in places if path.is_file()), None)
     if path is None:
         pytest.skip(f"{name}: twotowers models {name}")
-    assert named.digest(path) == model.sha256
+    assert packages.digest(path) == model.sha256
     assert files.describe(str(path)) == files.describe(name)
     prompt, ids, pieces, logits = PINNED[name]
     loaded = loading.load(path)

@@ -13,8 +13,8 @@ from towerlab.measure.answers import answers
 from towerlab.measure.heads import heads
 from tqdm import tqdm
 from twotowers.errors import TwoTowersError
-from twotowers.opened import Opened
-from twotowers.recorded import load, save
+from twotowers.recording import Recording
+from twotowers.store import load, save
 
 
 @pytest.mark.parametrize("norm", ["frozen", "recomputed"])
@@ -98,7 +98,7 @@ def test_a_measurement_comes_back_from_its_file(tmp_path):
     encoded = tiny_blocks.blocks(2)
     result = heads(tiny("gpt2"), encoded)
     path = tmp_path / "a" / "heads.nc"
-    save(Opened(result), path, {"measurement": "heads", "model": "m", "version": 1, "sets": {"a": [1]}})
+    save(Recording(result), path, {"measurement": "heads", "model": "m", "version": 1, "sets": {"a": [1]}})
     again = load(path).data
     assert again.attrs["model"] == "m" and again.true.dtype == bool and list(again.pair.values) == list(result.pair.values)
     np.testing.assert_allclose(again.increase, result.increase, rtol=2**-9, atol=1e-6)
@@ -113,7 +113,7 @@ def test_a_measurement_comes_back_from_its_file(tmp_path):
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     values, data = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0]), heads(tiny("gpt2"), tiny_blocks.blocks(2))
     data["increase"][:6, 0, 0] = data["log_prob_true"][:6] = values
-    save(Opened(data), tmp_path / "a.nc", {"measurement": "heads"})
+    save(Recording(data), tmp_path / "a.nc", {"measurement": "heads"})
     again = load(tmp_path / "a.nc").data
     large, small = again["increase"].values[:6, 0, 0], again["log_prob_true"].values[:6]
     assert large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()

@@ -11,8 +11,8 @@ from towerlab.measure.label_reads import label_reads
 from towerlab.model import unembed
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
-from twotowers.opened import Opened
-from twotowers.recorded import load, save
+from twotowers.recording import Recording
+from twotowers.store import load, save
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "llama"])
@@ -39,7 +39,7 @@ def test_every_number_is_that_of_the_slow_reference(kind, float64, tmp_path):
                 assert ratio == pytest.approx(float(expected[0] / expected[1]), rel=1e-9)
         logits = model.hf(torch.tensor([e.ids])).logits[0, -1].log_softmax(-1)
         assert float(result["log_prob_true"][i]) == pytest.approx(float(logits[e.true_id]), abs=1e-9)
-    save(Opened(result), tmp_path / "reads.nc", {"measurement": "label_reads"})
+    save(Recording(result), tmp_path / "reads.nc", {"measurement": "label_reads"})
     again = load(tmp_path / "reads.nc").data
     assert (again["own_rank"] == result["own_rank"]).all()
     assert [Head(*at) for at in zip(again["layer"].values, again["head"].values, strict=True)] == heads

@@ -10,7 +10,7 @@ from towerlab.measure.looks import looks
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers import forms, recorded
+from twotowers import forms, store
 
 from training import ladder
 from training.configuration import LADDER, STOPPING
@@ -48,7 +48,7 @@ def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(measure
     failed = ladder.measure("depth-8", 1, tmp_path / "none", tmp_path, "repeats: the loss stayed at 6.00")
     deeper = measured.assign_coords(model=["depth-6"], layer=measured.layer + 2)
     ladder.gather([measured, failed, deeper], tmp_path / "ladder.nc", "for a test")
-    kept = recorded.load(tmp_path / "ladder.nc").data
+    kept = store.load(tmp_path / "ladder.nc").data
     assert list(kept.checkpoint.values) == ladder.CHECKPOINTS and dict(kept.sizes)["layer"] == 6
     assert kept.outcome.sel(seed=0).values.tolist() == ["learned", "learned", "not run"]
     assert kept.outcome.sel(seed=1).values.tolist() == ["not run", "not run", "repeats: the loss stayed at 6.00"]

@@ -13,7 +13,7 @@ from conftest import TINY, VOCABULARY, random_prompts, tiny
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
-from towerlab.model import files, loading, named, proof
+from towerlab.model import files, loading, packages, proof
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.capture import capture
 from twotowers.errors import TwoTowersError
@@ -276,5 +276,5 @@ def test_what_a_model_is_is_known_without_torch_and_without_fetching_it():
         "assert not {'torch', 'transformers'} & set(sys.modules), 'slow imports'"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    sha256 = named.catalogue()["smollm2-135m"].sha256
+    sha256 = packages.catalogue()["smollm2-135m"].sha256
     assert process.stdout.split()[1:] == [f"smollm2-135m@{sha256[:12]}", "llama", "Q4_1,", "dequantised"]

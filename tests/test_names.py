@@ -8,9 +8,9 @@ import pytest
 import xarray as xr
 from conftest import ROOT
 from towerlab.measure.chain import Run
-from twotowers import recorded
-from twotowers.recorded import Laboratory
+from twotowers import store
 from twotowers.settings import Settings
+from twotowers.store import Laboratory
 
 
 def other_model(folder: Path) -> Path:
@@ -30,7 +30,7 @@ def run(model, out, **settings) -> Run:
 @pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])
 def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(name, tmp_path):
     own = run(other_model(tmp_path / name), tmp_path / "out")
-    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}" and own.name not in recorded.recorded()
+    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}" and own.name not in store.recorded_models()
     assert Laboratory(own.settings).name == own.name
     assert run(name, tmp_path / "out").name == Laboratory(Settings(model=name)).name == name
 
@@ -46,7 +46,7 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     out = tmp_path / "out"
     for model in (a, b):
         run(model, out).measured("forms")
-    fingerprints = {p.parents[1].name: recorded.load(p).data.attrs["fingerprint"] for p in out.rglob("forms.nc")}
+    fingerprints = {p.parents[1].name: store.load(p).data.attrs["fingerprint"] for p in out.rglob("forms.nc")}
     assert fingerprints == {made.name: made.fingerprint for made in (run(a, out), run(b, out))} and len(fingerprints) == 2
     assert run(a, out).name == "checkpoint-1"
 
@@ -61,7 +61,7 @@ def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
     assert path("forms", blocks=9) == path("forms")  # made from locating blocks alone
     assert path("heads", device="cuda", device_map="auto") == path("heads")
     place = Settings(out=str(ROOT / "data/measurements"), blocks=200)
-    assert recorded.folder(place, "x") == ROOT / "data/measurements/x/words"
+    assert store.folder(place, "x") == ROOT / "data/measurements/x/words"
 
 
 def test_what_was_measured_under_one_seed_is_there_after_another(tmp_path):

@@ -19,9 +19,9 @@ from twotowers import choose, schema
 from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.opened import Opened
-from twotowers.recorded import DIFFERENCES, about, catalogue, versions
+from twotowers.recording import Recording
 from twotowers.settings import Settings
+from twotowers.store import DIFFERENCES, about, catalogue, versions
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
@@ -54,7 +54,7 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
         same = labels(encoded) == directions
         assert same or (labels(encoded) | directions == set(LABELS) and not labels(encoded) & directions)
         values = np.full((1, len(encoded)), same, np.float32)
-        return Opened(observations(encoded, {"says": (("heads", "prompt"), values, "")}, heads=list(sets)))
+        return Recording(observations(encoded, {"says": (("heads", "prompt"), values, "")}, heads=list(sets)))
 
     def directions(model, encoded):
         assert all(len({e.prompt.cls for e in encoded if e.prompt.dataset == pair}) == 2 for pair in datasets(encoded))
@@ -93,7 +93,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatc
     assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
 
 
-class Recording(Run):
+class NotingRun(Run):
     """Notes which measurements a recipe reads."""
 
     @cached_property
@@ -125,10 +125,10 @@ def run_of_two_pairs(kind, settings):
 def test_a_recipe_reads_what_it_says_it_needs(name, small):
     """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
     settings, model = small
-    run = run_of_two_pairs(Recording, settings)
+    run = run_of_two_pairs(NotingRun, settings)
     run.__dict__["model"] = model
     measurement = measurements()[name].make(run)
-    schema.check(name, measurement if isinstance(measurement, Opened) else Opened(measurement))
+    schema.check(name, measurement if isinstance(measurement, Recording) else Recording(measurement))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
 
 
@@ -156,7 +156,7 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
         return observations([encoded[i] for i in at], {"number": (("heads", "prompt"), numbers, "1")}, heads=list(sets))
 
     named = measure({"located": [Head(0, 0)]}, range(len(encoded)))
-    both = with_other_halves(run, Opened(named), "located", encoded, measure).data
+    both = with_other_halves(run, Recording(named), "located", encoded, measure).data
     assert both["number"].sel(heads="located").identical(named["number"].sel(heads="located"))
     for chooses, judges in choose.turns(run.measured("locating"), both):
         layer, head = choose.head_sets(chooses)["located"][0]
@@ -176,7 +176,7 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
     run._remove_parts(name)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
     whole = measurements()[name].make(run)
-    for one, other in zip(parts, whole if isinstance(whole, Opened) else Opened(whole), strict=True):
+    for one, other in zip(parts, whole if isinstance(whole, Recording) else Recording(whole), strict=True):
         assert (one is None) == (other is None)
         if one is not None:  # a part was rounded for its file; differences of what was rounded follow
             xr.testing.assert_allclose(*(of.drop_vars(DIFFERENCES, errors="ignore") for of in (one, other)), rtol=2e-3, atol=1e-4)

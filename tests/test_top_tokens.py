@@ -13,8 +13,8 @@ from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.heads import Head
-from twotowers.opened import Opened
-from twotowers.recorded import load, save
+from twotowers.recording import Recording
+from twotowers.store import load, save
 
 KINDS = ["gpt2", "gptj", "llama"]
 LEXICON = Lexicon(tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY)))
@@ -62,7 +62,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(kind, floa
                     tokens, bs = sorted_tokens(model, rows[2] - taken, slow[2].scale, 5)
                     assert at["token"].values.tolist() == tokens
                     np.testing.assert_allclose(at["bs_value"], bs, atol=1e-9)
-    save(Opened(result), tmp_path / "top.nc", {"measurement": "top_tokens"})
+    save(Recording(result), tmp_path / "top.nc", {"measurement": "top_tokens"})
     assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from towerlab import cli, verdicts
 from towerlab.measure.chain import Run
-from twotowers import book, claims, recorded
+from twotowers import book, claims, store
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
@@ -35,9 +35,9 @@ def test_chapters_are_those_that_judge_with_what_they_read():
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
-    known = recorded.open_recorded("smollm2-135m", "words", "towers")
+    known = store.open_recorded("smollm2-135m", "words", "towers")
     measured = known._replace(data=known.data.assign_attrs(seconds=0.5))
-    monkeypatch.setattr(recorded.Laboratory, "opened", lambda self, name: measured)
+    monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: measured)
     for given, again in (({}, False), ({"blocks": 20, "locate": 4}, False), ({"seed": 1}, True), ({"labels": "foo/bar"}, True)):
         chapter = book.open({"model": "smollm2-135m", **given})
         assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == again

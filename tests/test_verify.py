@@ -5,7 +5,7 @@ import torch
 from conftest import tiny
 from reference import Reference
 from towerlab.paper import verify
-from towerlab.paper.published import paper_model
+from towerlab.paper.numbers import paper_model
 from twotowers.errors import TwoTowersError
 
 IDS = (3, 17, 40, 8, 25)

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from conftest import ROOT
 from towerlab.measure import versions
-from twotowers import recorded
+from twotowers import store
 from twotowers.errors import TwoTowersError
 from twotowers.paths import HOME
 from twotowers.settings import Settings
@@ -35,7 +35,7 @@ def lib(tmp_path, monkeypatch):
 
 
 def clear():
-    for cache in (versions._imported, versions._code, recorded.catalogue):
+    for cache in (versions._imported, versions._code, store.catalogue):
         cache.cache_clear()
 
 
@@ -63,12 +63,12 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
     change(lib / "towerlab/measure/attribution.py", "import numpy as np", "import numpy as np\nTWO = 2")
     assert versions.changed() == {"rankings": "sources"}  # which imports it
     change(lib / "towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
-    assert versions.changed() == dict.fromkeys(recorded.catalogue(), "sources")
+    assert versions.changed() == dict.fromkeys(store.catalogue(), "sources")
 
 
 def test_identity_is_model_settings_texts_and_versions(lib):
     def identity(**given):
-        return recorded.identity("heads", Settings.of({"model": "x"} | given), given.get("model", "x"))
+        return store.identity("heads", Settings.of({"model": "x"} | given), given.get("model", "x"))
 
     same = identity()
     assert same == identity(out="elsewhere", device="cuda", device_map="auto")
@@ -83,17 +83,17 @@ def test_identity_is_model_settings_texts_and_versions(lib):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "data/measurements").glob("*/*/*.nc")), ids=lambda path: "/".join(path.parts[-3:]))
 def test_a_recorded_file_is_of_these_texts_and_versions(path):
-    assert recorded.open_recorded(path.parts[-3], path.parts[-2], path.stem).data.attrs["measurement"] == path.stem
+    assert store.open_recorded(path.parts[-3], path.parts[-2], path.stem).data.attrs["measurement"] == path.stem
 
 
 def test_recorded_files_of_other_texts_or_older_code_are_refused_by_name(lib):
     home = lib.parent / "data/measurements/someone/words"
     home.mkdir(parents=True)
     shutil.copy(ROOT / "data/measurements/smollm2-135m/words/forms.nc", home)
-    assert recorded.open_recorded("someone", "words", "forms") is not None
+    assert store.open_recorded("someone", "words", "forms") is not None
     change(lib / "../data/versions.csv", "forms,1,", "forms,2,")
     with pytest.raises(TwoTowersError, match="rests on version 1 of 'forms', the code is of version 2: record it again"):
-        recorded.open_recorded("someone", "words", "forms")
+        store.open_recorded("someone", "words", "forms")
     change(lib / "../data/words/labels.csv", "foo,", "fooo,")
     with pytest.raises(TwoTowersError, match=r"is of other texts than data/words/words.csv, .*: record it again"):
-        recorded.open_recorded("someone", "words", "forms")
+        store.open_recorded("someone", "words", "forms")

@@ -13,9 +13,9 @@ from towerlab.measure.looks import CONTRASTS, looks
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, encode_all
-from twotowers import forms, recorded, schema
+from twotowers import forms, schema, store
 from twotowers.errors import TwoTowersError
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from training import prompts
 from training.configuration import CONFIGURATIONS, DEPTHS, LADDER, STOPPING
@@ -96,7 +96,7 @@ def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
     whole = xr.merge(of_one_form, join="outer", compat="no_conflicts")
     whole["updates"] = whole.updates.fillna(-1).astype(int).assign_attrs(whole.updates.attrs)
     whole["outcome"] = whole.outcome.fillna("not run").astype(str).assign_attrs(units=schema.TABLES["ladder"]["outcome"].units)
-    recorded.save(Opened(whole), path, {"measurement": "ladder", "note": note, "blocks": BLOCKS, "licence": "MIT"})
+    store.save(Recording(whole), path, {"measurement": "ladder", "note": note, "blocks": BLOCKS, "licence": "MIT"})
 
 
 def models(pilot: bool) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
-from twotowers import choose, intervals, opened, recorded
+from twotowers import choose, intervals, recording, store
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 
@@ -36,18 +36,18 @@ def reader(model: str, suite: str, built: Path) -> Read:
 
     def read(name: str) -> xr.Dataset | None:
         path = built / model / suite / f"{name}.nc"
-        of = recorded.open_recorded(model, suite, name)
+        of = store.open_recorded(model, suite, name)
         if of is None and path.is_file():
             try:
-                of = recorded.load(path)
+                of = store.load(path)
             except TwoTowersError:  # of an older form
                 return None
             made_of = json.loads(of.data.attrs["identity"])
-            if (made_of["texts"], made_of["versions"]) != (recorded.texts(suite), recorded.versions(name)):
+            if (made_of["texts"], made_of["versions"]) != (store.texts(suite), store.versions(name)):
                 return None
-        if of is None or recorded.NOT_TESTABLE in of.data.attrs:
+        if of is None or store.NOT_TESTABLE in of.data.attrs:
             return None
-        return opened.of_labels(of, "arbitrary").data
+        return recording.of_labels(of, "arbitrary").data
 
     return read
 
@@ -178,12 +178,12 @@ def explored(model: str, suite: str, built: Path) -> dict | None:
 def script(built: Path) -> str:
     """Every model with measured heads as a script: recorded ones first, small ones before large ones."""
     models = []
-    for model in dict.fromkeys([*recorded.recorded(), *(path.name for path in sorted(built.glob("*")) if path.is_dir())]):
+    for model in dict.fromkeys([*store.recorded_models(), *(path.name for path in sorted(built.glob("*")) if path.is_dir())]):
         suites = {suite: of for suite in SUITES if (of := explored(model, suite, built)) is not None}
         if suites:
             about = next(iter(suites.values()))["model"]
             models.append({"name": model, **about, "suites": suites})
-    models.sort(key=lambda model: (model["name"] not in recorded.recorded(), model["parameters"]))
+    models.sort(key=lambda model: (model["name"] not in store.recorded_models(), model["parameters"]))
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {"preference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
     return f"window.twotowersHeads = {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)};\n"

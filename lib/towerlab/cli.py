@@ -69,16 +69,16 @@ def parser() -> argparse.ArgumentParser:
 
 def _measure(arguments: argparse.Namespace, command: str) -> int:
     """`measure` and `record`."""
-    from twotowers import recorded
+    from twotowers import store
     from twotowers.paths import data_folder
 
     settings = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     if arguments.do == "record":
         settings["out"] = str(data_folder() / "measurements")
     checked = Settings.of(settings)
-    names = arguments.names or list(recorded.catalogue())
+    names = arguments.names or list(store.catalogue())
     for name in names:
-        recorded.about(name)  # raises for a name of none
+        store.about(name)  # raises for a name of none
     from towerlab.measure.chain import Run
 
     if arguments.do == "measure" and arguments.list:
@@ -141,13 +141,13 @@ def _count(value: str, name: str) -> int:
 def _models(arguments: argparse.Namespace, command: str) -> int:
     from twotowers.paths import shipped_models
 
-    from towerlab.model import named
+    from towerlab.model import packages
 
-    catalogue = named.catalogue()
+    catalogue = packages.catalogue()
     for name in arguments.names:
         if name not in catalogue:
             raise TwoTowersError(f"'{name}' is not a model to fetch: choose one of {', '.join(catalogue)}")
-        print(named.fetch(name))
+        print(packages.fetch(name))
     if not arguments.names:
         print("\n".join(f"{name}: shipped, MIT" for name in shipped_models()))
         for model in catalogue.values():
@@ -180,8 +180,8 @@ def _versions(arguments: argparse.Namespace, command: str) -> int:
 def _check(arguments: argparse.Namespace, command: str) -> int:
     from pathlib import Path
 
-    from twotowers import recorded
-    from twotowers.contributed import faults
+    from twotowers import store
+    from twotowers.folder_check import faults
 
     folder = Path(arguments.folder).resolve()
     if not folder.is_dir():
@@ -189,13 +189,13 @@ def _check(arguments: argparse.Namespace, command: str) -> int:
     lines, files = faults(folder), sorted(folder.rglob("*.nc"))
     print("\n".join(lines) or f"{folder.name}: {len(files)} measurements, all as the schema says; a digest of the numbers of each:")
     for path in files if not lines else ():
-        print(recorded.digest(recorded.load(path)), path.relative_to(folder))
+        print(store.digest(store.load(path)), path.relative_to(folder))
     return 2 if lines else 0
 
 
 def _verify(arguments: argparse.Namespace, command: str) -> int:
     from towerlab.paper import verify
-    from towerlab.paper.published import paper_model
+    from towerlab.paper.numbers import paper_model
 
     model = verify.HUB.get(arguments.model, arguments.model)
     if paper_model(model) not in verify.HUB:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 import xarray as xr
-from twotowers import claims, evidence, recorded
+from twotowers import claims, evidence, store
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, data_folder
 
@@ -46,7 +46,7 @@ def _number(notebook: Path) -> str:
 
 def folder(run: Run) -> Path:
     """Where verdicts, evidence and chapters of a run lie: beside its measurements."""
-    return recorded.folder(run.settings, run.name)
+    return store.folder(run.settings, run.name)
 
 
 def verdicts(run: Run, given: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
@@ -60,7 +60,7 @@ def verdicts(run: Run, given: Mapping[str, Any], only: Sequence[str] = ()) -> pd
         place.mkdir(parents=True, exist_ok=True)
     needs = dict.fromkeys(name for needed in chapters(only).values() for name in needed)
     for name in needs:
-        _opened(run, name)
+        _recording(run, name)
     parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
     for name in chapters(only):
         say(f"{run.name}: chapter {name}")
@@ -78,16 +78,16 @@ def verdicts(run: Run, given: Mapping[str, Any], only: Sequence[str] = ()) -> pd
     return table
 
 
-def _opened(run: Run, name: str) -> xr.Dataset:
+def _recording(run: Run, name: str) -> xr.Dataset:
     """A measurement as chapters open it: the recorded one where that is of these settings."""
-    known = recorded.open_recorded(run.name, run.settings.suite, name)
-    return known.data if known and recorded.serves(known, run.settings) else run.measured(name)
+    known = store.open_recorded(run.name, run.settings.suite, name)
+    return known.data if known and store.serves(known, run.settings) else run.measured(name)
 
 
 def record(run: Run, table: pd.DataFrame) -> None:
     """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and claim."""
     path, seed = data_folder() / "seeds.csv", run.settings.seed
-    blocks = json.loads(_opened(run, "heads").attrs["identity"])["blocks"]
+    blocks = json.loads(_recording(run, "heads").attrs["identity"])["blocks"]
     kept, rows = pd.read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
     again = (kept["model"] == run.name) & (kept["seed"] == seed) & kept["claim"].isin(rows["claim"])
     shortened = rows[kept.columns].map(lambda value: float(f"{value:.4g}") if isinstance(value, float) else value)

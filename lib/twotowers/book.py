@@ -25,16 +25,16 @@ import pandas as pd
 import xarray as xr
 from IPython.display import HTML, display
 
-from twotowers import choose, claims, contributed, evidence, figures, intervals, pages, recorded
+from twotowers import choose, claims, evidence, figures, folder_check, intervals, pages, store
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import Judged
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
-from twotowers.opened import Opened, of_labels
-from twotowers.recorded import Laboratory
+from twotowers.recording import Recording, of_labels
 from twotowers.settings import Settings
+from twotowers.store import Laboratory
 
 DRAWS = 1000
 
@@ -66,10 +66,10 @@ class Chapter:
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
-        if settings.blocks < pages.QUICK and self.model not in recorded.recorded():
+        if settings.blocks < pages.QUICK and self.model not in store.recorded_models():
             pages.quick_look(self.model, settings.blocks)
-        self._open: dict[tuple[str, str], dict[str, Opened]] = {}
-        self._views: dict[tuple[str, str, str], dict[str, Opened]] = {}
+        self._open: dict[tuple[str, str], dict[str, Recording]] = {}
+        self._views: dict[tuple[str, str, str], dict[str, Recording]] = {}
 
     def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
@@ -78,30 +78,30 @@ class Chapter:
         such as "sentences". `labels`: prompts with arbitrary labels, those with names of classes, or all; default: arbitrary
         ones on blocks that judge, all on those that choose heads and forms. Random sets are left to `control`.
         """
-        return {model: of.data for model, of in self._opened(name, suite, labels).items()}
+        return {model: of.data for model, of in self._recording(name, suite, labels).items()}
 
     def control(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> the same measurement of random sets or directions: variables over (heads, draw, prompt)."""
-        return {model: of.control for model, of in self._opened(name, suite, None).items() if of.control is not None}
+        return {model: of.control for model, of in self._recording(name, suite, None).items() if of.control is not None}
 
-    def _opened(self, name: str, suite: str | None, labels: str | None) -> dict[str, Opened]:
-        labels = labels or ("arbitrary" if recorded.about(name).judges else "all")
+    def _recording(self, name: str, suite: str | None, labels: str | None) -> dict[str, Recording]:
+        labels = labels or ("arbitrary" if store.about(name).judges else "all")
         key = (suite or self.settings.suite, name, labels)
         if key not in self._views:
             self._views[key] = {model: of_labels(every, labels) for model, every in self._files(name, suite).items()}
         return self._views[key]
 
-    def _files(self, name: str, suite: str | None = None) -> dict[str, Opened]:
+    def _files(self, name: str, suite: str | None = None) -> dict[str, Recording]:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
-            every = {model: recorded.open_recorded(model, suite, name) for model in self.models}
+            every = {model: store.open_recorded(model, suite, name) for model in self.models}
             files = {model: measurement for model, measurement in every.items() if measurement is not None}
             settings = self.settings.model_copy(update={"suite": suite})
-            if self.model not in files or not recorded.serves(files[self.model], settings):
-                files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).opened(name)
+            if self.model not in files or not store.serves(files[self.model], settings):
+                files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).recording(name)
             for model in sorted(every.keys() - files.keys()):
                 self.not_recorded.setdefault(model, []).append(_command(model, suite, name))
-            why = recorded.NOT_TESTABLE
+            why = store.NOT_TESTABLE
             self.left_out |= {m: of.data.attrs[why] for m, of in files.items() if why in of.data.attrs}
             files = {m: of for m, of in files.items() if why not in of.data.attrs}
             self._open[suite, name] = dict(sorted(files.items(), key=lambda item: item[1].data.attrs["parameters"]))
@@ -110,7 +110,7 @@ class Chapter:
     @cached_property
     def models(self) -> list[str]:
         """Recorded models. Folders that are odd are left out, each named in a line."""
-        lines = {name: contributed.faults(folder) for name, folder in recorded.recorded().items()}
+        lines = {name: folder_check.faults(folder) for name, folder in store.recorded_models().items()}
         for name in (name for name in lines if lines[name]):
             pages.note(
                 f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}"
@@ -253,7 +253,7 @@ class Chapter:
         table = evidence.check_rows(self.rows)
         if table.empty:
             return
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or recorded.folder(self.settings, self.model) / "evidence")
+        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or store.folder(self.settings, self.model) / "evidence")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{table['chapter'].iloc[0]}.csv"
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -263,6 +263,6 @@ class Chapter:
 
 def _command(model: str, suite: str, name: str) -> str:
     """What records a measurement that a recorded model lacks, on as many blocks as its others."""
-    heads = recorded.open_recorded(model, suite, "heads")
+    heads = store.open_recorded(model, suite, "heads")
     blocks = "" if heads is None else f" --blocks {json.loads(heads.data.attrs['identity'])['blocks']}"
     return f"twotowers record {model} {name}{blocks}" + ("" if suite == "words" else f" --suite {suite}")

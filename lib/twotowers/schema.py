@@ -17,7 +17,7 @@ from typing import NamedTuple
 import xarray as xr
 
 from twotowers.errors import TwoTowersError
-from twotowers.opened import GROUPS, Opened
+from twotowers.recording import GROUPS, Recording
 
 
 class Variable(NamedTuple):
@@ -133,12 +133,12 @@ def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
     return {c: row for dim in dims for c, row in BESIDE.get(dim, {}).items()} | out | ALSO.get(name, {})
 
 
-def check(name: str, opened: Opened) -> None:
+def check(name: str, recording: Recording) -> None:
     """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one that holds nothing has."""
     if name not in VARIABLES | TABLES:
         raise OtherForm(f"no measurement '{name}'")
     for group in ("data", *GROUPS):
-        part = getattr(opened, group)
+        part = getattr(recording, group)
         if part is None or (group == "data" and not part.variables):
             continue
         try:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
-from twotowers.opened import Opened, with_shared
+from twotowers.recording import Recording, with_shared
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -136,7 +136,7 @@ SIZES = (1, 2, 5, 10, 20)
 """Numbers of heads that are ablated together"""
 
 
-def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> Opened:
+def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> Recording:
     """The sets of the rules and siblings; the first heads of two rankings by number; random sets matched to three sets.
 
     On sentences, which are long, only the paper's twelve heads and the random sets matched to them.
@@ -157,11 +157,11 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     data, control, _ = with_control(measure, {**sets, **flat}, draws)
     n = data.sizes["heads"] - len(flat)
     named = data.isel(heads=slice(n))
-    return Opened(named, control, with_shared(rows(data, n, first, "size", SIZES), named) if first else None)
+    return Recording(named, control, with_shared(rows(data, n, first, "size", SIZES), named) if first else None)
 
 
 @measurement("ablations", needs=("locating", "singles"), version=2, on="few", passes=15)
-def _ablations(run: Run) -> Opened:
+def _ablations(run: Run) -> Recording:
     """Sets of heads zeroed at all positions, as the EMNLP version does."""
     few = run.encode(run.few())
 
@@ -172,7 +172,7 @@ def _ablations(run: Run) -> Opened:
 
 
 @measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=3)
-def _ablations_last(run: Run) -> Opened:
+def _ablations_last(run: Run) -> Recording:
     """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
     few, replacements = run.encode(run.few()), {"zero": None, "mean": mean_z(run.model, run.locating())}
 

@@ -10,7 +10,7 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, joined, observations
@@ -40,7 +40,7 @@ ORDERS = 6
 
 
 @measurement("forms", needs=(), version=1, on="locate", passes=4)
-def _forms(run: Run) -> Opened:
+def _forms(run: Run) -> Recording:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
     run.locating(Form(ks[0], run.settings.separator or "space"))  # raises, where not even the shortest prompt can be read
@@ -72,13 +72,13 @@ def _with_form(run: Run, encoded: Sequence[Encoded]) -> xr.Dataset:
 
 
 @measurement("answers", needs=("forms",), version=1, on="blocks", passes=2.5)
-def _answers(run: Run) -> Opened:
+def _answers(run: Run) -> Recording:
     """Answers on two and a half times as many blocks as heads are measured on."""
     return run.in_parts("answers", run.judging(2.5), lambda some: answers(run.model, some))
 
 
 @measurement("factorial", needs=("forms",), version=1, on="few", passes=6)
-def _factorial(run: Run) -> Opened:
+def _factorial(run: Run) -> Recording:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
     pairs = run.asked_twice(run.pairs)  # the query of the other class comes from another block of the pair
     blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)

@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import xarray as xr
-from twotowers import choose, recorded
+from twotowers import choose, store
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
-from twotowers.opened import Opened, each_part
 from twotowers.paths import data_folder, is_own, shipped_models, slug
-from twotowers.recorded import NOT_TESTABLE
+from twotowers.recording import Recording, each_part
 from twotowers.schema import OtherForm
 from twotowers.settings import Settings
+from twotowers.store import NOT_TESTABLE
 
-from towerlab.model import files, named
+from towerlab.model import files, packages
 from towerlab.progress import part, say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_pairs, draw_blocks
@@ -52,13 +52,13 @@ WORK = 1.2e9
 S = TypeVar("S")
 
 
-def _load(path: Path, identity: str = "") -> Opened | None:
+def _load(path: Path, identity: str = "") -> Recording | None:
     """A file, None where there is none, one of another form, which older code wrote, or one of another identity."""
     try:
-        opened = recorded.load(path) if path.is_file() else None
+        recording = store.load(path) if path.is_file() else None
     except OtherForm:
         return None
-    return opened if opened and identity in ("", opened.data.attrs.get("identity")) else None
+    return recording if recording and identity in ("", recording.data.attrs.get("identity")) else None
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Run:
         name = slug(self.settings.model)
         if not is_own(self.settings.model):
             return name
-        known = {files.fingerprint(name)} if name in (*shipped_models(), *named.catalogue()) else set()
+        known = {files.fingerprint(name)} if name in (*shipped_models(), *packages.catalogue()) else set()
         for out in (data_folder() / "measurements", Path(self.settings.out)):
             first = sorted((out / name).glob("*/*.nc"))[:1]
             known |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := _load(path))}
-        digits = self.fingerprint.partition("@")[2][: recorded.DIGITS_OF_NAMES]
+        digits = self.fingerprint.partition("@")[2][: store.DIGITS_OF_NAMES]
         return name if known <= {self.fingerprint} else f"{name}--{digits}"
 
     @cached_property
@@ -97,23 +97,23 @@ class Run:
         return files.fingerprint(self.settings.model)
 
     def path(self, name: str) -> Path:
-        return recorded.folder(self.settings, self.name, recorded.about(name).judges) / f"{name}.nc"
+        return store.folder(self.settings, self.name, store.about(name).judges) / f"{name}.nc"
 
     def measured(self, name: str, again: bool = False) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
 
         Where it has no meaning for the model it is empty, and its attribute NOT_TESTABLE says why.
         """
-        return self.opened(name, again).data
+        return self.recording(name, again).data
 
-    def opened(self, name: str, again: bool = False) -> Opened:
+    def recording(self, name: str, again: bool = False) -> Recording:
         """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
         if not again and (before := _load(path, identity)):
             self._remove_parts(name)
             return before
-        recorded.check_writable(path)
-        for need in recorded.about(name).needs:
+        store.check_writable(path)
+        for need in store.about(name).needs:
             self.measured(need)  # before the clock starts
         from towerlab.measure.registry import measurements
 
@@ -122,18 +122,18 @@ class Run:
             made = measurements()[name].make(self)
         except NotTestable as error:
             made = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
-        opened = made if isinstance(made, Opened) else Opened(made)
+        recording = made if isinstance(made, Recording) else Recording(made)
         seconds = time.monotonic() - started
         if self.settings.suite == "published":  # the sentences are not ours to pass on
             texts = ["query", "text", "source_text"]
-            opened = each_part(opened, lambda part: part.drop_vars(texts, errors="ignore"))
-        recorded.save(opened, path, self._provenance(name, identity, seconds))
+            recording = each_part(recording, lambda part: part.drop_vars(texts, errors="ignore"))
+        store.save(recording, path, self._provenance(name, identity, seconds))
         self._remove_parts(name)
-        why = opened.data.attrs.get(NOT_TESTABLE)
+        why = recording.data.attrs.get(NOT_TESTABLE)
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
-        return recorded.load(path)
+        return store.load(path)
 
-    def in_parts(self, name: str, prompts: Sequence[S], measure: Callable[[Sequence[S]], xr.Dataset | Opened]) -> Opened:
+    def in_parts(self, name: str, prompts: Sequence[S], measure: Callable[[Sequence[S]], xr.Dataset | Recording]) -> Recording:
         """`measure(prompts)`, some blocks at a time: each part is kept beside the measurement's file until that is written, so
         that what was interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
 
@@ -150,10 +150,10 @@ class Run:
             if made is None:
                 with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
                     some = measure(prompts[first : first + size])
-                made = some if isinstance(some, Opened) else Opened(some)
+                made = some if isinstance(some, Recording) else Recording(some)
                 if n > 1:
-                    recorded.save(made, path, {"measurement": name, "identity": identity})
-                    made = recorded.load(path)
+                    store.save(made, path, {"measurement": name, "identity": identity})
+                    made = store.load(path)
             parts.append(made)
         return joined_parts(parts)
 
@@ -174,13 +174,13 @@ class Run:
             path.unlink(missing_ok=True)
 
     def identity(self, name: str) -> str:
-        """What decides a measurement's numbers: see `recorded.identity`."""
-        return recorded.identity(name, self.settings, self.fingerprint)
+        """What decides a measurement's numbers: see `store.identity`."""
+        return store.identity(name, self.settings, self.fingerprint)
 
     def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
         model = self.model
         return {
-            "measurement": name, "version": recorded.about(name).version, "identity": identity,
+            "measurement": name, "version": store.about(name).version, "identity": identity,
             "model": self.name, "fingerprint": self.fingerprint, "quantisation": model.quantisation,
             "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers, "heads": model.n_heads,
             "key_value_heads": model.n_key_value_heads, "vocabulary": model.unembedding.vocabulary,
@@ -283,11 +283,11 @@ class Run:
         """
         from towerlab.model.capture import answer
 
-        every = dict.fromkeys(part for name in names for part in recorded.versions(name))
+        every = dict.fromkeys(part for name in names for part in store.versions(name))
         missing = [name for name in every if not _load(self.path(name), self.identity(name))]
         if not missing:
             return ""
-        recorded.check_writable(self.path(missing[0]))
+        store.check_writable(self.path(missing[0]))
         if len(self._longest[0].ids) > self.model.context:
             return ""
         batch = next(prompts for _, prompts in batches(self._longest))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -108,7 +108,7 @@ def check_one_can_go(run: Run) -> None:
 
 
 @measurement("conditions", needs=("forms",), version=1, on="few", passes=5.5)
-def _conditions(run: Run) -> Opened:
+def _conditions(run: Run) -> Recording:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
     few = run.encode(run.few())

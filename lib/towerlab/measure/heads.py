@@ -28,7 +28,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -164,18 +164,18 @@ def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
 
 
 @measurement("locating", needs=("forms",), version=1, on="locate", passes=3)
-def _locating(run: Run) -> Opened:
+def _locating(run: Run) -> Recording:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
     return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
 
 
 @measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
-def _heads(run: Run) -> Opened:
+def _heads(run: Run) -> Recording:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
     return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
 
 
 @measurement("norms", needs=("forms",), version=1, on="locate", passes=3)
-def _norms(run: Run) -> Opened:
+def _norms(run: Run) -> Recording:
     """The paper's increase with the final norm recomputed for each vector, on the locating blocks."""
     return run.in_parts("norms", run.locating(), lambda some: heads(run.model, some, norm="recomputed")[["increase"]])

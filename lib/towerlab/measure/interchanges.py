@@ -25,7 +25,7 @@ import torch
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads, check_inside
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
@@ -156,7 +156,7 @@ def interchanges(
 
 
 @measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)
-def _interchanges(run: Run) -> Opened:
+def _interchanges(run: Run) -> Recording:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
     classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
@@ -176,6 +176,6 @@ def _interchanges(run: Run) -> Opened:
     def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
         return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
 
-    opened = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    recording = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
     bases = [pair.base for pair in pairs]
-    return with_other_halves(run, opened, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))
+    return with_other_halves(run, recording, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

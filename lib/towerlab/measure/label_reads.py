@@ -25,7 +25,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 from twotowers.heads import Head, check_inside, listed
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -98,7 +98,7 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
 
 
 @measurement("label_reads", needs=("locating",), version=2, on="few", passes=3)
-def _label_reads(run: Run) -> Opened:
+def _label_reads(run: Run) -> Recording:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)
     every = [*sets.values(), *drawn(run, run.sets["located"])]

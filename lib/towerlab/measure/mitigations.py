@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
@@ -180,7 +180,7 @@ def recency_shortcut(
 
 
 @measurement("mitigations", needs=("locating",), version=1, on="few", passes=40)
-def _mitigations(run: Run) -> Opened:
+def _mitigations(run: Run) -> Recording:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)
     sets = present({"located": run.sets["located"]})

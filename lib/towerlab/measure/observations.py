@@ -2,7 +2,7 @@
 
     data = observations(encoded, {"attention": (("prompt", "layer", "head", "place"), array, "share")})
 
-A prompt's properties are coordinates (`prompts.blocks.about`). Its file: `recorded.save`.
+A prompt's properties are coordinates (`prompts.blocks.about`). Its file: `store.save`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.proof import WIDER
@@ -46,12 +46,12 @@ def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Se
     return xr.concat(named, along, data_vars="minimal", coords="minimal", compat="override", join="override")
 
 
-def joined_parts(parts: Sequence[Opened]) -> Opened:
+def joined_parts(parts: Sequence[Recording]) -> Recording:
     """A measurement of which each part holds some of the prompts."""
     if len(parts) == 1:
         return parts[0]
     data, *others = ([of.drop_attrs(deep=False) for of in group if of is not None] for group in zip(*parts, strict=True))
-    return Opened(joined(data), *(joined(group) if group else None for group in others))
+    return Recording(joined(data), *(joined(group) if group else None for group in others))
 
 
 class Answers:

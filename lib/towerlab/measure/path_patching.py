@@ -27,7 +27,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.heads import Head, Heads, check_inside, listed
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.ablations import NONE
 from towerlab.measure.chain import Run
@@ -160,7 +160,7 @@ def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) 
 
 
 @measurement("path_patching", needs=("locating",), version=3, on="few", passes=2)
-def _path_patching(run: Run) -> Opened:
+def _path_patching(run: Run) -> Recording:
     """From comparers to the queries of writers, of random sets matched to the writers, and of all heads that come later."""
     sets = with_comparers(run)
     first = min(layer for layer, _ in sets["comparers"])

@@ -1,7 +1,7 @@
 """What can be measured. A measurement is one file: its function, and below it a recipe, which says what goes in.
 
     @measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
-    def _heads(run: Run) -> Opened:
+    def _heads(run: Run) -> Recording:
         \"\"\"Every head on the blocks that judge.\"\"\"
         return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import xarray as xr
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 if TYPE_CHECKING:
     from towerlab.measure.chain import Run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Measurement(NamedTuple):
     """`make(run)` gives the dataset, with its control where it has one; `needs` are measurements that it reads."""
 
-    make: Callable[[Run], xr.Dataset | Opened]
+    make: Callable[[Run], xr.Dataset | Recording]
     needs: tuple[str, ...]
     version: int
     """to be raised when numbers change: recorded files of the old version are then refused by name"""
@@ -55,7 +55,7 @@ def measurement(
 ) -> Callable:
     """Register a recipe under a name."""
 
-    def register(make: Callable[[Run], xr.Dataset | Opened]) -> Callable[[Run], xr.Dataset | Opened]:
+    def register(make: Callable[[Run], xr.Dataset | Recording]) -> Callable[[Run], xr.Dataset | Recording]:
         _REGISTRY[name] = Measurement(make, needs, version, on, passes)
         return make
 

@@ -10,7 +10,7 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
-from twotowers.opened import Opened, of_labels, with_shared
+from twotowers.recording import Recording, of_labels, with_shared
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import joined, observations
@@ -32,7 +32,7 @@ def drawn(run: Run, heads: Sequence[Head], draws: int = DRAWS) -> list[list[Head
 
 def with_control(
     measure: Callable[[dict[str, Heads]], xr.Dataset], sets: Mapping[str, Heads], draws: Mapping[Any, Sequence[Heads]]
-) -> Opened:
+) -> Recording:
     """`measure(sets)`, whose `heads` are the names of sets, of named sets and of random ones in one go: data and control.
 
     `draws`: name -> the random sets matched to that set, as many for each name.
@@ -44,29 +44,33 @@ def with_control(
     n = both.sizes["heads"] - len(flat)
     data = both.isel(heads=slice(n))
     if not flat:
-        return Opened(data)
+        return Recording(data)
     control = rows(both, n, draws, "draw").assign_coords(control="random sets")
-    return Opened(data, with_shared(control, data))
+    return Recording(data, with_shared(control, data))
 
 
 def with_other_halves(
-    run: Run, opened: Opened, name: str, encoded: Sequence[Encoded], measure: Callable[[dict[str, Heads], list[int]], xr.Dataset]
-) -> Opened:
+    run: Run,
+    recording: Recording,
+    name: str,
+    encoded: Sequence[Encoded],
+    measure: Callable[[dict[str, Heads], list[int]], xr.Dataset],
+) -> Recording:
     """`opened` with one entry more among its heads, "NAME, other halves": of every prompt, the set that locating prompts of other
     class pairs and other label pairs choose.
 
     encoded: the prompts of `opened`; measure(sets, which of them): the same for these. Where a turn's locating prompts name no
     heads there is no such entry.
     """
-    located = of_labels(Opened(run.measured("locating")), "arbitrary").data
+    located = of_labels(Recording(run.measured("locating")), "arbitrary").data
     prompts = observations(encoded, {}).assign(at=("prompt", range(len(encoded))))
     turns = [(choose.head_sets(a, run.settings.top_k), b["at"].values.tolist()) for a, b in choose.turns(located, prompts)]
     chosen = [(sets[name] or sets["by attention"], at) for sets, at in turns]  # as in with_comparers
     if not all(heads for heads, _ in chosen):
-        return opened
+        return recording
     parts = [measure({f"{name}, {OTHER_HALVES}": heads}, at).assign_coords(at=("prompt", at)) for heads, at in chosen]
     crossed = joined(parts).sortby("at").drop_vars("at")
-    return opened._replace(data=joined([opened.data, crossed], "heads"))
+    return recording._replace(data=joined([recording.data, crossed], "heads"))
 
 
 def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, labels: Sequence[int] = ()) -> xr.Dataset:

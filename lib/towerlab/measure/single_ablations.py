@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import xarray as xr
 from twotowers.heads import Head
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.ablations import ablated_answers, check_positions
 from towerlab.measure.chain import LOCATING, Run
@@ -48,7 +48,7 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
 
 
 @measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)
-def _singles(run: Run) -> Opened:
+def _singles(run: Run) -> Recording:
     """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
     few = run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING))
     return run.in_parts("singles", few, lambda some: single_ablations(run.model, some, "last"))

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads, check_inside
-from twotowers.opened import Opened
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, joined, observations
@@ -105,7 +105,7 @@ def steering(
     others: Sequence[xr.Dataset] = (),
     seed: int = 0,
     max_tokens: int = 2048,
-) -> Opened:
+) -> Recording:
     """Answers with the heads of each set steered along the direction of the prompt's class pair: (tower, heads, dose, prompt).
 
     `directions` of `class_directions`, on other prompts. `heads`: the names of `sets`. The control, with a dimension `draw`:
@@ -141,7 +141,7 @@ def steering(
     both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
     kind = "other class pairs" if others else "random directions"
     control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(controls)), control=kind)
-    return Opened(both.isel(draw=0), control if controls else None)
+    return Recording(both.isel(draw=0), control if controls else None)
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -197,7 +197,7 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
 
 
 @measurement("steering", needs=("locating",), version=2, on="few", passes=9)
-def _steering(run: Run) -> Opened:
+def _steering(run: Run) -> Recording:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
     other = drawn(run, sets["comparers"])[0]
@@ -207,20 +207,20 @@ def _steering(run: Run) -> Opened:
 
 
 @measurement("steering_random", needs=("locating",), version=2, on="few", passes=9)
-def _steering_random(run: Run) -> Opened:
+def _steering_random(run: Run) -> Recording:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
     few, directions = run.encode(run.few()), _directions(run)
 
-    def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Opened:
+    def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Recording:
         return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
 
     comparers = {"comparers": with_comparers(run)["comparers"]}
-    opened = run.in_parts("steering_random", few, lambda some: measure(comparers, some, DRAWS))
-    return with_other_halves(run, opened, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
+    recording = run.in_parts("steering_random", few, lambda some: measure(comparers, some, DRAWS))
+    return with_other_halves(run, recording, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
 @measurement("steering_pairs", needs=("locating",), version=1, on="few", passes=8)
-def _steering_pairs(run: Run) -> Opened:
+def _steering_pairs(run: Run) -> Recording:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
     others = directions_of_other_pairs(directions)

@@ -29,7 +29,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.heads import Head, check_inside, listed
-from twotowers.recorded import RELATIONS
+from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import observations

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-from twotowers import recorded
+from twotowers import store
 from twotowers.paths import data_folder
 
 from towerlab.measure.registry import measurements
@@ -46,20 +46,20 @@ def sources(name: str) -> str:
 
 def table() -> pd.DataFrame:
     """The rows of data/versions.csv as the code is now, in the order that they have there, new ones last."""
-    pinned = [name for name in recorded.catalogue() if name in measurements()]
+    pinned = [name for name in store.catalogue() if name in measurements()]
     rows = [(name, measurements()[name]) for name in dict.fromkeys([*pinned, *sorted(measurements())])]
     return pd.DataFrame(
         [(name, m.version, " ".join(m.needs), "yes" if m.judges else "no", sources(name)) for name, m in rows],
-        columns=list(recorded.COLUMNS),
+        columns=list(store.COLUMNS),
     )
 
 
 def changed() -> dict[str, str]:
     """Measurement -> what differs from data/versions.csv: "new", "version 1 -> 2", "needs", or "sources"."""
-    pinned, out = recorded.catalogue(), {}
+    pinned, out = store.catalogue(), {}
     for row in table().itertuples():
         old = pinned.get(row.measurement)
-        now = recorded.Version(row.version, tuple(row.needs.split()), row.judges == "yes", row.sources)
+        now = store.Version(row.version, tuple(row.needs.split()), row.judges == "yes", row.sources)
         if old is None:
             out[row.measurement] = "new"
         elif old.version != now.version:
@@ -72,7 +72,7 @@ def changed() -> dict[str, str]:
 def pin() -> None:
     """Write data/versions.csv."""
     table().to_csv(data_folder() / "versions.csv", index=False)
-    recorded.catalogue.cache_clear()
+    store.catalogue.cache_clear()
 
 
 def _path(module: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from twotowers.errors import TwoTowersError
 from twotowers.paths import shipped_models
 
-from towerlab.model import gguf_header, named
+from towerlab.model import gguf_header, packages
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "spiece.model")
@@ -40,10 +40,10 @@ def describe(name: str) -> About:
     Raises TwoTowersError for a name of nothing, and for weights that are quantised otherwise than as GGUF.
     """
     path = _here(name)
-    if path is None and name in named.catalogue():
-        model = named.catalogue()[name]
+    if path is None and name in packages.catalogue():
+        model = packages.catalogue()[name]
         return About(model.model_type, f"{model.quantisation}, dequantised")
-    path = path or named.snapshot(name, SMALL)
+    path = path or packages.snapshot(name, SMALL)
     if path.is_file():
         return About(*gguf_header.read(path)[:2])
     return About(_config(path, name)["model_type"], "")
@@ -52,9 +52,9 @@ def describe(name: str) -> About:
 def local(name: str) -> Path:
     """The folder or GGUF file of a model; a catalogued or hub model is fetched when it is in no cache."""
     path = _here(name)
-    if path is None and name in named.catalogue():
-        return named.fetch(name)
-    return path or named.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
+    if path is None and name in packages.catalogue():
+        return packages.fetch(name)
+    return path or packages.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
 
 
 def fingerprint(name: str) -> str:
@@ -63,8 +63,8 @@ def fingerprint(name: str) -> str:
     Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
     catalogued model's is known without fetching it; one from the hub is fetched.
     """
-    if name not in shipped_models() and name in named.catalogue():
-        return f"{name}@{named.catalogue()[name].sha256[:12]}"
+    if name not in shipped_models() and name in packages.catalogue():
+        return f"{name}@{packages.catalogue()[name].sha256[:12]}"
     return fingerprint_of(name, local(name))
 
 
@@ -74,11 +74,11 @@ def fingerprint_of(name: str, path: Path) -> str:
     if name not in shipped_models() and _here(name) is not None:
         label = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
     if path.is_file():
-        return f"{label}@{named.digest(path)[:12]}"
+        return f"{label}@{packages.digest(path)[:12]}"
     files = {path / "config.json", *weights(path, name), *(file for kind in TOKENIZER for file in path.glob(kind))}
     if (path / INDEX).is_file():
         files.add(path / INDEX)
-    lines = "".join(f"{file.name} {named.digest(file)}\n" for file in sorted(files) if file.is_file())
+    lines = "".join(f"{file.name} {packages.digest(file)}\n" for file in sorted(files) if file.is_file())
     return f"{label}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
 
 
@@ -147,7 +147,7 @@ def _here(name: str) -> Path | None:
     """
     if name in shipped_models():
         return shipped_models()[name]
-    if name in named.catalogue():
+    if name in packages.catalogue():
         return None
     path = Path(name).expanduser()
     try:
@@ -159,4 +159,6 @@ def _here(name: str) -> Path | None:
         pass
     if len(name) <= 96 and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and path.suffix != ".gguf":
         return None
-    raise TwoTowersError(f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(named.known())}")
+    raise TwoTowersError(
+        f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(packages.known())}"
+    )

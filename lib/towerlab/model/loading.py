@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from twotowers.errors import TwoTowersError, is_out_of_memory
 
 from towerlab.cache import user_cache
-from towerlab.model import files, gguf_header, named
+from towerlab.model import files, gguf_header, packages
 from towerlab.model.architectures import ARCHITECTURES, REFUSED, Architecture
 from towerlab.model.attention_hooks import implementation
 from towerlab.model.model import Model
@@ -110,8 +110,8 @@ def _dequantised(path: Path) -> Path:
         say(f"{path.name}: its quantised weights are written out as floats, once ...")
         _read(str(path), "contents", lambda: _as_folder(path, folder, PreTrainedTokenizerFast, cut))
 
-    folder = user_cache() / "gguf" / f"{named.digest(path)[:24]}-transformers-{transformers_version}"
-    return named.kept(folder, write, lambda: True)
+    folder = user_cache() / "gguf" / f"{packages.digest(path)[:24]}-transformers-{transformers_version}"
+    return packages.kept(folder, write, lambda: True)
 
 
 def convert(file: str, folder: str) -> Model:
@@ -125,7 +125,7 @@ def convert(file: str, folder: str) -> Model:
         raise TwoTowersError(f"there is no file '{file}': give a GGUF file")
     if target.exists():
         raise TwoTowersError(f"'{folder}' is there already: give a folder that is not")
-    named.kept(target, lambda part: _read(file, "contents", lambda: _as_folder(path, part, AutoTokenizer)), lambda: True)
+    packages.kept(target, lambda part: _read(file, "contents", lambda: _as_folder(path, part, AutoTokenizer)), lambda: True)
     return load(target)
 
 

@@ -20,7 +20,7 @@ from towerlab.model import unembed
 from towerlab.model.capture import Capture, capture
 from towerlab.model.increase import increases_along, increases_of_vectors
 from towerlab.model.model import Model
-from towerlab.paper.published import paper_model, published
+from towerlab.paper.numbers import paper_model, published_numbers
 from towerlab.prompts.prompt import Encoded, Prompt
 
 SOURCE = "authors' notebook"
@@ -89,7 +89,7 @@ def _value(
 
 def printed() -> pd.DataFrame:
     """The rows of data/published.csv that the authors' notebooks print."""
-    table = published()
+    table = published_numbers()
     return table[table["source"] == SOURCE]
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import xarray as xr
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from twotowers import recorded
+from twotowers import store
 from twotowers.data_files import Text
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
-from twotowers.opened import GROUPS
+from twotowers.recording import GROUPS
 from twotowers.settings import Settings
 
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
@@ -86,18 +86,18 @@ def faults(folder: Path) -> list[str]:
 def _checked(path: Path, folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """What a file must share with the others of its folder, and of its suite, once it is sound by itself."""
     suite, name = path.parent.name, path.stem
-    if path.parent.parent != folder or suite not in recorded.TEXTS or name not in recorded.catalogue():
+    if path.parent.parent != folder or suite not in store.TEXTS or name not in store.catalogue():
         raise TwoTowersError("write SUITE/NAME.nc, with names of data/versions.csv")
     _check_size(path)
-    opened = recorded.load(path, lazy=True)
-    about = _about(opened.data)
+    recording = store.load(path, lazy=True)
+    about = _about(recording.data)
     for label, place in ((about.measurement, name), (about.suite, suite), (about.model, folder.name)):
         if label != place:
             raise TwoTowersError(f"it says '{label}', and lies where '{place}' belongs: name the folder as its model")
     made_of = _made_of(about)
-    recorded.check_current(made_of, about.model, suite, name)
-    _check_heads(opened.data, about)
-    for coordinate, values in opened.data.coords.items():
+    store.check_current(made_of, about.model, suite, name)
+    _check_heads(recording.data, about)
+    for coordinate, values in recording.data.coords.items():
         if coordinate not in FREE and values.dtype.kind in "UO" and any(set(text) & set("<>&") for text in np.unique(values)):
             raise TwoTowersError(f"its '{coordinate}' holds a sign of HTML, and is no name")
     yield "", {name: getattr(about, name) for name in ONE}

@@ -10,7 +10,7 @@ from twotowers.data_files import Row, Text, read_table
 from twotowers.paths import data_folder
 
 
-class Published(Row):
+class PublishedNumber(Row):
     """A printed number, as it is printed ("18-31" is one, too)."""
 
     source: Text
@@ -28,9 +28,9 @@ class Published(Row):
         return value
 
 
-def published() -> pd.DataFrame:
+def published_numbers() -> pd.DataFrame:
     """The published numbers (data/published.csv): source, model, where, quantity, value, note, all as text."""
-    return pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", Published)])
+    return pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)])
 
 
 def paper_model(name: str) -> str | None:
@@ -39,6 +39,6 @@ def paper_model(name: str) -> str | None:
     It goes by the last part of the name alone; "-hf" and the like do not count.
     """
     last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
-    names = {name for row in published()["model"] for name in re.split(r" and | ", row)} - {"toy"}
+    names = {name for row in published_numbers()["model"] for name in re.split(r" and | ", row)} - {"toy"}
     last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
     return last if last in names else None

