@@ -122,9 +122,9 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
         states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
-        asked = mask[:, 1:].bool()
+        targets = mask[:, 1:].bool()
         # Logits only where something is asked for: half of the time would go into the unembedding otherwise.
-        loss = cross_entropy(self.model.lm_head(states[asked]), ids[:, 1:][asked])
+        loss = cross_entropy(self.model.lm_head(states[targets]), ids[:, 1:][targets])
         self.optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -238,9 +238,9 @@ class Trainer:
         """
         self.model.eval()
         n = self.configuration.validation_prompts
-        drawn = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
-        drawn = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in drawn]
-        percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in drawn] for order in prompts.ORDERS}
+        sets = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
+        sets = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in sets]
+        percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in sets] for order in prompts.ORDERS}
         self.model.train()
         mean = {order: sum(values) / len(values) for order, values in percent.items()}
         original = mean["original"]
@@ -281,8 +281,8 @@ class Trainer:
     def save(self, folder: Path, with_card: bool = False) -> None:
         """Write model, tokenizer and training.json to `folder`, whole or not at all."""
         partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
-        for left in (partial, old):
-            shutil.rmtree(left, ignore_errors=True)
+        for path in (partial, old):
+            shutil.rmtree(path, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
             self.model.save_pretrained(partial)

@@ -109,7 +109,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
 
-def _ordered(names: pd.Series) -> list[str]:
+def _order(names: pd.Series) -> list[str]:
     """Different names as they first come, those of COLOURS last and in its order: a model may lack some of them."""
     order = list(COLOURS)
     return sorted(dict.fromkeys(names), key=lambda name: order.index(name) if name in COLOURS else -1)
@@ -125,7 +125,7 @@ def bars(
     row: str | None = None, line: float = 0.0,
 ) -> alt.FacetChart:  # fmt: skip
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
-    names, sort = _ordered(table[group]), _ordered(table[x])
+    names, sort = _order(table[group]), _order(table[x])
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
@@ -136,9 +136,9 @@ def bars(
         tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
-    dashed = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
+    rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error + dashed, table, row=row).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error + rule, table, row=row).resolve_scale(x="independent", xOffset="independent")
 
 
 def curves(
@@ -192,7 +192,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
     """One point a head, a panel a model; columns name ("18-6") and set; sets are named where there is room."""
-    points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
+    points = pd.concat([_place_names(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
@@ -203,7 +203,7 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
     return facets(chart, points, height=height).resolve_scale(x="independent", y="independent")
 
 
-def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
+def _place_names(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
     """Where the names of one model's heads of a set stand: beside their points or just below, or nowhere."""
     gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
     out = table.assign(align=None, **{"text y": table[y]})

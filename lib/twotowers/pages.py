@@ -105,8 +105,8 @@ def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> st
     else:
         detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
         detail += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
-    visible, hidden = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
-    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{visible}</td>'
+    visible, title = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
+    return f'<td class="{verdict.replace(" ", "-")}" title="{title}">{verdict}{visible}</td>'
 
 
 def _number(stem: str) -> str:

@@ -80,7 +80,7 @@ def _answers(run: Run) -> Recording:
 @measurement("factorial", needs=("forms",), version=1, on="few", passes=6)
 def _factorial(run: Run) -> Recording:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
-    pairs = run.asked_twice(run.pairs)  # the query of the other class comes from another block of the pair
+    pairs = run.repeatable(run.pairs)  # the query of the other class comes from another block of the pair
     blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
     encoded = run.encode(factorial(blocks, spread_orders(blocks[0])))
     return run.in_parts("factorial", encoded, lambda some: answers(run.model, some))

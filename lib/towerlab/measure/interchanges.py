@@ -30,7 +30,7 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import AT_LAST, drawn, present, with_control, with_other_halves
+from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
@@ -163,8 +163,8 @@ def _interchanges(run: Run) -> Recording:
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     seed = [run.settings.seed, JUDGING]
-    asked = run.asked_twice(classes)  # a query comes from another block of the pair
-    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=asked, labels=run.labels, texts=texts)
+    twice = run.repeatable(classes)  # a query comes from another block of the pair
+    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
@@ -176,6 +176,6 @@ def _interchanges(run: Run) -> Recording:
     def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
         return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
 
-    recording = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    recording = with_control(in_parts, sets, {"by attention": random_sets(run, comparing, AT_LAST)})
     bases = [pair.base for pair in pairs]
     return with_other_halves(run, recording, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

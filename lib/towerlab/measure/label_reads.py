@@ -30,7 +30,7 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present
+from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, captures
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
@@ -101,6 +101,6 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
 def _label_reads(run: Run) -> Recording:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)
-    every = [*sets.values(), *drawn(run, run.sets["located"])]
+    every = [*sets.values(), *random_sets(run, run.sets["located"])]
     each = list(dict.fromkeys(head for heads in every for head in heads))
     return run.in_parts("label_reads", run.encode(run.few()), lambda some: label_reads(run.model, some, each))

@@ -33,14 +33,14 @@ from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import AT_LAST, drawn, present, with_control
+from towerlab.measure.sets import AT_LAST, present, random_sets, with_control
 from towerlab.model import query_key
 from towerlab.model.attention_hooks import last_scores
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.last_position import Edit, LastPosition, LayerState
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model, norm_eps
-from towerlab.model.unembed import finished
+from towerlab.model.unembed import final_logits
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, Prompt, batches
 
@@ -71,19 +71,19 @@ def mitigations(
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
-        mixed: list[dict] = [{} for _ in sets]
+        mixtures: list[dict] = [{} for _ in sets]
         plain = last.plain_answer()
-        pairs = zip(sets.values(), mixed, strict=True)
+        pairs = zip(sets.values(), mixtures, strict=True)
         shortcuts = [recency_shortcut(model, heads, weights, last.capture, share) for heads, weights in pairs]
         answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
         for i, heads in enumerate(sets.values()):
             answers.put((0, i), index, *plain)
-            logits = finished(model, last.capture.resid_final + a_c * minority_shortcut(last.capture, model, heads))
+            logits = final_logits(model, last.capture.resid_final + a_c * minority_shortcut(last.capture, model, heads))
             answers.put((1, i), index, *label_log_probs(logits, batch))
             if len(places) == 1:
                 own = {(layer, head): last.capture.weights[layer][:, head] for layer, head in heads}
                 attention[:2, i, index] = _mean_weights(last.capture, own)
-                attention[2, i, index] = _mean_weights(last.capture, mixed[i])
+                attention[2, i, index] = _mean_weights(last.capture, mixtures[i])
 
     with progress("mitigations", len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, 2048)):
@@ -154,13 +154,13 @@ def without_position(
 def recency_shortcut(
     model: Model,
     heads: Heads,
-    mixed: dict[tuple[int, int], Float[Tensor, "batch position"]],
+    mixture: dict[tuple[int, int], Float[Tensor, "batch position"]],
     capture: Capture,
     share: tuple[float, float] = SHARE,
 ) -> Edit:
     """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited.
 
-    (layer, head) -> the weights that act, a mixture of the head's own and the position-free ones, is put into `mixed`.
+    (layer, head) -> the weights that act, a mixture of the head's own and the position-free ones, is put into `mixture`.
     """
     part = None
     if model.architecture.positions == "learned":
@@ -173,7 +173,7 @@ def recency_shortcut(
         free = last_scores(free_query, free_key, state.mask, 1.0, state.softcap)[:, in_layer]
         query, key, value = state.of(in_layer)
         weights = share[1] * free.softmax(-1) + share[0] * state.scores(query, key).softmax(-1)
-        mixed.update({(layer, head): weights[:, i].to(capture.logits.device) / sum(share) for i, head in enumerate(in_layer)})
+        mixture.update({(layer, head): weights[:, i].to(capture.logits.device) / sum(share) for i, head in enumerate(in_layer)})
         return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
 
     return Edit(heads, output)
@@ -190,4 +190,4 @@ def _mitigations(run: Run) -> Recording:
         parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
         return joined([part.drop_vars(["attention", "true"], errors="ignore") for part in parts], condition=names)
 
-    return with_control(measure, sets, {name: drawn(run, heads, AT_LAST) for name, heads in sets.items()})
+    return with_control(measure, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})

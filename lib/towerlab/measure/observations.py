@@ -39,11 +39,11 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Sequence) -> xr.Dataset:
     """Measurements of several sets of prompts, or of what lies along another dimension, as one; each with a value of every
     coordinate given: (along,)."""
-    named = [
+    datasets = [
         part.assign_coords({name: (along, [values[i]] * part.sizes[along]) for name, values in coordinates.items()})
         for i, part in enumerate(parts)
     ]
-    return xr.concat(named, along, data_vars="minimal", coords="minimal", compat="override", join="override")
+    return xr.concat(datasets, along, data_vars="minimal", coords="minimal", compat="override", join="override")
 
 
 def joined_parts(parts: Sequence[Recording]) -> Recording:

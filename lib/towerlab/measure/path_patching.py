@@ -33,7 +33,7 @@ from towerlab.measure.ablations import NONE
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present, with_comparers, with_control
+from towerlab.measure.sets import present, random_sets, with_comparers, with_control
 from towerlab.model import query_key
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.label_positions import check_labels_left
@@ -99,7 +99,7 @@ def path_patching(
             for i, (layer, head) in enumerate(each):
                 weights = of_layers[layer][0][:, head].cpu()
                 attention[row, index, i] = weights.gather(1, places).float().numpy()
-        edits = {(row, w): replaced(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
+        edits = {(row, w): replace_z(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
                    for w, way in enumerate(WAYS)}  # fmt: skip
         answers.put_each(edits, index, *last.answers(list(edits.values())))
 
@@ -154,7 +154,7 @@ def direct_queries(model: Model, last: LastPosition, ablation: Ablation, layers:
     return out
 
 
-def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
+def replace_z(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
     """Heads that feed z[layer] to W_O."""
     return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer])
 
@@ -171,4 +171,4 @@ def _path_patching(run: Run) -> Recording:
         return run.in_parts("path_patching", run.encode(run.few()), lambda some: path_patching(
             run.model, some, sets["comparers"], receivers, answers_only=["all later heads"])).data  # fmt: skip
 
-    return with_control(measure, receivers, {"writers": drawn(run, sets["writers"])})
+    return with_control(measure, receivers, {"writers": random_sets(run, sets["writers"])})

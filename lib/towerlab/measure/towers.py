@@ -40,8 +40,8 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
         return len(capture.index)
 
     with progress("towers", n) as bar:
-        for n_done in captures(model, encoded, {"streams"}, read=read):
-            bar.update(n_done)
+        for size in captures(model, encoded, {"streams"}, read=read):
+            bar.update(size)
     variables = {"query_vector": (("prompt", "listed_head", "component"), query, "sqrt nats"),
                  "key_vector": (("prompt", "listed_head", "place", "component"), key, "sqrt nats")}  # fmt: skip
     return observations(encoded, variables, **listed(heads))

@@ -149,7 +149,7 @@ def _restart(model: Model, ablations: Sequence[Ablation], calls: list[_Call]) ->
     above = {layer for ablation in ablations for layer, _ in ablation.heads if layer > bottom}
     with changing_z(model, {layer: partial(change, layer) for layer in above}):
         for layer in range(bottom, model.n_layers):
-            args, kwargs = _repeated((calls[layer].args, calls[layer].kwargs), batch, versions)
+            args, kwargs = _repeat((calls[layer].args, calls[layer].kwargs), batch, versions)
             with ExitStack() as stack:
                 if layer == bottom:
                     output = _without_heads(model, bottom, ablations, calls[bottom])
@@ -193,12 +193,12 @@ def _attention_of_last(model: Model, x: Float[Tensor, "rows position d_model"]) 
         yield
 
 
-def _repeated(value: Any, batch: int, versions: int) -> Any:
+def _repeat(value: Any, batch: int, versions: int) -> Any:
     """A block's arguments for several versions of the batch; what all prompts share stays as it is."""
     if isinstance(value, dict):
-        return {k: _repeated(v, batch, versions) for k, v in value.items()}
+        return {k: _repeat(v, batch, versions) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_repeated(v, batch, versions) for v in value)
+        return type(value)(_repeat(v, batch, versions) for v in value)
     if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == batch > 1:
         return value.repeat(versions, *[1] * (value.dim() - 1))
     return value

@@ -105,7 +105,7 @@ class _Recorder:
     def put(self, name: str, layer: int, tensor: Tensor | float) -> None:
         self.entries.setdefault(name, {})[layer] = tensor
 
-    def stacked(self, name: str) -> Tensor:
+    def stack(self, name: str) -> Tensor:
         layers = self.entries[name]
         # Layers may live on several devices (device_map); what is analysed together is brought together.
         return torch.stack([torch.as_tensor(layers[i]).to(self.model.device) for i in range(len(layers))])
@@ -129,7 +129,7 @@ class _Recorder:
         return read
 
     @contextmanager
-    def attached(self, batch: int) -> Iterator[None]:
+    def hooks(self, batch: int) -> Iterator[None]:
         model, record = self.model, self.record
 
         def rows(tensor: Tensor) -> Tensor:
@@ -188,12 +188,12 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
     if len({len(e.ids) for e in encoded}) != 1:
         raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
     recorder = _Recorder(model, frozenset(record))
-    with recorder.attached(len(encoded)):
+    with recorder.hooks(len(encoded)):
         logits = model.logits(encoded)
-    optional = {name: recorder.stacked(name) for name in OPTIONAL if name in recorder.entries}
+    optional = {name: recorder.stack(name) for name in OPTIONAL if name in recorder.entries}
     if "scaling" in recorder.entries:
         optional["scaling"] = tuple(float(s) for _, s in sorted(recorder.entries["scaling"].items()))
-    z = recorder.stacked("z")
+    z = recorder.stack("z")
     z = z.reshape(*z.shape[:2], model.n_heads, model.d_head)
     if "attention_scale" in optional:
         z = _times(z, 1 / optional["attention_scale"])
@@ -204,11 +204,11 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
     return Capture(
         prompts=list(encoded),
         index=list(range(len(encoded))) if index is None else list(index),
-        resid_pre=recorder.stacked("resid_pre"),
-        attention_output=recorder.stacked("attention_output"),
-        ffn_output=recorder.stacked("ffn_output"),
+        resid_pre=recorder.stack("resid_pre"),
+        attention_output=recorder.stack("attention_output"),
+        ffn_output=recorder.stack("ffn_output"),
         z=z,
-        resid_final=recorder.stacked("final")[0],
+        resid_final=recorder.stack("final")[0],
         logits=logits.to(model.device),
         **optional,
     )

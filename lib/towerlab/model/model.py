@@ -169,7 +169,7 @@ class Model:
         out, module = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
         return None if out == module else self.part(layer, module)
 
-    def _written(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
+    def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         matrix, norm = matrix_of(self.part(layer, f"{block}_out")).detach().T, self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
@@ -179,7 +179,7 @@ class Model:
         A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's weight, so that the
         vectors are those added to the residual stream and still sum to the block's output.
         """
-        return self._written(layer, "attention").reshape(self.n_heads, self.d_head, self.d_model)
+        return self._output_matrix(layer, "attention").reshape(self.n_heads, self.d_head, self.d_model)
 
     def output_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
         """Bias of the attention output; it belongs to the block, to no head."""
@@ -188,7 +188,7 @@ class Model:
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """fc2: row k is the value vector of neuron k (Geva et al. 2020; v1 appendix E), times the weight of a norm
         that follows (Gemma 2)."""
-        return self._written(layer, "ffn")
+        return self._output_matrix(layer, "ffn")
 
     def ffn_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
         """Bias of the FFN output; it belongs to the block, to no neuron."""
@@ -249,9 +249,9 @@ class Model:
 
     def window(self, layer: int) -> int | None:
         """How many positions, its own included, a position sees in this layer; None = all up to its own."""
-        length, field, windowed = self.architecture.window
+        length, field, kind = self.architecture.window
         kinds = getattr(self.config, field, None)
-        return getattr(self.config, length, None) if kinds is None or kinds[layer] == windowed else None
+        return getattr(self.config, length, None) if kinds is None or kinds[layer] == kind else None
 
     def value_head(self, head: int) -> int:
         """The key-value head that query head `head` reads (grouped-query attention)."""

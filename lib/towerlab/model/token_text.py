@@ -60,7 +60,7 @@ class Lexicon:
         # "Ġ" marks a space in byte-level tokenizers, "▁" in SentencePiece ones; both may occur as letters elsewhere.
         byte_level = sum(t.startswith("Ġ") for t in tokens if t) > sum(t.startswith("▁") for t in tokens if t)
         special = set(tokenizer.all_special_tokens)
-        pairs = [_spelled(token, byte_level, token in special) for token in tokens]
+        pairs = [_spell(token, byte_level, token in special) for token in tokens]
         pairs += [(f"<id {i}>", "") for i in range(size, vocabulary)]
         texts, plain = zip(*pairs, strict=True)
         return cls(texts, plain)
@@ -85,7 +85,7 @@ def is_content_word(plain: str) -> bool:
     return len(letters) > 1 or (len(letters) == 1 and not letters[0].isascii())  # one CJK sign can be a word
 
 
-def _spelled(token: str | None, byte_level: bool, special: bool) -> tuple[str, str]:
+def _spell(token: str | None, byte_level: bool, special: bool) -> tuple[str, str]:
     """(text, plain) of one token as its tokenizer writes it."""
     if token is None:
         return "<unused>", ""

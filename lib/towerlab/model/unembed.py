@@ -106,10 +106,10 @@ def rank(
         v, through = v @ through.to(v), None
     if through is None:
         v = direction(v, unembedding)
-    carried = None if through is None else through.to(v)
+    weight = None if through is None else through.to(v)
 
     def read(words: Tensor) -> Tensor:
-        return _wide(words) if carried is None else fold_norm(unembedding, words, v.dtype) @ carried.T
+        return _wide(words) if weight is None else fold_norm(unembedding, words, v.dtype) @ weight.T
 
     above = []
     for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
@@ -137,24 +137,24 @@ def top_words(
     `without` names words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are left, these are all.
     """
     p = prepared(v, unembedding, scale)
-    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
+    mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
     if without is not None:
-        skipped[without.to(p.device)] = True
-    k = min(k, int((~skipped).sum()))
-    best = [_top_words(rows, k, unembedding, skipped) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
+        mask[without.to(p.device)] = True
+    k = min(k, int((~mask).sum()))
+    best = [_top_words(rows, k, unembedding, mask) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
     values, ids = (torch.cat(parts).reshape(*p.shape[:-1], k) for parts in zip(*best, strict=True))
     return values, ids
 
 
 def _top_words(
-    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, skipped: Bool[Tensor, "word"]
+    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, mask: Bool[Tensor, "word"]
 ) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
     """Of prepared rows. A slab is sorted only for the rows in which one of its words beats the k-th best so far."""
     values = torch.full((len(rows), k), float("-inf"), dtype=rows.dtype, device=rows.device)
     ids = torch.zeros(len(rows), k, dtype=torch.long, device=rows.device)
     for start, slab in vocab_chunks(unembedding):
         product = rows @ slab.T
-        product[:, skipped[start : start + len(slab)]] = float("-inf")
+        product[:, mask[start : start + len(slab)]] = float("-inf")
         better = (product.amax(-1) > values[:, -1]).nonzero()[:, 0]
         value, word = product[better].topk(min(k, len(slab)), -1)
         value, order = torch.cat([values[better], value], -1).topk(k, -1)
@@ -167,7 +167,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
-def finished(model: Model, final: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
+def final_logits(model: Model, final: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
     """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
     final = final.to(next(model.final_norm.parameters()).device)
     logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[:, 0]

@@ -24,14 +24,14 @@ class Row(NamedTuple):
     text: str
 
 
-def _split(raw: bytes, encoding: str) -> list[str]:
+def _text_lines(raw: bytes, encoding: str) -> list[str]:
     """Lines that hold something; not str.splitlines, which also cuts at characters that stand inside texts."""
     return [line for line in raw.decode(encoding).replace("\r\n", "\n").split("\n") if line]
 
 
 def _lines(raw: bytes, encoding: str, separator: str, name: Callable[[str], str | None]) -> Iterator[Row]:
     """Lines of a class, a separator and a text; `name` gives the class's name."""
-    for line in _split(raw, encoding):
+    for line in _text_lines(raw, encoding):
         cls, match, text = line.partition(separator)
         name_of = name(cls)
         yield Row(name_of, text) if match and name_of else Row("", line)
@@ -62,7 +62,7 @@ def read_ethos(raw: bytes) -> Iterator[Row]:
 
 def read_financial(raw: bytes) -> Iterator[Row]:
     """Lines "sentence@class"; latin-1."""
-    for line in _split(raw, "latin-1"):
+    for line in _text_lines(raw, "latin-1"):
         text, _, cls = line.rpartition("@")
         yield Row(cls, text) if cls in ("negative", "neutral", "positive") else Row("", line)
 
