@@ -66,10 +66,8 @@ def chart(html: str, name: str, pictures: Path) -> str:
 def chart_name(outputs: list[dict], at: int) -> str:
     """The name of the chart that stands at a place: its figure's, from the caption below, or its claim's, from above."""
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
-        text = (
-            "".join(outputs[index]["data"].get("text/html", "")) if 0 <= index < len(outputs) and "data" in outputs[index] else ""
-        )
-        if match := re.search(rf'id="({kind}-[\w-]+)"', text):
+        data = outputs[index].get("data", {}) if 0 <= index < len(outputs) else {}
+        if match := re.search(rf'id="({kind}-[\w-]+)"', "".join(data.get("text/html", ""))):
             return match[1]
     return "chart"
 

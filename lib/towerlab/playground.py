@@ -110,10 +110,8 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
     """What every head adds to the logit of the true label minus the other at the last position (nats), final norm frozen."""
     row = logit_difference_rows(capture, model)[0]
-    parts = (
-        torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row) for layer, z in enumerate(capture.z)
-    )
-    return torch.stack(list(parts))
+    weights = [model.output_weight(layer).to(row) for layer in range(model.n_layers)]
+    return torch.stack([torch.einsum("hk,hkd,d->h", z[0].to(row), w, row) for z, w in zip(capture.z, weights, strict=True)])
 
 
 def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], *captures: Capture) -> pd.DataFrame:

@@ -20,7 +20,7 @@ import pandas as pd
 import xarray as xr
 from twotowers import claims, evidence, store
 from twotowers.errors import TwoTowersError
-from twotowers.paths import book_folder, data_folder
+from twotowers.paths import book_folder, chapter_number, data_folder
 
 from towerlab import building
 from towerlab.measure.chain import Run
@@ -35,13 +35,9 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
     if unknown := {*only} - judging:
         raise TwoTowersError(f"no chapter {min(unknown)} judges claims: choose some of {','.join(sorted(judging))}")
     judging &= {*only} or judging
-    names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if _number(path) in judging]
+    names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if chapter_number(path.stem) in judging]
     about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names}
     return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
-
-
-def _number(notebook: Path) -> str:
-    return notebook.stem.partition("-")[0].lstrip("0").upper()
 
 
 def folder(run: Run) -> Path:

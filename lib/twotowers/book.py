@@ -112,9 +112,8 @@ class Chapter:
         """Recorded models. Folders that are odd are left out, each named in a line."""
         lines = {name: folder_check.faults(folder) for name, folder in store.recorded_models().items()}
         for name in (name for name in lines if lines[name]):
-            pages.note(
-                f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}"
-            )
+            folder = f"data/measurements/{name}"
+            pages.note(f"Left out: {folder}: {lines[name][0]}. All faults: twotowers check {folder}")
         return [name for name in lines if not lines[name]]
 
     @cached_property

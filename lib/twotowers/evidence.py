@@ -198,10 +198,8 @@ def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
     keys = ("block", "order", "true_label")  # a block's four prompts differ in the last two
     places, targets = (pd.MultiIndex.from_arrays([d[key].values for key in keys]) for d in (dataset, like))
     at = places.get_indexer(targets)
-    if (at < 0).any():
-        raise TwoTowersError(
-            f"{int((at < 0).sum())} prompts of one measurement are not in the other: measure both on the same blocks"
-        )
+    if lost := int((at < 0).sum()):
+        raise TwoTowersError(f"{lost} prompts of one measurement are not in the other: measure both on the same blocks")
     return dataset.isel(prompt=at)
 
 

@@ -121,7 +121,7 @@ def _as(fmt: str) -> alt.Axis:
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
+    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f",
     row: str | None = None, line: float = 0.0,
 ) -> alt.FacetChart:  # fmt: skip
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
@@ -129,7 +129,7 @@ def bars(
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
-    base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
+    base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=None, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
         color=colour(group, names),
@@ -177,7 +177,7 @@ def dots(
     return facets(marks, table, height=height, row=row)
 
 
-def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260) -> alt.FacetChart:
+def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     """Layer x head, deepest layer on top, a panel a model; violet above zero and brown below, each model on its own scale."""
     table = table.assign(scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1))
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
@@ -187,7 +187,7 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260)
                         scale=alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])),
         tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
     )  # fmt: skip
-    return facets(marks, table, height=height).resolve_scale(x="independent", y="independent")
+    return facets(marks, table, height=260).resolve_scale(x="independent", y="independent")
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:

@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import xarray as xr
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, PositiveInt
 
 from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
@@ -35,7 +35,6 @@ from twotowers.paths import data_folder, is_own, slug
 from twotowers.recording import GROUPS, Recording, own, with_shared
 from twotowers.settings import Settings
 
-COLUMNS = ("measurement", "version", "needs", "judges", "sources")
 LABELS = ("words/labels.csv", "words/stop_words.txt")
 TEXTS = {
     "words": ("words/words.csv", "words/pairs.csv", *LABELS),
@@ -56,21 +55,12 @@ DIFFERENCES = ("logit_difference", "base_logit_difference", "source_logit_differ
 """These are kept whole: each is the difference of what a file keeps of two log-probabilities"""
 
 
-class VersionRow(Row):
-    """A line of data/versions.csv; `needs` with spaces between."""
+class Version(Row):
+    """A line of data/versions.csv: the version of a measurement's code, and what it is made from, with spaces between."""
 
     measurement: Text
     version: PositiveInt
-    needs: str
-    judges: bool
-    sources: str
-
-
-class Version(NamedTuple):
-    """The version of a measurement's code, and what it is made from."""
-
-    version: int
-    needs: tuple[str, ...]
+    needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
     judges: bool
     """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
     sources: str
@@ -80,8 +70,7 @@ class Version(NamedTuple):
 @cache
 def catalogue() -> dict[str, Version]:
     """Measurement -> its row of data/versions.csv, those that it needs before it."""
-    rows = read_table(data_folder() / "versions.csv", VersionRow, ("measurement",))
-    return {row.measurement: Version(row.version, tuple(row.needs.split()), row.judges, row.sources) for row in rows}
+    return {row.measurement: row for row in read_table(data_folder() / "versions.csv", Version, ("measurement",))}
 
 
 def about(name: str) -> Version:

@@ -123,7 +123,7 @@ def mean_z(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> 
 
     with ExitStack() as stack:
         for layer in range(model.n_layers):
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(reader(layer)).remove)
+            stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(reader(layer)))
         # A batch is added when it is done: one that does not fit in memory may end halfway.
         for _ in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
             for where in POSITIONS:

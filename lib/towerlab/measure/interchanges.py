@@ -34,11 +34,10 @@ from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, w
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
 from towerlab.prompts.blocks import draw_blocks, texts_of_one_length
-from towerlab.prompts.prompt import Encoded, Prompt, batches, encode_all
+from towerlab.prompts.prompt import Encoded, Prompt, encode_all
 
 KINDS = ("query", "keys", "values")
 
@@ -140,9 +139,7 @@ def interchanges(
                  for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
         answers.put_each(edits, index, *base.answers(list(edits.values())))
 
-    with progress("interchanges", len(pairs)) as bar:
-        for index, _ in in_memory(run, batches(bases, max_tokens)):
-            bar.update(len(index))
+    run_batches("interchanges", bases, max_tokens, run)
     plain = {
         f"{side}_{name}": values
         for side, of_side in (("base", of_base), ("source", of_source))

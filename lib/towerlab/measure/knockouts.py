@@ -30,7 +30,7 @@ from towerlab.measure.sets import present, with_comparers
 from towerlab.model import query_key
 from towerlab.model.attention_edits import blocked
 from towerlab.model.capture import label_log_probs
-from towerlab.model.hooks import block_outputs, restarted
+from towerlab.model.hooks import block_outputs, restarted, split_call
 from towerlab.model.last_position import Edit, LastPosition, LayerState, head_output
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
@@ -209,7 +209,7 @@ def _forward(
 
     def reader(layer: int) -> Callable:
         def read(_module, args, kwargs):
-            x = args[0] if args else kwargs["hidden_states"]
+            x = split_call(args, kwargs)[0]
             x = x.gather(1, at.to(x.device)[..., None].expand(-1, -1, x.shape[-1]))
             keys[layer] = query_key.keys(model, layer, query_key.normed(model, layer, x))
 
@@ -222,8 +222,7 @@ def _forward(
             stack.enter_context(restarted(model, start, after.outputs[start - 1]))
         for layer in layers:
             if layer >= start:
-                hook = model.blocks[layer].register_forward_pre_hook(reader(layer), with_kwargs=True)
-                stack.callback(hook.remove)
+                stack.enter_context(model.blocks[layer].register_forward_pre_hook(reader(layer), with_kwargs=True))
         outputs = stack.enter_context(block_outputs(model, [cut - 1 for cut in cuts if cut]))
         return _Pass(model.logits(batch), outputs, keys)
 

@@ -38,11 +38,10 @@ from towerlab.model import query_key
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.label_positions import check_labels_left
 from towerlab.model.last_position import Edit, LastPosition, LayerState, head_output
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.routes import attention_block_output
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Encoded
 
 WAYS = ("total", "direct")
 SENDERS_ABLATED = "senders ablated"
@@ -103,9 +102,7 @@ def path_patching(
                    for w, way in enumerate(WAYS)}  # fmt: skip
         answers.put_each(edits, index, *last.answers(list(edits.values())))
 
-    with progress("path patching", len(encoded)) as bar:
-        for index, _ in in_memory(run, batches(encoded, max_tokens)):
-            bar.update(len(index))
+    run_batches("path patching", encoded, max_tokens, run)
     return observations(
         encoded,
         {**answers.variables("heads", "way"), "attention": (("way", "prompt", "listed_head", "place"), attention[1:], "share"),

@@ -39,11 +39,10 @@ from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import masked, reading_attention, scores
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
-from towerlab.model.memory import halved, in_memory
-from towerlab.model.model import Model
-from towerlab.progress import progress
+from towerlab.model.memory import halved, run_batches
+from towerlab.model.model import Model, widen
 from towerlab.prompts.blocks import draw_blocks
-from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
 
 EACH = ("function vector", "attribution", "task recognition", "task learning")
@@ -136,7 +135,7 @@ def task_subspace_scores(
     def read(capture: Capture) -> None:
         ids = [e.label_pair for e in capture.prompts]
         weight = model.unembedding.weight
-        rows = weight[torch.tensor(ids, device=weight.device)].to(torch.promote_types(weight.dtype, torch.float32))
+        rows = widen(weight[torch.tensor(ids, device=weight.device)])
         inverse = torch.linalg.inv(rows @ rows.mT)
         for layer in range(model.n_layers):
             outputs = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), model.output_weight(layer).to(rows))
@@ -180,9 +179,7 @@ def function_vector_scores(
         p = log_prob[:, range(len(batch)), true].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
-    with progress("function vectors", len(shuffled)) as bar:
-        for index, _ in in_memory(run, batches(shuffled, max_tokens)):
-            bar.update(len(index))
+    run_batches("function vectors", shuffled, max_tokens, run)
     return out
 
 

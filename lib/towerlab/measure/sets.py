@@ -56,10 +56,10 @@ def with_other_halves(
     encoded: Sequence[Encoded],
     measure: Callable[[dict[str, Heads], list[int]], xr.Dataset],
 ) -> Recording:
-    """`opened` with one entry more among its heads, "NAME, other halves": of every prompt, the set that locating prompts of other
+    """`recording` with one entry more among its heads, "NAME, other halves": of every prompt, the set that locating prompts of other
     class pairs and other label pairs choose.
 
-    encoded: the prompts of `opened`; measure(sets, which of them): the same for these. Where a turn's locating prompts name no
+    encoded: the prompts of `recording`; measure(sets, which of them): the same for these. Where a turn's locating prompts name no
     heads there is no such entry.
     """
     locating = of_labels(Recording(run.measured("locating")), "arbitrary").data

@@ -39,10 +39,9 @@ from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.last_position import Edit, LastPosition
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.prompts.prompt import Encoded, Prompt
 
 BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single words"""
@@ -134,9 +133,7 @@ def steering(
                 edits |= {(t, h, draw, d): steer(heads, *of_towers, at, dose) for d, dose in enumerate(doses)}
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
-    with progress("steering", len(encoded)) as bar:
-        for index, _ in in_memory(run, batches(encoded, max_tokens)):
-            bar.update(len(index))
+    run_batches("steering", encoded, max_tokens, run)
     coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
     both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
     kind = "other class pairs" if others else "random directions"

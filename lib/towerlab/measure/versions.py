@@ -50,22 +50,21 @@ def table() -> pd.DataFrame:
     rows = [(name, measurements()[name]) for name in dict.fromkeys([*names, *sorted(measurements())])]
     return pd.DataFrame(
         [(name, m.version, " ".join(m.needs), "yes" if m.judges else "no", sources(name)) for name, m in rows],
-        columns=list(store.COLUMNS),
+        columns=list(store.Version.model_fields),
     )
 
 
 def changed() -> dict[str, str]:
     """Measurement -> what differs from data/versions.csv: "new", "version 1 -> 2", "needs", or "sources"."""
     catalogue, out = store.catalogue(), {}
-    for row in table().itertuples():
-        old = catalogue.get(row.measurement)
-        now = store.Version(row.version, tuple(row.needs.split()), row.judges == "yes", row.sources)
+    for now in (store.Version(**row) for row in table().to_dict("records")):
+        old = catalogue.get(now.measurement)
         if old is None:
-            out[row.measurement] = "new"
+            out[now.measurement] = "new"
         elif old.version != now.version:
-            out[row.measurement] = f"version {old.version} -> {now.version}"
+            out[now.measurement] = f"version {old.version} -> {now.version}"
         elif old != now:
-            out[row.measurement] = "sources" if old[:3] == now[:3] else "needs"
+            out[now.measurement] = "sources" if (old.needs, old.judges) == (now.needs, now.judges) else "needs"
     return out | dict.fromkeys(catalogue.keys() - measurements().keys(), "gone")
 
 

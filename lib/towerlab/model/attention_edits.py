@@ -125,6 +125,5 @@ def blocked(model: Model, layers: Sequence[int], closed: Bool[Tensor, "batch que
 
     with ExitStack() as stack:
         for layer in dict.fromkeys(layers):
-            handle = model.part(layer, "attention").register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.enter_context(model.part(layer, "attention").register_forward_pre_hook(hook, with_kwargs=True))
         yield

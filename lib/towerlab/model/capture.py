@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from twotowers.errors import TwoTowersError
 
 from towerlab.model.attention_hooks import last_scores, reading_attention
+from towerlab.model.hooks import split_call
 from towerlab.model.memory import in_memory
-from towerlab.model.model import Model, norm_eps, rms
+from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded, batches
 
 T = TypeVar("T")
@@ -143,15 +144,15 @@ class _Recorder:
 
             def before(module: nn.Module, name: str, layer: int, read: Callable) -> None:
                 def hook(_, args, kwargs):
-                    self.put(name, layer, read(args[0] if args else kwargs["hidden_states"]))
+                    self.put(name, layer, read(split_call(args, kwargs)[0]))
 
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
 
             def after(module: nn.Module, name: str, layer: int, read: Callable) -> None:
                 def hook(_, args, output):
                     self.put(name, layer, read(output))
 
-                stack.callback(module.register_forward_hook(hook).remove)
+                stack.enter_context(module.register_forward_hook(hook))
 
             for layer, block in enumerate(model.blocks):
                 before(block, "resid_pre", layer, last)
@@ -187,7 +188,7 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
         raise TwoTowersError(f"cannot record {sorted(record - RECORDABLE)}: choose from {sorted(RECORDABLE)}")
     if len({len(e.ids) for e in encoded}) != 1:
         raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
-    recorder = _Recorder(model, frozenset(record))
+    recorder = _Recorder(model, record)
     with recorder.hooks(len(encoded)):
         logits = model.logits(encoded)
     optional = {name: recorder.stack(name) for name in OPTIONAL if name in recorder.entries}
@@ -224,7 +225,7 @@ def label_log_probs(
     logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
     """The top token, and the log-probability (nats) of each label's token in `label_ids` order, from a batch's logits."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    logits = widen(logits).log_softmax(-1)
     words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 

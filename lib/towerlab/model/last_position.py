@@ -131,8 +131,7 @@ def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, L
 
     with ExitStack() as stack:
         for layer in layers:
-            handle = model.blocks[layer].register_forward_pre_hook(partial(keep_input, layer), with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.enter_context(model.blocks[layer].register_forward_pre_hook(partial(keep_input, layer), with_kwargs=True))
             stack.enter_context(reading_attention(model, layer, partial(read, layer)))
         stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in layers}))
         yield
@@ -169,7 +168,7 @@ class LastPosition:
         with ExitStack() as stack:
             for block in model.blocks:
                 note = lambda _, args, kwargs: self._calls.append(split_call(args, kwargs)[1:])  # noqa: E731
-                stack.callback(block.register_forward_pre_hook(note, with_kwargs=True).remove)
+                stack.enter_context(block.register_forward_pre_hook(note, with_kwargs=True))
             stack.enter_context(_changing_last(model, range(model.n_layers), self.plain.__setitem__))
             self.capture = capture(model, self.batch, record)
 

@@ -56,9 +56,14 @@ def norm_eps(norm: nn.Module) -> float:
     return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
 
 
+def widen(x: Tensor) -> Tensor:
+    """In at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
     """What RMSNorm divides by, in at least float32."""
-    return (v.to(torch.promote_types(v.dtype, torch.float32)).square().mean(-1) + eps).sqrt()
+    return (widen(v).square().mean(-1) + eps).sqrt()
 
 
 @dataclass(repr=False)
@@ -158,7 +163,7 @@ class Model:
     def norm_gain(self, norm: nn.Module) -> Float[Tensor, "width"]:
         """What a norm multiplies by: its weight, 1 + weight for Gemma (then in at least float32, as Gemma does it)."""
         weight, gain = norm.weight.detach(), self.architecture.gain
-        return weight.to(torch.promote_types(weight.dtype, torch.float32)) + gain if gain else weight
+        return widen(weight) + gain if gain else weight
 
     def part(self, layer: int, path: str) -> nn.Module:
         """The module at `path` inside block `layer`; `path` may be a field of the row, such as "attention_out"."""

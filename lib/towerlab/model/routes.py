@@ -131,11 +131,11 @@ def _hiding(
 
     with ExitStack() as stack:
         if below_queries.any():
-            stack.callback(model.part(layer, "attention").register_forward_pre_hook(attention, with_kwargs=True).remove)
+            stack.enter_context(model.part(layer, "attention").register_forward_pre_hook(attention, with_kwargs=True))
         if below_mlps.any():
-            stack.callback(model.part(layer, "attention_block").register_forward_hook(keep_middle).remove)
+            stack.enter_context(model.part(layer, "attention_block").register_forward_hook(keep_middle))
             for path in model.architecture.ffn_in:
-                stack.callback(model.part(layer, path).register_forward_pre_hook(mlp).remove)
+                stack.enter_context(model.part(layer, path).register_forward_pre_hook(mlp))
         yield
 
 
@@ -147,8 +147,7 @@ def logit_differences(
     Only these two words are unembedded.
     """
     unembedding = model.unembedding
-    ids = [(e.true_id, next(i for i in e.label_ids.values() if i != e.true_id)) for e in batch]
-    true, other = torch.tensor(ids, device=unembedding.weight.device).T
+    true, other = torch.tensor([e.label_pair for e in batch], device=unembedding.weight.device).T
     normed = model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(unembedding.weight.device)
 
     def logit(word: Tensor) -> Tensor:

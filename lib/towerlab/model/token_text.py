@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}  # as byte-level tokenizers (GPT-2) write bytes
 
 
 @lru_cache(maxsize=1)
@@ -37,12 +38,6 @@ def stop_words() -> frozenset[str]:
     if odd := next((word for word in words if not re.fullmatch(r"[a-z']+", word)), None):
         raise data_files.damaged(path, f"{odd[:20]!r} is no word in lower case")
     return frozenset(words)
-
-
-@lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    """The letters in which byte-level tokenizers (GPT-2) write bytes: printable ones as they are, others from 256."""
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 @dataclass(frozen=True)
@@ -93,8 +88,8 @@ def _spell(token: str | None, byte_level: bool, special: bool) -> tuple[str, str
         return token, ""
     if byte := _BYTE.fullmatch(token):
         return f"byte {byte[1].upper()}", ""
-    if byte_level and all(letter in _byte_of() for letter in token):
-        raw = bytes(_byte_of()[letter] for letter in token)
+    if byte_level and all(letter in _BYTE_OF for letter in token):
+        raw = bytes(_BYTE_OF[letter] for letter in token)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError:

@@ -77,18 +77,16 @@ def mend_agnews(text: str) -> str:
 class SentenceSet(NamedTuple):
     """`file`: as in data/sentences/files.csv; the test file where there are several."""
 
-    classes: tuple[str, ...]
     file: str
     read: Callable[[bytes], Iterator[Row]]
     mend: Callable[[str], str] = str
 
 
-_POLAR = ("negative", "positive")
 SETS = {
-    "sst2": SentenceSet(_POLAR, "sst2-sentences/test.tsv", read_sst2),
-    "trec": SentenceSet(tuple(_TREC.values()), "trec/test_TREC_10.label.txt", read_trec),
-    "agnews": SentenceSet(tuple(_AGNEWS.values()), "agnews/test.csv", read_agnews, mend_agnews),
-    "ethos": SentenceSet(("acceptable", "hate"), "ethos/Ethos_Dataset_Binary.csv", read_ethos),
-    "financial": SentenceSet(("negative", "neutral", "positive"), "financial-phrasebank/Sentences_AllAgree.txt", read_financial),
-    "amazon": SentenceSet(_POLAR, "amazon-polarity/test.ft.txt", read_amazon),
+    "sst2": SentenceSet("sst2-sentences/test.tsv", read_sst2),
+    "trec": SentenceSet("trec/test_TREC_10.label.txt", read_trec),
+    "agnews": SentenceSet("agnews/test.csv", read_agnews, mend_agnews),
+    "ethos": SentenceSet("ethos/Ethos_Dataset_Binary.csv", read_ethos),
+    "financial": SentenceSet("financial-phrasebank/Sentences_AllAgree.txt", read_financial),
+    "amazon": SentenceSet("amazon-polarity/test.ft.txt", read_amazon),
 }
