@@ -54,10 +54,12 @@ class Text:
                 pool.insert(3, label)
             unknown: dict[str, int] = {}  # and stands for words of sentences that the model has no token for
             self.sentences = [
-                [words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
-                 for word in sentence.lower().split()]
+                [
+                    words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
+                    for word in sentence.lower().split()
+                ]
                 for sentence in read_sentences()
-            ]  # fmt: skip
+            ]
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:
         """Arbitrary tokens, then the same again; every token of the second copy but its first is asked for.

@@ -134,10 +134,8 @@ class Trainer:
 
     def bar(self, stage: str, total: int | None = None) -> tqdm:
         """A progress bar from where the stage stands; in a log file it writes twice a minute."""
-        return tqdm(
-            desc=f"{self.configuration.name} {stage}", total=total, initial=self.at.count, unit="step", disable=self.quiet,
-            mininterval=0.1 if sys.stderr.isatty() else 30,
-        )  # fmt: skip
+        name, interval = f"{self.configuration.name} {stage}", 0.1 if sys.stderr.isatty() else 30
+        return tqdm(desc=name, total=total, initial=self.at.count, unit="step", disable=self.quiet, mininterval=interval)
 
     def until(self, name: str, draw, enough: float, beside=None, patience: int = 6000) -> None:
         """Train on draw(), and on beside() at every second step, until the smoothed loss of draw() is under enough."""
@@ -244,10 +242,8 @@ class Trainer:
         self.model.train()
         mean = {order: sum(values) / len(values) for order, values in percent.items()}
         original = mean["original"]
-        row = {
-            "original": original, "weakest": min(percent["original"]),
-            "balance": original - mean["imbalanced"], "order": original - mean["reordered"],
-        }  # fmt: skip
+        row = {"original": original, "weakest": min(percent["original"])}
+        row |= {"balance": original - mean["imbalanced"], "order": original - mean["reordered"]}
         if self.best is None or worth(row) > worth(self.best):
             self.best, self.best_weights = {"step": self.step, **row}, copy.deepcopy(self.model.state_dict())
         return row

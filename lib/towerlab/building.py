@@ -86,8 +86,8 @@ def locked(path: Path) -> Iterator[TextIO]:
 def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **environment: str) -> bool:
     """Whether a command ended well. When this one is interrupted, all that the command started is ended; when this one is
     killed the command goes on, and so holds the lock itself."""
-    process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()],
-                               env=os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment})  # fmt: skip
+    env, files = os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment}, [lock.fileno()]
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=files)
     try:
         lock.truncate(0)
         print(process.pid, end="", file=lock, flush=True)

@@ -139,12 +139,11 @@ def charts(effect: Effect) -> alt.VConcatChart:
     bars = []
     for table, title in ((effect.answer, "probability"), (effect.attention, "attention")):
         name = table.columns[0]
-        chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().encode(
-            x=f"{title}:Q", y=alt.Y(f"{name}:N", sort=list(table[name]), title=None), yOffset=alt.YOffset("when:N", sort=list(pair)),
-            color=alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values()))),
-            tooltip=[name, "when", alt.Tooltip(title, format=".3f")],
-        )  # fmt: skip
-        bars.append(chart.properties(width=220, height=alt.Step(10)))
+        y, offset = alt.Y(f"{name}:N", sort=list(table[name]), title=None), alt.YOffset("when:N", sort=list(pair))
+        colour = alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values())))
+        tip = [name, "when", alt.Tooltip(title, format=".3f")]
+        chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().properties(width=220, height=alt.Step(10))
+        bars.append(chart.encode(x=f"{title}:Q", y=y, yOffset=offset, color=colour, tooltip=tip))
     heads = effect.heads.melt(["layer", "head"], list(pair), "model", "logit difference")
     maps = figures.head_maps(heads, "logit difference", title="logit difference (nats)")
     return alt.vconcat(alt.hconcat(*bars), maps)
@@ -224,8 +223,9 @@ class Playground(widgets.VBox):
         """The fields as a state has them."""
         prompt, names = state.prompt, {sign: name for name, sign in SEPARATORS.items()}
         rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
-        self._set({"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label,
-                   "separator": names[prompt.separator], "heads": ", ".join(named(state.heads)), "push": state.dose})  # fmt: skip
+        texts = {"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label}
+        changes = {"heads": ", ".join(named(state.heads)), "push": state.dose}
+        self._set({**texts, "separator": names[prompt.separator], **changes})
 
     def _set(self, values: dict) -> None:
         self._setting = True

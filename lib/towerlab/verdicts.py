@@ -62,10 +62,9 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
         say(f"{run.name}: chapter {name}")
         out, command = runs / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
         with (logs / f"{out.name}.txt").open("w") as log:
-            code = subprocess.run(
-                [*command, "--no-progress-bar", str(book_folder() / out.name), str(out)], stderr=log, stdin=subprocess.DEVNULL,
-                env=os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())},
-            ).returncode  # fmt: skip
+            command += ["--no-progress-bar", str(book_folder() / out.name), str(out)]
+            environment = os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())}
+            code = subprocess.run(command, stderr=log, stdin=subprocess.DEVNULL, env=environment).returncode
         if code:
             raise TwoTowersError(f"chapter {name} failed: {building.why(out)} (as far as it came: {out})")
     rows = evidence.read(rows_of)

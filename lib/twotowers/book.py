@@ -150,9 +150,15 @@ class Chapter:
         return out
 
     def compare(
-        self, claim: str, values: Mapping[str, xr.DataArray], *, whole: Mapping[str, xr.DataArray] | None = None,
-        control: Mapping[str, xr.DataArray] | None = None, gate: bool = True, untestable: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        claim: str,
+        values: Mapping[str, xr.DataArray],
+        *,
+        whole: Mapping[str, xr.DataArray] | None = None,
+        control: Mapping[str, xr.DataArray] | None = None,
+        gate: bool = True,
+        untestable: Mapping[str, str] | None = None,
+    ) -> None:
         """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
         and keeps its rows of evidence.
 
@@ -209,9 +215,14 @@ class Chapter:
         return choose.matched_sets(of, layers, n_heads, n_heads // n_kv, draws)
 
     def table(
-        self, values: Mapping[str, xr.DataArray], by: Sequence[str] = (), *, whole: Mapping[str, xr.DataArray] | None = None,
-        clusters: Sequence[str] = intervals.CLUSTERS, **columns: Any,
-    ) -> pd.DataFrame:  # fmt: skip
+        self,
+        values: Mapping[str, xr.DataArray],
+        by: Sequence[str] = (),
+        *,
+        whole: Mapping[str, xr.DataArray] | None = None,
+        clusters: Sequence[str] = intervals.CLUSTERS,
+        **columns: Any,
+    ) -> pd.DataFrame:
         """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
 
         values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share

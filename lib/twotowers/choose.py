@@ -83,10 +83,9 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
 
 def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
     """The other query heads of the same key-value heads (`group` query heads share one): they share keys and values."""
-    return [
-        Head(layer, h) for layer, of in sorted({(at, h // group) for at, h in heads})
-        for h in range(of * group, (of + 1) * group) if (layer, h) not in set(heads) and h < n_heads
-    ]  # fmt: skip
+    groups = sorted({(layer, head // group) for layer, head in heads})
+    members = [Head(layer, head) for layer, of in groups for head in range(of * group, (of + 1) * group)]
+    return [member for member in members if member not in set(heads) and member.head < n_heads]
 
 
 def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int) -> list[list[Head]]:

@@ -42,6 +42,8 @@ from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
 
 LEAST, MOST = 20, 0.05
 SHARE_OF_CHOICE = 0.05
+Turns = Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]]
+Draw = Callable[[Heads], Sequence[Heads]]
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,15 @@ def judge(effect: Interval, null: float, smallest: float, control: Control | Non
 
 
 def compare(
-    claim: Claim, model: str, values: xr.DataArray, *, whole: xr.DataArray | None = None,
-    control: xr.DataArray | None = None, choice: float = np.nan, form: str = "",
-) -> EvidenceRow:  # fmt: skip
+    claim: Claim,
+    model: str,
+    values: xr.DataArray,
+    *,
+    whole: xr.DataArray | None = None,
+    control: xr.DataArray | None = None,
+    choice: float = np.nan,
+    form: str = "",
+) -> EvidenceRow:
     """The row of one claim and model.
 
     values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets.
@@ -204,9 +212,8 @@ def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
 
 
 def of_set(
-    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads],
-    turns: Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]], draw: Callable[[Heads], Sequence[Heads]],
-) -> tuple[xr.DataArray, xr.DataArray | None]:  # fmt: skip
+    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads], turns: Turns, draw: Draw
+) -> tuple[xr.DataArray, xr.DataArray | None]:
     """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control that a chapter gives.
 
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured

@@ -96,8 +96,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     control where there is one (a grey tick)."""
     rows = alt.Y("row:N", sort=None, title=None)
     base = alt.Chart(table)
-    tip = ["row", alt.Tooltip("effect", format="+.3f"), alt.Tooltip("effect_low", format="+.3f"),
-           alt.Tooltip("effect_high", format="+.3f"), alt.Tooltip("control", format="+.3f"), "verdict"]  # fmt: skip
+    tip = ["row", *(alt.Tooltip(c, format="+.3f") for c in ("effect", "effect_low", "effect_high", "control")), "verdict"]
     clear = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
     ticks = alt.Axis(tickCount=6, labelOverlap=True)
     x = alt.X("effect_low:Q", title=textwrap.wrap(title, 60), axis=ticks, scale=alt.Scale(zero=False))
@@ -121,9 +120,8 @@ def _as(fmt: str) -> alt.Axis:
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f",
-    row: str | None = None, line: float = 0.0,
-) -> alt.FacetChart:  # fmt: skip
+    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", row: str | None = None, line: float = 0.0
+) -> alt.FacetChart:
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
     names, sort = _order(table[group]), _order(table[x])
     models = table["model"].nunique()
@@ -142,9 +140,18 @@ def bars(
 
 
 def curves(
-    table: pd.DataFrame, x: str, y: str, *, group: str, x_title: str, y_title: str, fmt: str = "+.2f",
-    height: int = 180, x_values: Sequence[float] | None = None, row: str | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    *,
+    group: str,
+    x_title: str,
+    y_title: str,
+    fmt: str = "+.2f",
+    height: int = 180,
+    x_values: Sequence[float] | None = None,
+    row: str | None = None,
+) -> alt.FacetChart:
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
     names = list(dict.fromkeys(table[group]))
     integers = pd.api.types.is_integer_dtype(table[x])
@@ -157,9 +164,18 @@ def curves(
 
 
 def dots(
-    table: pd.DataFrame, y: str, x: str, *, x_title: str | None, group: str | None = None, fmt: str = "+.2f", null: float = 0.0,
-    row: str | None = None, height: int = 180, ends: Sequence[float] | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    table: pd.DataFrame,
+    y: str,
+    x: str,
+    *,
+    x_title: str | None,
+    group: str | None = None,
+    fmt: str = "+.2f",
+    null: float = 0.0,
+    row: str | None = None,
+    height: int = 180,
+    ends: Sequence[float] | None = None,
+) -> alt.FacetChart:
     """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: `null`.
 
     group: values of this column beside each other, each in its colour; ends: of the axis, at which intervals are cut.
@@ -180,13 +196,12 @@ def dots(
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     """Layer x head, deepest layer on top, a panel a model; violet above zero and brown below, each model on its own scale."""
     table = table.assign(scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1))
-    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
-        x=alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-        y=alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True)),
-        color=alt.Color("scaled:Q", title=f"{title}, as a share of the largest",
-                        scale=alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])),
-        tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
-    )  # fmt: skip
+    x = alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    y = alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True))
+    scale = alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])
+    fill = alt.Color("scaled:Q", title=f"{title}, as a share of the largest", scale=scale)
+    tip = ["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")]
+    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(x=x, y=y, color=fill, tooltip=tip)
     return facets(marks, table, height=260).resolve_scale(x="independent", y="independent")
 
 

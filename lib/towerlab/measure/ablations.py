@@ -74,10 +74,8 @@ def ablations(
             for r in range(len(means)):
                 rows = [row[heads] and row[heads] + r * len(different) for heads in all_sets.values()]
                 out.log_prob[p, r], out.says[p, r] = of_runs.log_prob[rows], of_runs.says[rows]
-    return observations(
-        encoded, out.variables("positions", "replacement", "heads"),
-        positions=list(positions), replacement=list(replacements), heads=list(all_sets),
-    )  # fmt: skip
+    coordinates = {"positions": list(positions), "replacement": list(replacements), "heads": list(all_sets)}
+    return observations(encoded, out.variables(*coordinates), **coordinates)
 
 
 def check_positions(*positions: str) -> None:

@@ -135,8 +135,9 @@ def interchanges(
         of_base.put((), index, *base.plain_answer())
         of_source.put((), index, *label_log_probs(source.capture.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
-        edits = {(w, s): exchange(heads, part, source.plain, at)
-                 for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
+        edits = {
+            (w, s): exchange(heads, part, source.plain, at) for s, heads in enumerate(sets.values()) for w, part in enumerate(what)
+        }
         answers.put_each(edits, index, *base.answers(list(edits.values())))
 
     run_batches("interchanges", bases, max_tokens, run)
@@ -145,11 +146,9 @@ def interchanges(
         for side, of_side in (("base", of_base), ("source", of_source))
         for name, values in of_side.variables().items()
     }
-    return observations(
-        bases, answers.variables("what", "heads") | plain, what=list(what), heads=list(sets),
-        pair_kind=("prompt", [pair.kind for pair in pairs]),
-        source_text=("prompt", [pair.source.prompt.text for pair in pairs]),
-    )  # fmt: skip
+    kinds, texts = [pair.kind for pair in pairs], [pair.source.prompt.text for pair in pairs]
+    coordinates = {"what": list(what), "heads": list(sets), "pair_kind": ("prompt", kinds), "source_text": ("prompt", texts)}
+    return observations(bases, answers.variables("what", "heads") | plain, **coordinates)
 
 
 @measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)

@@ -135,9 +135,16 @@ def knockouts(
 
 
 def _of_edges(
-    model: Model, encoded: Sequence[Encoded], maker: Callable[[Encoded], Edges], cuts: list[int], heads: Heads,
-    max_tokens: int, answers: Answers, row: int, bar,
-) -> Float[np.ndarray, "side cut head prompt place d_head"]:  # fmt: skip
+    model: Model,
+    encoded: Sequence[Encoded],
+    maker: Callable[[Encoded], Edges],
+    cuts: list[int],
+    heads: Heads,
+    max_tokens: int,
+    answers: Answers,
+    row: int,
+    bar,
+) -> Float[np.ndarray, "side cut head prompt place d_head"]:
     """Label keys of the heads under every knockout of one kind of edges; the answers go into `answers` at `row`."""
     places = len(encoded[0].label_positions) if heads else 0
     keys = np.empty((len(SIDES), len(cuts), len(heads), len(encoded), places, model.d_head), dtype=np.float32)
@@ -158,8 +165,10 @@ def _of_edges(
                 plain = _forward(model, batch, (), layers)
                 for at in np.ndindex(keys.shape[:2]):
                     keep(at, index, plain)
-            edits = {(row, side, c): _block_last(model, span, closed[:, -1]) for c, cut in enumerate(cuts)
-                     for side, span in enumerate((range(cut), range(cut, model.n_layers)))}  # fmt: skip
+            spans = [(range(cut), range(cut, model.n_layers)) for cut in cuts]
+            edits = {
+                (row, s, c): _block_last(model, span, closed[:, -1]) for c, of in enumerate(spans) for s, span in enumerate(of)
+            }
             answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
             return
         plain = _forward(model, batch, cuts, layers)

@@ -286,9 +286,14 @@ def _positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
 
 
 def _ways(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], sets: Sequence[Heads],
-    z_of: Callable[..., Outputs], max_tokens: int, bar: tqdm,
-) -> np.ndarray:  # fmt: skip
+    model: Model,
+    encoded: Sequence[Encoded],
+    contrasts: Sequence[str],
+    sets: Sequence[Heads],
+    z_of: Callable[..., Outputs],
+    max_tokens: int,
+    bar: tqdm,
+) -> np.ndarray:
     """Effects by route (contrast, output, queries, mlps, set, prompt) of sets of heads: zero of no route, and of no head."""
     out = np.zeros((len(contrasts), len(ROUTES), len(sets), len(encoded)))
 

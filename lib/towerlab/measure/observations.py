@@ -28,8 +28,7 @@ Variables = Mapping[str, tuple[Sequence[str], Any, str]]
 def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates: Any) -> xr.Dataset:
     """A dataset over prompts, with their properties and those given as coordinates; layers and heads count from 0."""
     of_prompts = about([e.prompt for e in encoded])
-    arrays = {name: xr.DataArray(np.asarray(values), dims=dims, attrs={"units": unit})
-              for name, (dims, values, unit) in variables.items()}  # fmt: skip
+    arrays = {name: xr.DataArray(np.asarray(x), dims=dims, attrs={"units": unit}) for name, (dims, x, unit) in variables.items()}
     if not any("place" in array.dims for array in arrays.values()):
         of_prompts.pop("true", None)
     sizes = {dim: n for array in arrays.values() for dim, n in array.sizes.items() if dim in ("layer", "head")}

@@ -20,6 +20,7 @@ place of their own, and all that comes after the receivers responds. Receivers i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -98,17 +99,16 @@ def path_patching(
             for i, (layer, head) in enumerate(each):
                 weights = of_layers[layer][0][:, head].cpu()
                 attention[row, index, i] = weights.gather(1, places).float().numpy()
-        edits = {(row, w): replace_z(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
-                   for w, way in enumerate(WAYS)}  # fmt: skip
+        edits = {
+            (row, w): replace_z(heads, z[way]) for row, heads in enumerate(receivers.values(), 2) for w, way in enumerate(WAYS)
+        }
         answers.put_each(edits, index, *last.answers(list(edits.values())))
 
     run_batches("path patching", encoded, max_tokens, run)
-    return observations(
-        encoded,
-        {**answers.variables("heads", "way"), "attention": (("way", "prompt", "listed_head", "place"), attention[1:], "share"),
-         "attention_plain": (("prompt", "listed_head", "place"), attention[0], "share")},
-        heads=[NONE, SENDERS_ABLATED, *receivers], way=list(WAYS), **listed(each),
-    )  # fmt: skip
+    variables = answers.variables("heads", "way")
+    variables["attention"] = ("way", "prompt", "listed_head", "place"), attention[1:], "share"
+    variables["attention_plain"] = ("prompt", "listed_head", "place"), attention[0], "share"
+    return observations(encoded, variables, heads=[NONE, SENDERS_ABLATED, *receivers], way=list(WAYS), **listed(each))
 
 
 def reading_queries(edit: Edit, layers: Sequence[int], queries: Queries) -> Edit:
@@ -165,7 +165,7 @@ def _path_patching(run: Run) -> Recording:
     receivers = present({"writers": sets["writers"]}) | {"all later heads": later}
 
     def measure(receivers: Mapping[str, Heads]) -> xr.Dataset:
-        return run.in_parts("path_patching", run.encode(run.few()), lambda some: path_patching(
-            run.model, some, sets["comparers"], receivers, answers_only=["all later heads"])).data  # fmt: skip
+        patch = partial(path_patching, run.model, senders=sets["comparers"], receivers=receivers, answers_only=["all later heads"])
+        return run.in_parts("path_patching", run.encode(run.few()), patch).data
 
     return with_control(measure, receivers, {"writers": random_sets(run, sets["writers"])})

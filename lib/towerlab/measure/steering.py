@@ -220,9 +220,9 @@ def _steering_random(run: Run) -> Recording:
 def _steering_pairs(run: Run) -> Recording:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
-    others = directions_of_other_pairs(directions)
-    return run.in_parts("steering_pairs", run.encode(run.few()), lambda some: steering(
-        run.model, some, directions, sets, (-1.0, 1.0), ("query", "keys"), others=others))  # fmt: skip
+    options = {"doses": (-1.0, 1.0), "towers": ("query", "keys"), "others": directions_of_other_pairs(directions)}
+    few = run.encode(run.few())
+    return run.in_parts("steering_pairs", few, lambda some: steering(run.model, some, directions, sets, **options))
 
 
 @measurement("steering_labels", needs=("locating",), version=2, on="few", passes=12)
@@ -247,7 +247,7 @@ def _steering_labels(run: Run) -> xr.Dataset:
     directions = [class_directions(run.model, half) for half in locating]
     sets, parts = {"comparers": with_comparers(run)["comparers"]}, []
     for of_halves in (directions, directions[::-1]):
-        results = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
-                   for half, of_half in zip(few, of_halves, strict=True)]  # fmt: skip
+        both = zip(few, of_halves, strict=True)
+        results = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, of_half in both]
         parts.append(joined([of.data for of in results]))
     return xr.concat(parts, xr.Variable("labels_of_direction", ["same", "other"]))

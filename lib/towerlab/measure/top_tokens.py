@@ -107,8 +107,9 @@ def top_tokens(
         }
     data = observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, bs.shape[-1] + 1))
     empty = (data["what"] == WHAT[2]) & (data["layer"] == 0)
-    return data.assign(token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty),
-                        relation=data["relation"].where(~empty, 0))  # fmt: skip
+    return data.assign(
+        token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty), relation=data["relation"].where(~empty, 0)
+    )
 
 
 def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Float[Tensor, "batch d_model"]:

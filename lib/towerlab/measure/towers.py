@@ -39,9 +39,9 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
             key[capture.index, i] = keys.float().cpu().numpy()
 
     run_batches("towers", encoded, 4096, lambda index, batch: read(capture(model, batch, {"streams"}, index)))
-    variables = {"query_vector": (("prompt", "listed_head", "component"), query, "sqrt nats"),
-                 "key_vector": (("prompt", "listed_head", "place", "component"), key, "sqrt nats")}  # fmt: skip
-    return observations(encoded, variables, **listed(heads))
+    queries = ("prompt", "listed_head", "component"), query, "sqrt nats"
+    keys = ("prompt", "listed_head", "place", "component"), key, "sqrt nats"
+    return observations(encoded, {"query_vector": queries, "key_vector": keys}, **listed(heads))
 
 
 @measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)

