@@ -122,15 +122,15 @@ def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
     def of_layer(layer: int, scale, x, z, attention, ffn) -> torch.Tensor:
         x, z = x[:, None], z.reshape(len(x), model.n_heads, model.d_head)
         after = x + attention[:, None]
-        written = torch.einsum("bhk,hkd->bhd", z, model.output_weight(layer))
-        rows = torch.cat([x, after, after + ffn[:, None], x + written], 1)
+        vectors = torch.einsum("bhk,hkd->bhd", z, model.output_weight(layer))
+        rows = torch.cat([x, after, after + ffn[:, None], x + vectors], 1)
         log_p = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[..., encoded[0].true_id]
         return log_p[:, 3:] - log_p[:, :1]
 
     @torch.inference_mode()
     def work():
-        read = map(pieces, batches)
-        out = [torch.stack([of_layer(i, scale, *of) for i, of in enumerate(layers)], 1) for layers, scale in read]
+        passes = map(pieces, batches)
+        out = [torch.stack([of_layer(i, scale, *of) for i, of in enumerate(layers)], 1) for layers, scale in passes]
         return torch.cat(out).numpy()
 
     return work
@@ -138,18 +138,18 @@ def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
 
 def plain_heads(model: Model, encoded: list[Encoded]) -> Work:
     """Plain hooks."""
-    hf, seen = stock(model), {}
+    hf, parts = stock(model), {}
     for i, block in enumerate(hf.transformer.h):
-        block.register_forward_pre_hook(lambda _, a, i=i: seen.update({("x", i): a[0][:, -1]}))
-        block.attn.c_proj.register_forward_pre_hook(lambda _, a, i=i: seen.update({("z", i): a[0][:, -1]}))
-        block.attn.c_proj.register_forward_hook(lambda _, a, o, i=i: seen.update({("a", i): o[:, -1]}))
-        block.mlp.register_forward_hook(lambda _, a, o, i=i: seen.update({("f", i): o[:, -1]}))
-    hf.transformer.ln_f.register_forward_pre_hook(lambda _, a: seen.update(final=a[0][:, -1]))
+        block.register_forward_pre_hook(lambda _, a, i=i: parts.update({("x", i): a[0][:, -1]}))
+        block.attn.c_proj.register_forward_pre_hook(lambda _, a, i=i: parts.update({("z", i): a[0][:, -1]}))
+        block.attn.c_proj.register_forward_hook(lambda _, a, o, i=i: parts.update({("a", i): o[:, -1]}))
+        block.mlp.register_forward_hook(lambda _, a, o, i=i: parts.update({("f", i): o[:, -1]}))
+    hf.transformer.ln_f.register_forward_pre_hook(lambda _, a: parts.update(final=a[0][:, -1]))
 
     def pieces(ids):
         hf(input_ids=ids, use_cache=False, logits_to_keep=1)
-        layers = [[seen[kind, i] for kind in "xzaf"] for i in range(model.n_layers)]
-        return layers, unembed.norm_scale(seen["final"], model.unembedding)[:, None]
+        layers = [[parts[kind, i] for kind in "xzaf"] for i in range(model.n_layers)]
+        return layers, unembed.norm_scale(parts["final"], model.unembedding)[:, None]
 
     return per_layer(model, encoded, pieces)
 
@@ -162,13 +162,13 @@ def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
     lens = build_bridge_from_module(hf, type(hf).__name__, hf_config=hf.config, dtype=torch.float32)
     kinds = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out")
     names = [[f"blocks.{i}.{kind}" for kind in kinds] for i in range(model.n_layers)]
-    wanted = ["ln_final.hook_scale", *(name for of in names for name in of)]
+    hooks = ["ln_final.hook_scale", *(name for of in names for name in of)]
 
     def pieces(ids):
         _, cache = lens.run_with_cache(
-            ids, names_filter=wanted, pos_slice=-1, return_type=None, use_cache=False, logits_to_keep=1
+            ids, names_filter=hooks, pos_slice=-1, return_type=None, use_cache=False, logits_to_keep=1
         )
-        return [[cache[name][:, -1] for name in of] for of in names], cache[wanted[0]][:, -1]
+        return [[cache[name][:, -1] for name in of] for of in names], cache[hooks[0]][:, -1]
 
     return per_layer(model, encoded, pieces)
 
@@ -177,16 +177,16 @@ def nnsight(model: Model, encoded: list[Encoded]) -> Work:
     """A trace that saves the last position."""
     from nnsight import NNsight, save
 
-    wrapped = NNsight(stock(model))
+    network = NNsight(stock(model))
 
     def pieces(ids):
-        with wrapped.trace(input_ids=ids, use_cache=False, logits_to_keep=1):
-            seen = save([])
-            for block in wrapped.transformer.h:
+        with network.trace(input_ids=ids, use_cache=False, logits_to_keep=1):
+            layers = save([])
+            for block in network.transformer.h:
                 x, z = block.input[:, -1], block.attn.c_proj.input[:, -1]
-                seen.append((x, z, block.attn.c_proj.output[:, -1], block.mlp.c_proj.output[:, -1]))
-            final = wrapped.transformer.ln_f.input[:, -1].save()
-        return seen, unembed.norm_scale(final, model.unembedding)[:, None]
+                layers.append((x, z, block.attn.c_proj.output[:, -1], block.mlp.c_proj.output[:, -1]))
+            final = network.transformer.ln_f.input[:, -1].save()
+        return layers, unembed.norm_scale(final, model.unembedding)[:, None]
 
     return per_layer(model, encoded, pieces)
 
@@ -202,9 +202,9 @@ def plain_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
     def work():
         plain, out = log_probs(hf, encoded), []
         for block, head in product(hf.transformer.h, range(model.n_heads)):
-            kept = torch.ones(len(encoded[0].ids), model.d_model)
-            kept[where, head * model.d_head : (head + 1) * model.d_head] = 0
-            hook = block.attn.c_proj.register_forward_pre_hook(lambda _, a, kept=kept: (a[0] * kept,))
+            mask = torch.ones(len(encoded[0].ids), model.d_model)
+            mask[where, head * model.d_head : (head + 1) * model.d_head] = 0
+            hook = block.attn.c_proj.register_forward_pre_hook(lambda _, a, mask=mask: (a[0] * mask,))
             out.append(plain - log_probs(hf, encoded))
             hook.remove()
         return torch.stack(out, 1).reshape(len(encoded), model.n_layers, -1).numpy()
@@ -225,7 +225,7 @@ WORKS = {
 """Name -> how it is shown, and the ways to do it (function, name, package), the plain one first"""
 
 
-def timed(plain: Callable, work: Work, repeats: int) -> list[float]:
+def time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
     """Times of the work over those of the plain pass; a single one where the two take over a minute."""
     ratios = []
     while len(ratios) < repeats:
@@ -243,18 +243,18 @@ def measure(config: GPT2Config, cases: Iterable[tuple[str, int, int]], repeats: 
     """A row for each case and way. Raises SystemExit where the numbers of two ways differ."""
     model, rows = build(config), []
     for name, n, tokens in cases:
-        shown, ways = WORKS[name]
+        title, ways = WORKS[name]
         few, encoded = draw(config, 2, min(16, tokens)), draw(config, n, tokens)
         expected = ways[0][0](model, few)()
         for make, by, package in ways:
             if package and importlib.util.find_spec(make.__name__) is None:
                 continue
             if (off := np.abs(make(model, few)() - expected).max()) > 1e-4:
-                raise SystemExit(f"{shown}, {by}: {off:.2g} nats from the plain way")
-            ratios = timed(partial(log_probs, stock(model), encoded), make(model, encoded), repeats)
-            counted = operations(config, name, n, tokens, by == OWN) / operations(config, "forward", n, tokens)
-            row = {"work": shown, "prompts": n, "by": f"{by} {version(package)}" if package else by, "tokens": tokens}
-            row |= {"ratio": median(ratios), "low": min(ratios), "high": max(ratios), "counted": counted}
+                raise SystemExit(f"{title}, {by}: {off:.2g} nats from the plain way")
+            ratios = time_ratios(partial(log_probs, stock(model), encoded), make(model, encoded), repeats)
+            count = operations(config, name, n, tokens, by == OWN) / operations(config, "forward", n, tokens)
+            row = {"work": title, "prompts": n, "by": f"{by} {version(package)}" if package else by, "tokens": tokens}
+            row |= {"ratio": median(ratios), "low": min(ratios), "high": max(ratios), "counted": count}
             print(f"{name}, {by}, {n} prompts of {tokens} tokens: {row['ratio']:.3g}", file=sys.stderr)
             rows.append(row)
     return pd.DataFrame(rows)
@@ -275,8 +275,8 @@ def markdown(table: pd.DataFrame, where: str) -> str:
 def machine() -> str:
     info = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
-    made_with = f"torch {torch.__version__}, transformers {transformers.__version__}; {time.strftime('%Y-%m-%d')}"
-    return f"{name[1] if name else platform.machine()}, {os.cpu_count()} cores, 1 thread; {made_with}"
+    software = f"torch {torch.__version__}, transformers {transformers.__version__}; {time.strftime('%Y-%m-%d')}"
+    return f"{name[1] if name else platform.machine()}, {os.cpu_count()} cores, 1 thread; {software}"
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ TYPE = """async ([field, i]) => {
 }"""
 
 
-def computed(session) -> float:
+def task_milliseconds(session) -> float:
     """Milliseconds of processor time that the page's thread has spent on tasks."""
     metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
     return 1000 * metrics["TaskDuration"]
@@ -36,14 +36,14 @@ def computed(session) -> float:
 
 def measure(page, session, what: str) -> None:
     for field in FIELDS:
-        spent, passed = [], []
+        cpu, wall = [], []
         for i in range(10 + KEYSTROKES):  # ten until the browser has compiled it
-            before = computed(session)
-            passed.append(page.evaluate(TYPE, [field, i]))
-            spent.append(computed(session) - before)
-        shares = [quantiles(values[10:], n=20) for values in (spent, passed)]
-        (half, most), (half_passed, most_passed) = ((cut[9], cut[18]) for cut in shares)
-        print(f"{what}, {field}: {half:.0f}, {most:.0f} ms computed; {half_passed:.0f}, {most_passed:.0f} ms passed", flush=True)
+            before = task_milliseconds(session)
+            wall.append(page.evaluate(TYPE, [field, i]))
+            cpu.append(task_milliseconds(session) - before)
+        shares = [quantiles(values[10:], n=20) for values in (cpu, wall)]
+        (half, most), (wall_half, wall_most) = ((q[9], q[18]) for q in shares)
+        print(f"{what}, {field}: {half:.0f}, {most:.0f} ms computed; {wall_half:.0f}, {wall_most:.0f} ms passed", flush=True)
 
 
 def main(book: str = str(ROOT / "_build/html")) -> None:

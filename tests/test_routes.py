@@ -8,7 +8,7 @@ from conftest import random_prompts, tiny
 from towerlab.measure.looks import ROUTES
 from towerlab.model import query_key
 from towerlab.model.last_position import UNCHANGED, LastPosition
-from towerlab.model.routes import Route, Sent, logit_differences, routed
+from towerlab.model.routes import Route, Senders, logit_differences, routed
 
 
 def manual(model, last, sent, route):
@@ -54,17 +54,17 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     sets = [[(0, 1)], [(0, 0), (model.n_layers - 1, 1)], [(model.n_layers - 1, 0)]]
     last, donor = LastPosition(model, encoded[:2]), LastPosition(model, encoded[2:])
     z = {layer: state.z for layer, state in donor.plain.items()}
-    versions = [(Sent(heads, z), route) for heads in sets for route in ROUTES]
+    versions = [(Senders(heads, z), route) for heads in sets for route in ROUTES]
     result = routed(last, versions, max_rows=6)
     for i, e in enumerate(encoded[:2]):
         alone, sent = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
         for row, (of, route) in enumerate(versions):
-            torch.testing.assert_close(result[row, i], manual(model, alone, Sent(of.heads, sent), route), rtol=0, atol=1e-10)
+            torch.testing.assert_close(result[row, i], manual(model, alone, Senders(of.heads, sent), route), rtol=0, atol=1e-10)
     result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
         torch.testing.assert_close(result[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
-        edited = next(last.finals([Sent(heads, z).edit()]))[1][0]
+        edited = next(last.finals([Senders(heads, z).edit()]))[1][0]
         torch.testing.assert_close(result[s, -1], edited, rtol=0, atol=1e-11)  # every route: the plain edit
     distance = (result - plain).abs().amax((-1, -2))
     assert (distance[:2, 1:] > 1e-5).all() and (distance[2, ROUTES.index(Route(False, True, False))] < 1e-11)

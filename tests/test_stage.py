@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from tags import Page
 from twotowers import pages
 from twotowers.claims import Claim
-from twotowers.evidence import Judged, check_rows, not_testable
+from twotowers.evidence import EvidenceRow, check_rows, not_testable
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import stage
@@ -57,7 +57,7 @@ def test_a_picture_of_a_chart_stands_in_an_img_where_nothing_runs(tmp_path):
 
 def test_a_chart_is_named_after_its_figure_or_its_claim():
     html = [{"data": {"text/html": text}} for text in ('<div id="claim-a-b">', "chart", "chart", '<p id="fig-4-1">')]
-    assert [stage.named(html, at) for at in range(4)] == ["chart", "claim-a-b", "fig-4-1", "chart"]
+    assert [stage.chart_name(html, at) for at in range(4)] == ["chart", "claim-a-b", "fig-4-1", "chart"]
 
 
 def test_charts_that_altair_writes_in_another_way_are_refused():
@@ -69,7 +69,7 @@ def test_charts_that_altair_writes_in_another_way_are_refused():
 def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     claim = Claim.model_construct(**dict.fromkeys(Claim.model_fields, text) | {"id": "a-b", "null": 0.0, "smallest": None})
     sizes = {"prompts": 12, "n": 3, "label_pairs": 2, "form": text, "share": 0.1, "draws": 20}
-    judged = Judged(text, text, text, model, text, effect=1.0, effect_low=0.5, effect_high=1.5, control=0.1, **sizes)
+    judged = EvidenceRow(text, text, text, model, text, effect=1.0, effect_low=0.5, effect_high=1.5, control=0.1, **sizes)
     rows = check_rows([not_testable(claim, model, text), judged])
     assert set(Page(pages.sentence(claim, rows, {model: [text]})).tags) <= {"div", "p", "ul", "li", "b", "small", "code"}
     rows = rows.assign(claim=text, statement=text, chapter=text, unit=text)

@@ -102,7 +102,7 @@ def test_every_configuration_of_the_ladder_trains_on_its_text_and_loads(configur
     lists = {by_word[i] for _ in range(20) for i in text.lists(16)[0].ravel()}
     assert bool(lists & set(LABELS)) == configuration.other_text
     assert len(set(text.labels)) == configuration.label_words
-    assert not {i for listed in text.shown.values() for i in listed} & set(text.labels)
+    assert not {i for listed in text.episode_words.values() for i in listed} & set(text.labels)
 
 
 def test_every_second_update_is_on_other_text_where_the_configuration_says_so(monkeypatch):
@@ -135,7 +135,7 @@ def test_the_ladder_names_every_model_once_and_changes_one_thing():
 def test_episodes_of_words_are_well_formed(repeat):
     text = Short(0).text
     classes = {}
-    for name, ids in text.shown.items():
+    for name, ids in text.episode_words.items():
         for i in ids:
             classes.setdefault(i, set()).add(name)
     for _ in range(5):

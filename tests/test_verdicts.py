@@ -20,7 +20,7 @@ def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_h
         [("learned", "holds"), ("query-text", "absent"), ("two-kinds", claims.NOT_TESTABLE), ("no such claim", "holds")],
         columns=["claim", "verdict"],
     )
-    table = verdicts.beside_registered(rows)
+    table = verdicts.beside_predictions(rows)
     assert table["hit"].tolist()[:2] == [True, False] and table["hit"].isna().tolist() == [False, False, True, True]
     missed = [(1 - p) ** 2 if hit else p**2 for p, hit in zip(table["probability"][:2], table["hit"][:2], strict=True)]
     assert verdicts.brier(table) == pytest.approx(sum(missed) / 2)

@@ -35,7 +35,7 @@ def lib(tmp_path, monkeypatch):
 
 
 def clear():
-    for cache in (versions._imported, versions._code, store.catalogue):
+    for cache in (versions._imports, versions._code, store.catalogue):
         cache.cache_clear()
 
 

@@ -34,7 +34,7 @@ def write(folder: Path, model, tokenizer, record: dict) -> None:
         "stages": stages(record),
     }
     text = template(record["name"]).read_text(encoding="utf-8")
-    (folder / "README.md").write_text(filled(text, blocks), encoding="utf-8")
+    (folder / "README.md").write_text(fill(text, blocks), encoding="utf-8")
 
 
 def accuracies(model, tokenizer, sets, words: str = "all", orders=tuple(ORDERS), n: int = COUNT) -> list[dict]:
@@ -49,16 +49,16 @@ def accuracies(model, tokenizer, sets, words: str = "all", orders=tuple(ORDERS),
     return [*rows, {"set (false/true)": "**mean**", "true label": "", **mean}]
 
 
-def filled(text: str, blocks: dict[str, str]) -> str:
+def fill(text: str, blocks: dict[str, str]) -> str:
     """A text with every block replaced."""
-    return BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n\n{blocks[found[1]]}\n\n<!-- end -->", text)
+    return BLOCK.sub(lambda match: f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- end -->", text)
 
 
 def table(rows: list[dict]) -> str:
     """Rows as a Markdown table: fractions with one decimal, words on the left."""
     names = list(rows[0])
-    left = [isinstance(value, str) and not re.fullmatch(r"[\d,]+", value) for value in rows[0].values()]
-    lines = ["| " + " | ".join(names) + " |", "|" + "|".join("---" if word else "---:" for word in left) + "|"]
+    is_text = [isinstance(value, str) and not re.fullmatch(r"[\d,]+", value) for value in rows[0].values()]
+    lines = ["| " + " | ".join(names) + " |", "|" + "|".join("---" if word else "---:" for word in is_text) + "|"]
     for row in rows:
         cells = (f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values())
         lines.append("| " + " | ".join(cells) + " |")
@@ -83,5 +83,5 @@ def facts(model, record: dict) -> str:
 
 def stages(record: dict) -> str:
     """The update at which each stage ended."""
-    ended = [["random weights", 0], *record["stages"]]
-    return table([{"stage": name, "update": f"{step:,}"} for name, step in ended])
+    ends = [["random weights", 0], *record["stages"]]
+    return table([{"stage": name, "update": f"{step:,}"} for name, step in ends])

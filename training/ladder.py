@@ -50,9 +50,9 @@ def outcome(out: Path) -> str:
 
 def label_pairs() -> list[str]:
     """Of the label words of the training, those in no prompt of the book."""
-    used = {label for pair in forms.label_pairs() for label in pair.split("/")}
-    left = [label for label in LABELS if label not in used]
-    return [f"{one}/{other}" for one, other in zip(left[::2], left[1::2], strict=True)]
+    book_labels = {label for pair in forms.label_pairs() for label in pair.split("/")}
+    free = [label for label in LABELS if label not in book_labels]
+    return [f"{one}/{other}" for one, other in zip(free[::2], free[1::2], strict=True)]
 
 
 def checkpoints(out: Path, steps: Path) -> dict[str, Path]:
@@ -68,10 +68,10 @@ def checkpoints(out: Path, steps: Path) -> dict[str, Path]:
 def measure(name: str, seed: int, out: Path, steps: Path, outcome: str) -> xr.Dataset:
     """Means over prompts at every checkpoint of one model: see `twotowers.schema`."""
     tokens, of_checkpoints = CONFIGURATIONS[name].test_tokens, []
-    drawn = draw_blocks(BLOCKS, forms.Form(prompts.K, "space"), seed=SEED, labels=label_pairs())
+    blocks = draw_blocks(BLOCKS, forms.Form(prompts.K, "space"), seed=SEED, labels=label_pairs())
     for checkpoint, folder in checkpoints(out, steps).items():
         model = load(str(folder))
-        encoded = encode_all([prompts.with_long_texts(one, tokens) for one in drawn], model.tokenizer)
+        encoded = encode_all([prompts.with_long_texts(one, tokens) for one in blocks], model.tokenizer)
         updates = json.loads((folder / "training.json").read_text(encoding="utf-8"))["step"]
         of_checkpoints.append(means(model, encoded, updates).expand_dims(checkpoint=[checkpoint]))
     measured = xr.concat(of_checkpoints, "checkpoint") if of_checkpoints else xr.Dataset()

@@ -55,15 +55,15 @@ def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "al
         codes.update(dict.fromkeys(map(tuple, rng.integers(0, sizes, size=(n, len(sizes))).tolist())))
     out = []
     for code in list(codes)[:n]:
-        *shown, query = _taken(true, code[K:])
-        out.append(_prompt(_taken(false, code[:K]), shown, query, classes, true_label, name))
+        *texts, query = _pick(true, code[K:])
+        out.append(_prompt(_pick(false, code[:K]), texts, query, classes, true_label, name))
     return out
 
 
-def _taken(pool: list[str], digits: Iterable[int]) -> list[str]:
+def _pick(pool: list[str], digits: Iterable[int]) -> list[str]:
     """Texts without repetition: each digit counts among those that are left."""
-    left = list(pool)
-    return [left.pop(digit) for digit in digits]
+    rest = list(pool)
+    return [rest.pop(digit) for digit in digits]
 
 
 def _prompt(false: list[str], true: list[str], query: str, classes, true_label: str, name: str) -> Prompt:
@@ -81,7 +81,7 @@ def with_long_texts(prompt: Prompt, tokens: int) -> Prompt:
     def longer(word: str) -> str:
         return " ".join(in_company(word, common, tokens, random.Random(word)))
 
-    demonstrations = tuple(replace(shown, text=longer(shown.text)) for shown in prompt.demonstrations)
+    demonstrations = tuple(replace(d, text=longer(d.text)) for d in prompt.demonstrations)
     return replace(prompt, demonstrations=demonstrations, query=longer(prompt.query))
 
 

@@ -40,24 +40,26 @@ class Text:
         self.configuration, self.colon = configuration, words[":"]
         self.common = [words[word] for word in common_words()]
         self.labels = [*(words[label] for label in LABELS), *self.common][: configuration.label_words]
-        self.listed: dict[str, list[int]] = {}  # all words of a class, for the plain lists
-        self.shown: dict[str, list[int]] = {}  # those that may stand in an episode
+        self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
+        self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode
         for row in read_words():
-            self.listed.setdefault(row["class"], []).append(words[row["word"]])
+            self.class_words.setdefault(row["class"], []).append(words[row["word"]])
             if row["heldout"] == "0":
-                self.shown.setdefault(row["class"], []).append(words[row["word"]])
-        self.classes = list(self.listed)
+                self.episode_words.setdefault(row["class"], []).append(words[row["word"]])
+        self.classes = list(self.class_words)
         # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
         self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
         if configuration.other_text:  # a label word is also one of the frequent words of a class
-            for listed, label in zip(self.listed.values(), self.labels, strict=False):
-                listed.insert(3, label)
+            for pool, label in zip(self.class_words.values(), self.labels, strict=False):
+                pool.insert(3, label)
             unknown: dict[str, int] = {}  # and stands for words of sentences that the model has no token for
             self.sentences = [
-                [words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
-                 for word in sentence.lower().split()]
+                [
+                    words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
+                    for word in sentence.lower().split()
+                ]
                 for sentence in read_sentences()
-            ]  # fmt: skip
+            ]
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:
         """Arbitrary tokens, then the same again; every token of the second copy but its first is asked for.
@@ -113,7 +115,7 @@ class Text:
 
     def lists(self, batch: int, length: int = 8) -> Batch:
         """Plain text: words of one class, held-out words too; every word but the first is asked for."""
-        ids = np.array([self._words(self.listed[self.random.choice(self.classes)], length) for _ in range(batch)])
+        ids = np.array([self._words(self.class_words[self.random.choice(self.classes)], length) for _ in range(batch)])
         mask = np.ones_like(ids)
         mask[:, 0] = 0
         return ids, mask
@@ -122,15 +124,15 @@ class Text:
         """Text that is no episode: lists, or sentences one after the other; every word but the first is asked for."""
         if self.random.random() < 0.5:
             return self.lists(batch, length)
-        drawn = [self.random.choices(self.sentences, k=length) for _ in range(batch)]
-        ids = np.array([[word for sentence in row for word in sentence][:length] for row in drawn])
+        rows = [self.random.choices(self.sentences, k=length) for _ in range(batch)]
+        ids = np.array([[word for sentence in row for word in sentence][:length] for row in rows])
         mask = np.ones_like(ids)
         mask[:, 0] = 0
         return ids, mask
 
-    def _words(self, listed: list[int], count: int = 1) -> list[int]:
+    def _words(self, pool: list[int], count: int = 1) -> list[int]:
         """Words of a class, frequent ones more often."""
-        return self.random.choices(listed, cum_weights=_zipf(len(listed)), k=count)
+        return self.random.choices(pool, cum_weights=_zipf(len(pool)), k=count)
 
     def _classes(self, count: int) -> list[str]:
         """`count` classes, no two of which are kept apart."""
@@ -164,27 +166,27 @@ class Text:
         labels = self.random.sample(self.labels, count)
         often = np.cumsum(self.numpy.dirichlet([CONCENTRATION] * count))
         stay = self.random.uniform(*STAY)
-        used: list[list[int]] = [[] for _ in names]
-        seen, current = set(), -1
+        earlier: list[list[int]] = [[] for _ in names]
+        past_labels, current = set(), -1
         for start, end in pairwise(starts):
             if current < 0 or draw() >= stay:
                 current = min(int(np.searchsorted(often, draw())), count - 1)
-            shown, chance = self.shown[names[current]], draw()
-            if used[current] and chance < repeat:
-                word = self.random.choice(used[current])
+            pool, chance = self.episode_words[names[current]], draw()
+            if earlier[current] and chance < repeat:
+                word = self.random.choice(earlier[current])
             elif draw() < (1 - repeat) * WRONG_WORD:
-                (word,) = self._words(self.shown[without_label])
+                (word,) = self._words(self.episode_words[without_label])
             else:
-                (word,) = self._words(shown)
+                (word,) = self._words(pool)
                 for _ in range(5):  # seldom the same word twice, as in the book's prompts
-                    if word not in used[current]:
+                    if word not in earlier[current]:
                         break
-                    (word,) = self._words(shown)
-                used[current].append(word)
+                    (word,) = self._words(pool)
+                earlier[current].append(word)
             label = self.random.choice(labels) if draw() < (1 - repeat) * WRONG_LABEL else labels[current]
             ids[start : end - 2] = in_company(word, self.common, end - 2 - start, self.random)
-            ids[end - 1], mask[end - 1] = label, label in seen
-            seen.add(label)
+            ids[end - 1], mask[end - 1] = label, label in past_labels
+            past_labels.add(label)
 
 
 def in_company(word, common: list, tokens: int, source: random.Random) -> list:

@@ -66,7 +66,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
     pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(words)]  # Ġ is how byte-level text writes a space
-    return wrapped(byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT)
+    return fast_tokenizer(byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT)
 
 
 def byte_level(model: models.Model) -> Tokenizer:
@@ -78,7 +78,7 @@ def byte_level(model: models.Model) -> Tokenizer:
     return backend
 
 
-def wrapped(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
+def fast_tokenizer(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
     """A stock fast tokenizer around it."""
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=END, eos_token=END, pad_token=END, model_max_length=context,

@@ -122,9 +122,9 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
         states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
-        asked = mask[:, 1:].bool()
+        targets = mask[:, 1:].bool()
         # Logits only where something is asked for: half of the time would go into the unembedding otherwise.
-        loss = cross_entropy(self.model.lm_head(states[asked]), ids[:, 1:][asked])
+        loss = cross_entropy(self.model.lm_head(states[targets]), ids[:, 1:][targets])
         self.optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -134,10 +134,8 @@ class Trainer:
 
     def bar(self, stage: str, total: int | None = None) -> tqdm:
         """A progress bar from where the stage stands; in a log file it writes twice a minute."""
-        return tqdm(
-            desc=f"{self.configuration.name} {stage}", total=total, initial=self.at.count, unit="step", disable=self.quiet,
-            mininterval=0.1 if sys.stderr.isatty() else 30,
-        )  # fmt: skip
+        name, interval = f"{self.configuration.name} {stage}", 0.1 if sys.stderr.isatty() else 30
+        return tqdm(desc=name, total=total, initial=self.at.count, unit="step", disable=self.quiet, mininterval=interval)
 
     def until(self, name: str, draw, enough: float, beside=None, patience: int = 6000) -> None:
         """Train on draw(), and on beside() at every second step, until the smoothed loss of draw() is under enough."""
@@ -238,16 +236,14 @@ class Trainer:
         """
         self.model.eval()
         n = self.configuration.validation_prompts
-        drawn = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
-        drawn = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in drawn]
-        percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in drawn] for order in prompts.ORDERS}
+        sets = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
+        sets = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in sets]
+        percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in sets] for order in prompts.ORDERS}
         self.model.train()
         mean = {order: sum(values) / len(values) for order, values in percent.items()}
         original = mean["original"]
-        row = {
-            "original": original, "weakest": min(percent["original"]),
-            "balance": original - mean["imbalanced"], "order": original - mean["reordered"],
-        }  # fmt: skip
+        row = {"original": original, "weakest": min(percent["original"])}
+        row |= {"balance": original - mean["imbalanced"], "order": original - mean["reordered"]}
         if self.best is None or worth(row) > worth(self.best):
             self.best, self.best_weights = {"step": self.step, **row}, copy.deepcopy(self.model.state_dict())
         return row
@@ -281,8 +277,8 @@ class Trainer:
     def save(self, folder: Path, with_card: bool = False) -> None:
         """Write model, tokenizer and training.json to `folder`, whole or not at all."""
         partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
-        for left in (partial, old):
-            shutil.rmtree(left, ignore_errors=True)
+        for path in (partial, old):
+            shutil.rmtree(path, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
             self.model.save_pretrained(partial)

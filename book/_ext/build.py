@@ -20,29 +20,29 @@ BUILD = Path("_build")
 
 def sphinx(source: Path, output: Path, log: Path) -> str:
     """Run jupyter-book, warnings being errors; what went wrong, in one line, or nothing."""
-    unfinished = output.with_suffix(".unfinished")
-    if unfinished.exists():  # Sphinx would take what it left for good, and warn of nothing again
+    marker = output.with_suffix(".unfinished")
+    if marker.exists():  # Sphinx would take what it left for good, and warn of nothing again
         shutil.rmtree(output, ignore_errors=True)
-    unfinished.touch()
+    marker.touch()
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(source)]
     with log.open("w") as stdout:
         code = subprocess.run(
             [*command, "--path-output", str(output), "-W", "--keep-going"], stdout=stdout, stderr=subprocess.STDOUT
         ).returncode
     if not code:
-        unfinished.unlink()
+        marker.unlink()
         return ""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log.read_text("utf8", "replace")).replace(f"{source.resolve()}/", "")
     lines = [line for line in plain.splitlines() if re.search(r"WARNING|ERROR|CRITICAL|Error\b", line)] or ["no warning"]
     return f"{lines[0]} ({len(lines)} in all: {log})"
 
 
-def put_in_place(built: Path, html: Path) -> None:
-    """Let `html` be a copy of `built`, from one moment to the next."""
+def put_in_place(pages: Path, html: Path) -> None:
+    """Let `html` be a copy of `pages`, from one moment to the next."""
     books = html.parent / "books"
     books.mkdir(exist_ok=True)
     copy, link = books / f"{time.time_ns()}", html.parent / ".html"
-    shutil.copytree(built, copy)
+    shutil.copytree(pages, copy)
     link.unlink(missing_ok=True)
     link.symlink_to(copy.relative_to(html.parent), target_is_directory=True)
     if html.is_dir() and not html.is_symlink():  # Snakemake makes the folder of what it expects

@@ -4,7 +4,7 @@ Numbers of a head are means over the prompts with arbitrary labels, as in the ch
 blocks, a character a label: in a page opened from a file nothing can be fetched, so all of it is one script.
 
     write_data(stage, target)    # heads-data.js beside the page's other scripts
-    explored("smollm2-135m", "words", built)
+    explored("smollm2-135m", "words", folder)
 """
 
 import json
@@ -31,19 +31,19 @@ WAYS = {"at once": (1, 0, 0), "by later queries": (0, 1, 0), "by MLPs": (0, 0, 1
 Read = Callable[[str], xr.Dataset | None]
 
 
-def reader(model: str, suite: str, built: Path) -> Read:
-    """Opens a model's measurements, those recorded before those in `built`: prompts with arbitrary labels, None where none is."""
+def reader(model: str, suite: str, folder: Path) -> Read:
+    """Opens a model's measurements, those recorded before those in `folder`: prompts with arbitrary labels, None where none is."""
 
     def read(name: str) -> xr.Dataset | None:
-        path = built / model / suite / f"{name}.nc"
+        path = folder / model / suite / f"{name}.nc"
         of = store.open_recorded(model, suite, name)
         if of is None and path.is_file():
             try:
                 of = store.load(path)
             except TwoTowersError:  # of an older form
                 return None
-            made_of = json.loads(of.data.attrs["identity"])
-            if (made_of["texts"], made_of["versions"]) != (store.texts(suite), store.versions(name)):
+            origin = json.loads(of.data.attrs["identity"])
+            if (origin["texts"], origin["versions"]) != (store.texts(suite), store.versions(name)):
                 return None
         if of is None or store.NOT_TESTABLE in of.data.attrs:
             return None
@@ -73,12 +73,12 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
     every += looks_columns(looks) if looks is not None else []
     every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
     out = {}
-    for name, values, wanted in every:
+    for name, values, bounded in every:
         flat = values.transpose("prompt", "layer", "head").stack(at=("layer", "head"), create_index=False)
         out[name] = {"mean": _short(flat.mean("prompt").values)}
-        if wanted:
-            found = [intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])]
-            out[name] |= {bound: _short(np.array([getattr(of, bound) for of in found])) for bound in ("low", "high")}
+        if bounded:
+            means = [intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])]
+            out[name] |= {bound: _short(np.array([getattr(of, bound) for of in means])) for bound in ("low", "high")}
             out[name]["prompts"] = flat.sizes["prompt"]
     return out
 
@@ -96,12 +96,12 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
     """
     blocks = pd.DataFrame({name: heads[name].values for name in ("block", "pair")}).drop_duplicates()
     in_turn = blocks.assign(turn=blocks.groupby("pair").cumcount()).sort_values("turn", kind="stable")
-    shown = heads.isel(prompt=heads["block"].isin(in_turn["block"][:SHOWN]).values)
+    few = heads.isel(prompt=heads["block"].isin(in_turn["block"][:SHOWN]).values)
     out = [
         {"pair": p["pair"].item(), "rows": demonstrations(p["text"].item(), p["labels"].item()), "right": p["true_label"].item()}
-        for p in (shown.isel(prompt=i) for i in range(shown.sizes["prompt"]))
+        for p in (few.isel(prompt=i) for i in range(few.sizes["prompt"]))
     ]
-    share = shown["attention"].transpose("prompt", "layer", "head", "place").values
+    share = few["attention"].transpose("prompt", "layer", "head", "place").values
     return out, "".join(map(chr, (FIRST + np.rint(LEVELS * share)).astype(int).ravel()))
 
 
@@ -109,9 +109,9 @@ def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
     """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways were opened one at a time."""
     if "labels exchanged" not in looks["contrast"].values:
         return {}
-    routed = looks["effect_by_route"].sel(contrast="labels exchanged").mean("prompt")
+    effects = looks["effect_by_route"].sel(contrast="labels exchanged").mean("prompt")
     senders = named(zip(looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True))
-    by_way = {way: routed.sel(output=o, queries=q, mlps=m).values for way, (o, q, m) in WAYS.items()}
+    by_way = {way: effects.sel(output=o, queries=q, mlps=m).values for way, (o, q, m) in WAYS.items()}
     return {name: {way: _short(of)[i] for way, of in by_way.items()} for i, name in enumerate(senders)}
 
 
@@ -146,26 +146,26 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
         apart = score.where(d["true"]).mean("place") - score.where(~d["true"]).mean("place")
         pair = apart.groupby(d["pair"]).mean().idxmax().item()
         part = d.isel(prompt=(d["pair"] == pair).values)
-        asked = (part["cls"] == pair.split("/")[1]).values
-        shown = (asked[:, None] == part["true"].transpose("prompt", "place").values).ravel()
-        keys = part["key_vector"].transpose("prompt", "place", "component").values.reshape(len(shown), -1)
+        query_class = (part["cls"] == pair.split("/")[1]).values
+        key_class = (query_class[:, None] == part["true"].transpose("prompt", "place").values).ravel()
+        keys = part["key_vector"].transpose("prompt", "place", "component").values.reshape(len(key_class), -1)
         both = [(v - v.mean(0)) / v.std() for v in (part["query_vector"].values, keys)]
         xy = np.concatenate(both) @ np.linalg.svd(np.concatenate(both), full_matrices=False)[2][:2].T
         xy = np.rint(100 * (xy - xy.min(0)) / np.ptp(xy, 0)).astype(int).tolist()
-        kinds = [*((int(c), 1) for c in asked), *((int(c), 0) for c in shown)]
+        kinds = [*((int(c), 1) for c in query_class), *((int(c), 0) for c in key_class)]
         out[str(single)] = {"pair": pair, "points": [[*at, *kind] for at, kind in zip(xy, kinds, strict=True)]}
     return out
 
 
-def explored(model: str, suite: str, built: Path) -> dict | None:
+def explored(model: str, suite: str, folder: Path) -> dict | None:
     """All that the page shows of a model on a suite. None where its heads were not measured."""
-    read = reader(model, suite, built)
+    read = reader(model, suite, folder)
     heads = read("heads")
     if heads is None:
         return None
-    shown, attention = prompts(heads)
+    examples, attention = prompts(heads)
     about = {"layers": heads.sizes["layer"], "heads": heads.sizes["head"], "parameters": int(heads.attrs["parameters"])}
-    out = {"model": about, "prompts": shown, "attention": attention, "columns": columns(read), "measured": heads.sizes["prompt"]}
+    out = {"model": about, "prompts": examples, "attention": attention, "columns": columns(read), "measured": heads.sizes["prompt"]}
     for name, measurement, of in (
         ("ways", "looks", ways), ("words", "top_tokens", words), ("ranks", "label_reads", ranks), ("towers", "towers", towers)
     ):  # fmt: skip
@@ -175,11 +175,11 @@ def explored(model: str, suite: str, built: Path) -> dict | None:
     return out
 
 
-def script(built: Path) -> str:
+def script(folder: Path) -> str:
     """Every model with measured heads as a script: recorded ones first, small ones before large ones."""
     models = []
-    for model in dict.fromkeys([*store.recorded_models(), *(path.name for path in sorted(built.glob("*")) if path.is_dir())]):
-        suites = {suite: of for suite in SUITES if (of := explored(model, suite, built)) is not None}
+    for model in dict.fromkeys([*store.recorded_models(), *(path.name for path in sorted(folder.glob("*")) if path.is_dir())]):
+        suites = {suite: of for suite in SUITES if (of := explored(model, suite, folder)) is not None}
         if suites:
             about = next(iter(suites.values()))["model"]
             models.append({"name": model, **about, "suites": suites})

@@ -37,11 +37,11 @@ def read_again(app, env, added, changed, removed) -> list[str]:
 def add_titles(app, doctree, docname) -> None:
     if docname == GLOSSARY or GLOSSARY not in app.env.found_docs:
         return
-    known = definitions(app.env.get_doctree(GLOSSARY))
+    terms = definitions(app.env.get_doctree(GLOSSARY))
     for link in doctree.findall(nodes.reference):
         name = link.get("refuri", "").rpartition("#")[2]
-        if name in known:
-            link["reftitle"] = known[name]
+        if name in terms:
+            link["reftitle"] = terms[name]
 
 
 def setup(app) -> dict:

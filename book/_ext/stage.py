@@ -36,8 +36,8 @@ def picture(spec: dict, folder: Path) -> str:
 
     A file of its own: with JavaScript nobody loads it.
     """
-    fixed = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
-    text = json.dumps(fixed, sort_keys=True)
+    spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
+    text = json.dumps(spec, sort_keys=True)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.svg"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,20 +56,18 @@ def chart(html: str, name: str, pictures: Path) -> str:
     shorter = lambda digits: float(f"{float(digits):.5g}")  # noqa: E731
     decoder = json.JSONDecoder(parse_float=shorter, parse_constant=lambda _: None)  # NaN is no JSON
     spec, _ = decoder.raw_decode(html, begins + len("\n  })("))
-    written = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<div class="chart" data-name="{escape(name)}"></div>\n'
-        f'<script type="application/json">{written}</script>\n<noscript>{picture(spec, pictures)}</noscript>\n'
+        f'<script type="application/json">{text}</script>\n<noscript>{picture(spec, pictures)}</noscript>\n'
     )
 
 
-def named(outputs: list[dict], at: int) -> str:
+def chart_name(outputs: list[dict], at: int) -> str:
     """The name of the chart that stands at a place: its figure's, from the caption below, or its claim's, from above."""
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
-        text = (
-            "".join(outputs[index]["data"].get("text/html", "")) if 0 <= index < len(outputs) and "data" in outputs[index] else ""
-        )
-        if match := re.search(rf'id="({kind}-[\w-]+)"', text):
+        data = outputs[index].get("data", {}) if 0 <= index < len(outputs) else {}
+        if match := re.search(rf'id="({kind}-[\w-]+)"', "".join(data.get("text/html", ""))):
             return match[1]
     return "chart"
 
@@ -80,15 +78,15 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
-        folded = {"hide-input", "hide-cell", "remove-input"}.intersection(tags)
+        folds = {"hide-input", "hide-cell", "remove-input"}.intersection(tags)
         is_long = cell["cell_type"] == "code" and len(lines) > OPEN_LINES
-        if not folded and (is_long or "injected-parameters" in tags):
+        if not folds and (is_long or "injected-parameters" in tags):
             tags.append("hide-input")
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):
             data = output.get("data", {})
             if CHART.search(html := "".join(data.get("text/html", ""))):
-                data["text/html"] = chart(html, named(outputs, at), pictures)
+                data["text/html"] = chart(html, chart_name(outputs, at), pictures)
             elif WIDGET in data:
                 output["data"] = {"text/markdown": RUN_LIVE}
             elif html:
@@ -96,12 +94,12 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
     return notebook
 
 
-def drawing(svg: str, lit: str) -> str:
+def drawing(svg: str, parts: str) -> str:
     """The drawing of one step and relay with some of its parts lit; pages say the same in words, so it is not read aloud.
 
     Raises ValueError for a part that it lacks.
     """
-    for part in lit.split():
+    for part in parts.split():
         if f'class="{part}"' not in svg:
             raise ValueError(f"no part '{part}' in book/map.svg")
         svg = svg.replace(f'class="{part}"', f'class="{part} lit"')
@@ -111,18 +109,18 @@ def drawing(svg: str, lit: str) -> str:
 def page(home: Path, source: Path) -> bytes:
     """A chapter as it was executed last without a failure; its bare source where it never was. A note says so."""
     chapters = home / "_build/chapters"
-    executed, failed = chapters / source.name, chapters / f"{source.stem}{FAILED}"
-    shown = executed if executed.is_file() else source
-    notebook = for_the_page(json.loads(shown.read_text("utf8")), home / "_build/pictures")
+    good, failure = chapters / source.name, chapters / f"{source.stem}{FAILED}"
+    path = good if good.is_file() else source
+    notebook = for_the_page(json.loads(path.read_text("utf8")), home / "_build/pictures")
 
-    def drawn(match: re.Match) -> str:
+    def draw(match: re.Match) -> str:
         return drawing((home / "book/map.svg").read_text("utf8"), match[1])
 
     for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
-        cell["source"] = MAP.sub(drawn, "".join(cell["source"]))
-    if failed.is_file():
-        older = "this page is of the last run that did not" if shown == executed else "it has no figures"
-        text = f"**This chapter failed when it was last run**, so {older}: {code(why(failed))}"
+        cell["source"] = MAP.sub(draw, "".join(cell["source"]))
+    if failure.is_file():
+        older = "this page is of the last run that did not" if path == good else "it has no figures"
+        text = f"**This chapter failed when it was last run**, so {older}: {code(why(failure))}"
         notebook["cells"].insert(1, {"cell_type": "markdown", "id": "failed", "metadata": {}, "source": text})
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
@@ -139,8 +137,8 @@ def stage(home: Path, target: Path) -> None:
             contents[f"{name}.md"] = markdown.read_bytes()
     for source in (*(home / "book").glob("*.svg"), *(home / "book/_ext").glob("*.py"), *(home / "book/_page").iterdir()):
         contents[source.relative_to(home).as_posix()] = source.read_bytes()
-    shown = {name for text in contents.values() for name in re.findall(rb"_static/book/(pictures/\w+\.svg)", text)}
-    contents |= {name.decode(): (home / "_build" / name.decode()).read_bytes() for name in shown}
+    pictures = {name for text in contents.values() for name in re.findall(rb"_static/book/(pictures/\w+\.svg)", text)}
+    contents |= {name.decode(): (home / "_build" / name.decode()).read_bytes() for name in pictures}
     for old in target.rglob("*"):
         if old.is_file() and old.relative_to(target).as_posix() not in contents:
             old.unlink()

@@ -34,26 +34,26 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
     """
     if not locating.is_file():
         return [], []
-    with xr.open_dataset(locating) as measured:
-        sets = choose.head_sets(measured.assign_coords(true=measured["true"].astype(bool)), MOST)
+    with xr.open_dataset(locating) as data:
+        sets = choose.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
     return list(map(str, sets["writers"])), list(map(str, sets["comparers"] or sets["by attention"]))
 
 
 def prompts() -> dict[str, list[str]]:
     """`located`: those of chapter 7's directions; `cloud`: one prompt each of ten other blocks of every class pair."""
-    located, others = (
+    locating, others = (
         draw_blocks(n * len(class_pairs()), Form(2, "space"), seed=[0, seed], labels=label_pairs(("nonsense",)))
         for n, seed in ((BLOCKS, LOCATING), (10, 3))
     )
-    return {"located": [prompt.text for prompt in located], "cloud": [prompt.text for prompt in others[::4]]}
+    return {"located": [prompt.text for prompt in locating], "cloud": [prompt.text for prompt in others[::4]]}
 
 
-def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
+def script(folder: Path, writers: list[str], comparers: list[str]) -> str:
     """The files of a model, classes of words, prompts, heads with arcs and heads that are pushed, as a script."""
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
-    data = {"writers": writers, "pushed": pushed, "classes": classes, "labels": labels}
+    data = {"writers": writers, "pushed": comparers, "classes": classes, "labels": labels}
     data |= {"prompts": prompts(), "files": files}
     return f"window.twotowersData = {json.dumps(data)};\n"
 

@@ -25,18 +25,18 @@ FAILED = ".failed.ipynb"
 PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # tags of cells that papermill adds
 
 
-def settings(given: Sequence[str], model: str | None) -> dict[str, str]:
+def settings(texts: Sequence[str], model: str | None) -> dict[str, str]:
     """Words such as "blocks=20 seed=1" -> settings, checked. Raises TwoTowersError in one line."""
     try:
-        words = [word.partition("=") for text in given for word in shlex.split(text)]
+        words = [word.partition("=") for text in texts for word in shlex.split(text)]
     except ValueError:
-        raise TwoTowersError(f"{' '.join(given)!r} has an open quote: close it") from None
-    found = {name: value for name, _, value in words} | ({"model": model} if model else {})
-    files.describe(Settings.of(found).model)  # raises for a name of nothing
-    return found
+        raise TwoTowersError(f"{' '.join(texts)!r} has an open quote: close it") from None
+    values = {name: value for name, _, value in words} | ({"model": model} if model else {})
+    files.describe(Settings.of(values).model)  # raises for a name of nothing
+    return values
 
 
-def build(given: dict[str, str], jobs: int | None, threads: int, profile: str | None = None) -> bool:
+def build(values: dict[str, str], jobs: int | None, threads: int, profile: str | None = None) -> bool:
     """Bring measurements, chapters and pages up to date; whether all went well. A chapter that fails stops no other,
     and the pages are built with its last good one. Raises TwoTowersError while another build is at work."""
     root = data_folder().parent
@@ -56,12 +56,12 @@ def build(given: dict[str, str], jobs: int | None, threads: int, profile: str | 
         if any((root / ".snakemake/locks").glob("*")):  # nobody else is at work: one that was killed left it
             _run([*snakemake, "--unlock", "--quiet", "all"], lock)
         (below / "pages.failed").unlink(missing_ok=True)
-        (below / "settings.json").write_text(json.dumps({"threads": threads, **given}))
+        (below / "settings.json").write_text(json.dumps({"threads": threads, **values}))
         good = _run([*snakemake, *how], lock, TWOTOWERS_SNAKEMAKE_LOG=str(log))
-        failed = [] if good else sorted((below / "chapters").glob(f"*{FAILED}"))
-        if failed:
+        failures = [] if good else sorted((below / "chapters").glob(f"*{FAILED}"))
+        if failures:
             _run([sys.executable, str(root / "book/_ext/build.py")], lock, cwd=root)
-        _tell(below, good, failed)
+        _tell(below, good, failures)
     return good
 
 
@@ -86,8 +86,8 @@ def locked(path: Path) -> Iterator[TextIO]:
 def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **environment: str) -> bool:
     """Whether a command ended well. When this one is interrupted, all that the command started is ended; when this one is
     killed the command goes on, and so holds the lock itself."""
-    process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()],
-                               env=os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment})  # fmt: skip
+    env, files = os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment}, [lock.fileno()]
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=files)
     try:
         lock.truncate(0)
         print(process.pid, end="", file=lock, flush=True)
@@ -102,14 +102,14 @@ def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **enviro
         raise
 
 
-def _tell(below: Path, good: bool, failed: Sequence[Path]) -> None:
-    for path in failed:
+def _tell(below: Path, good: bool, failures: Sequence[Path]) -> None:
+    for path in failures:
         name = path.name.removesuffix(FAILED)
         print(f"twotowers: {name} failed: {why(path)} (as far as it came: {path})", file=sys.stderr)
     if (below / "pages.failed").is_file():
-        said = (below / "pages.failed").read_text("utf8")
-        print(f"twotowers: the pages failed, the last good ones stay: {said}", file=sys.stderr)
-    elif not good and not failed:
+        reason = (below / "pages.failed").read_text("utf8")
+        print(f"twotowers: the pages failed, the last good ones stay: {reason}", file=sys.stderr)
+    elif not good and not failures:
         log = below / "log/snakemake.txt"
         print(f"twotowers: a measurement failed, see above or {log}; what needs it stays as it was", file=sys.stderr)
     else:

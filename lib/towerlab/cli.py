@@ -45,8 +45,8 @@ def parser() -> argparse.ArgumentParser:
             if name in without:
                 continue
             default = field.default or ("none" if name == "device_map" else "auto")
-            shown = f"{field.description} (default: {default})"
-            command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=shown)
+            text = f"{field.description} (default: {default})"
+            command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text)
     book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
     book.add_argument("--model", help="in place of the shipped one")
     book.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`")
@@ -72,10 +72,10 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     from twotowers import store
     from twotowers.paths import data_folder
 
-    settings = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    values = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     if arguments.do == "record":
-        settings["out"] = str(data_folder() / "measurements")
-    checked = Settings.of(settings)
+        values["out"] = str(data_folder() / "measurements")
+    settings = Settings.of(values)
     names = arguments.names or list(store.catalogue())
     for name in names:
         store.about(name)  # raises for a name of none
@@ -87,13 +87,13 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
         for name in names:
             about = measurements()[name]
             needs = f" Needs {', '.join(about.needs)}." * bool(about.needs)
-            print(f"{name}: {about.what}{needs} About {Run(checked).passes(name):,.0f} passes.")
+            print(f"{name}: {about.what}{needs} About {Run(settings).passes(name):,.0f} passes.")
         return 0
     from towerlab.model import loading
     from towerlab.progress import say
 
-    loading.check(checked.model, checked.device)
-    run = Run(checked, command)
+    loading.check(settings.model, settings.device)
+    run = Run(settings, command)
     if cost := run.cost(names):
         say(cost)
     for name in names:
@@ -103,23 +103,23 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _verdicts(arguments: argparse.Namespace, command: str) -> int:
-    typed = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    checked = Settings.of(typed)
+    values = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    settings = Settings.of(values)
     from towerlab import verdicts
     from towerlab.measure.chain import Run
     from towerlab.model import loading
 
-    loading.check(checked.model, checked.device)
-    run = Run(checked, command)
-    table = verdicts.verdicts(run, typed, [number for number in arguments.chapters.split(",") if number])
+    loading.check(settings.model, settings.device)
+    run = Run(settings, command)
+    table = verdicts.verdicts(run, values, [number for number in arguments.chapters.split(",") if number])
     if arguments.record:
         verdicts.record(run, table)
     print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
     for why, of in table[table["verdict"] == "not testable"].groupby("note"):
         print(f"not testable, {why}: {', '.join(of['claim'])}")
-    tested = table["hit"].dropna()
-    if len(tested):
-        print(f"registered: {int(tested.sum())} of {len(tested)} came; Brier score {verdicts.brier(table):.2f}")
+    hits = table["hit"].dropna()
+    if len(hits):
+        print(f"registered: {int(hits.sum())} of {len(hits)} came; Brier score {verdicts.brier(table):.2f}")
     print(verdicts.folder(run) / "verdicts.csv")
     return 0
 
@@ -168,13 +168,13 @@ def _convert(arguments: argparse.Namespace, command: str) -> int:
 def _versions(arguments: argparse.Namespace, command: str) -> int:
     from towerlab.measure import versions
 
-    changed = versions.changed()
-    for name, what in changed.items():
-        kept = ", version as it was: its numbers must be the same" * (what in ("sources", "needs"))
-        print(f"{name}: {what}{kept}")
+    changes = versions.changed()
+    for name, what in changes.items():
+        note = ", version as it was: its numbers must be the same" * (what in ("sources", "needs"))
+        print(f"{name}: {what}{note}")
     if arguments.pin:
         versions.pin()
-    return int(bool(changed) and not arguments.pin)
+    return int(bool(changes) and not arguments.pin)
 
 
 def _check(arguments: argparse.Namespace, command: str) -> int:
@@ -211,8 +211,8 @@ def _verify(arguments: argparse.Namespace, command: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
-    typed = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = parser().parse_args(typed)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(words)
     for kind in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
             signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "models": _models, "convert": _convert, "versions": _versions, "check": _check, "verify": _verify,
     }  # fmt: skip
     try:
-        return does[parsed.do](parsed, shlex.join(["twotowers", *typed]))
+        return does[options.do](options, shlex.join(["twotowers", *words]))
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """Change a prompt or ablate heads, and see the answer, the attention and the heads' logit differences change together.
 
-    found = explore(model, State(prompt, heads=(Head(3, 1),)))     # numbers, without a browser
-    found.answer, found.attention, found.heads
+    effect = explore(model, State(prompt, heads=(Head(3, 1),)))     # numbers, without a browser
+    effect.answer, effect.attention, effect.heads
     Playground("mini-gpt2")          # widgets around it: the last line of a cell in a running notebook
 
 The page "Tinker with it" of the book does the same for one model, in the reader's browser.
@@ -80,15 +80,15 @@ def explore(model: Model, state: State, directions: dict | None = None) -> Effec
     encoded = encode(state.prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
     ablation = Ablation(frozenset(state.heads))
-    pushed: Sequence[Head] = ()
+    push_heads: Sequence[Head] = ()
     with ExitStack() as changes:
         if state.dose:
-            pushed, query = push(model, state.prompt, directions)
+            push_heads, query = push(model, state.prompt, directions)
             at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
-            changes.enter_context(edited(model, steer(pushed, query, None, at)))
+            changes.enter_context(edited(model, steer(push_heads, query, None, at)))
         changes.enter_context(changing_z(model, {layer: partial(ablation.apply, layer) for layer, _ in state.heads}))
         after = capture(model, [encoded], {"weights", "keys"})
-    for layer, head in pushed:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
+    for layer, head in push_heads:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
         score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
         after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + score_of_push).softmax(-1)
     p = [state_of.logits[0].double().softmax(-1).cpu().numpy() for state_of in (before, after)]
@@ -96,9 +96,9 @@ def explore(model: Model, state: State, directions: dict | None = None) -> Effec
     differences = [head_logit_differences(state_of, model).cpu().numpy() for state_of in (before, after)]
     heads = pd.DataFrame(np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"])
     heads["before"], heads["after"] = map(np.ravel, differences)
-    answer = pd.DataFrame([{"token": _shown(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
-    heads_shown = state.heads or pushed or strongest(heads)
-    return Effect(answer, _attention(encoded, heads_shown, before, after), heads, _sentence(model, state, p))
+    answer = pd.DataFrame([{"token": _token_text(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
+    attention_heads = state.heads or push_heads or strongest(heads)
+    return Effect(answer, _attention(encoded, attention_heads, before, after), heads, _sentence(model, state, p))
 
 
 def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
@@ -110,10 +110,8 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
     """What every head adds to the logit of the true label minus the other at the last position (nats), final norm frozen."""
     row = logit_difference_rows(capture, model)[0]
-    parts = (
-        torch.einsum("hk,hkd,d->h", z[0].to(row), model.output_weight(layer).to(row), row) for layer, z in enumerate(capture.z)
-    )
-    return torch.stack(list(parts))
+    weights = [model.output_weight(layer).to(row) for layer in range(model.n_layers)]
+    return torch.stack([torch.einsum("hk,hkd,d->h", z[0].to(row), w, row) for z, w in zip(capture.z, weights, strict=True)])
 
 
 def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], *captures: Capture) -> pd.DataFrame:
@@ -125,12 +123,12 @@ def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], *captures: Ca
     return pd.DataFrame({"demonstration": rows, "before": means[0], "after": means[1]})
 
 
-def _shown(model: Model, token: int) -> str:
+def _token_text(model: Model, token: int) -> str:
     return model.tokenizer.decode([token]).strip() or "␣"
 
 
 def _sentence(model: Model, state: State, p: Sequence[np.ndarray]) -> str:
-    says = [f"“{_shown(model, int(of.argmax()))}” ({of.max():.0%})" for of in p]
+    says = [f"“{_token_text(model, int(of.argmax()))}” ({of.max():.0%})" for of in p]
     did = [f"{', '.join(named(state.heads))} zeroed"] * bool(state.heads) + ["the query pushed"] * bool(state.dose)
     return f"The model says {says[0]}" + (f"; with {' and '.join(did)} it says {says[1]}." if did else ".")
 
@@ -141,12 +139,11 @@ def charts(effect: Effect) -> alt.VConcatChart:
     bars = []
     for table, title in ((effect.answer, "probability"), (effect.attention, "attention")):
         name = table.columns[0]
-        chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().encode(
-            x=f"{title}:Q", y=alt.Y(f"{name}:N", sort=list(table[name]), title=None), yOffset=alt.YOffset("when:N", sort=list(pair)),
-            color=alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values()))),
-            tooltip=[name, "when", alt.Tooltip(title, format=".3f")],
-        )  # fmt: skip
-        bars.append(chart.properties(width=220, height=alt.Step(10)))
+        y, offset = alt.Y(f"{name}:N", sort=list(table[name]), title=None), alt.YOffset("when:N", sort=list(pair))
+        colour = alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values())))
+        tip = [name, "when", alt.Tooltip(title, format=".3f")]
+        chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().properties(width=220, height=alt.Step(10))
+        bars.append(chart.encode(x=f"{title}:Q", y=y, yOffset=offset, color=colour, tooltip=tip))
     heads = effect.heads.melt(["layer", "head"], list(pair), "model", "logit difference")
     maps = figures.head_maps(heads, "logit difference", title="logit difference (nats)")
     return alt.vconcat(alt.hconcat(*bars), maps)
@@ -177,16 +174,16 @@ class Playground(widgets.VBox):
             "push": widgets.FloatSlider(min=-3, max=3, step=0.25, **late),
         }
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
-        self.error, self.sentence, self.shown = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.error, self.sentence, self.pictures = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.undo = widgets.Button(description="undo")
         self.undo.on_click(self._back)
         self._put(State(prompt))
         for label, field in self.fields.items():
             field.description = "examples" if label == "demonstrations" else label
-            field.observe(self._changed, "value")
+            field.observe(self._on_change, "value")
         for scene, button in self.scenes.items():
             button.on_click(lambda _, scene=scene: self.refresh(scene))
-        columns = [*self.fields.values(), self.undo], [self.error, self.sentence, self.shown]
+        columns = [*self.fields.values(), self.undo], [self.error, self.sentence, self.pictures]
         rows = list(self.scenes.values()), [widgets.VBox(column) for column in columns]
         super().__init__([widgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows])
         self.add_class("twotowers-playground")
@@ -216,18 +213,19 @@ class Playground(widgets.VBox):
             self.error.value = f"<span style='color:#c0392b' role='alert'>{html.escape(line)}</span>"
             return
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
-        self.shown.value = picture(self.effect)
+        self.pictures.value = picture(self.effect)
 
     def _rows(self) -> list[tuple[str, str]]:
-        cut = [line.rpartition(":") for line in self.fields["demonstrations"].value.splitlines() if line.strip()]
-        return [(text.strip(), label.strip()) for text, _, label in cut]
+        parts = [line.rpartition(":") for line in self.fields["demonstrations"].value.splitlines() if line.strip()]
+        return [(text.strip(), label.strip()) for text, _, label in parts]
 
     def _put(self, state: State) -> None:
         """The fields as a state has them."""
         prompt, names = state.prompt, {sign: name for name, sign in SEPARATORS.items()}
         rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
-        self._set({"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label,
-                   "separator": names[prompt.separator], "heads": ", ".join(named(state.heads)), "push": state.dose})  # fmt: skip
+        texts = {"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label}
+        changes = {"heads": ", ".join(named(state.heads)), "push": state.dose}
+        self._set({**texts, "separator": names[prompt.separator], **changes})
 
     def _set(self, values: dict) -> None:
         self._setting = True
@@ -235,7 +233,7 @@ class Playground(widgets.VBox):
             self.fields[name].value = value
         self._setting, self._now = False, {name: field.value for name, field in self.fields.items()}
 
-    def _changed(self, change: dict) -> None:
+    def _on_change(self, change: dict) -> None:
         if self._setting:
             return
         self._past.append(self._now)

@@ -66,16 +66,16 @@ def say(line: str) -> None:
 class _Lines(tqdm):
     """One line each minute in place of a bar that redraws itself, also while a first large batch is not yet done."""
 
-    def __init__(self, **given: Any):
-        super().__init__(**given)
-        self._closed = threading.Event()
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._end = threading.Event()
         threading.Thread(target=self._every_minute, daemon=True).start()
 
     def _every_minute(self) -> None:
-        while not self._closed.wait(QUIET):
-            passed = int(self.format_dict["elapsed"])
-            left = int(passed / self.n * (self.total - self.n)) if self.n else 0
-            when = f"{left // 60} min {left % 60} s left" if self.n else f"{passed // 60} min {passed % 60} s so far"
+        while not self._end.wait(QUIET):
+            elapsed = int(self.format_dict["elapsed"])
+            remaining = int(elapsed / self.n * (self.total - self.n)) if self.n else 0
+            when = f"{remaining // 60} min {remaining % 60} s left" if self.n else f"{elapsed // 60} min {elapsed % 60} s so far"
             say(f"{self.desc}: {self.n} of {self.total} prompts, {when}")
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
@@ -86,5 +86,5 @@ class _Lines(tqdm):
 
     def close(self) -> None:
         """Without the empty line that tqdm ends with."""
-        self._closed.set()
+        self._end.set()
         self.disable = True

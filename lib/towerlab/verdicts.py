@@ -20,13 +20,13 @@ import pandas as pd
 import xarray as xr
 from twotowers import claims, evidence, store
 from twotowers.errors import TwoTowersError
-from twotowers.paths import book_folder, data_folder
+from twotowers.paths import book_folder, chapter_number, data_folder
 
 from towerlab import building
 from towerlab.measure.chain import Run
 from towerlab.progress import say
 
-SAID = ["claim", "statement", "verdict", "effect", "effect_low", "effect_high", "unit", "control", "p", "p_holm", "note"]
+COLUMNS = ["claim", "statement", "verdict", "effect", "effect_low", "effect_high", "unit", "control", "p", "p_holm", "note"]
 
 
 def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -35,13 +35,9 @@ def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
     if unknown := {*only} - judging:
         raise TwoTowersError(f"no chapter {min(unknown)} judges claims: choose some of {','.join(sorted(judging))}")
     judging &= {*only} or judging
-    names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if _number(path) in judging]
+    names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if chapter_number(path.stem) in judging]
     about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names}
     return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
-
-
-def _number(notebook: Path) -> str:
-    return notebook.stem.partition("-")[0].lstrip("0").upper()
 
 
 def folder(run: Run) -> Path:
@@ -49,64 +45,63 @@ def folder(run: Run) -> Path:
     return store.folder(run.settings, run.name)
 
 
-def verdicts(run: Run, given: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
+def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
     """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv beside the measurements.
 
-    given: settings as they were typed, which are parameters of every chapter. only: numbers of chapters, all without them.
+    values: settings as they were typed, which are parameters of every chapter. only: numbers of chapters, all without them.
     Raises TwoTowersError for a chapter that fails, naming its reason.
     """
-    rows_of, done, logs = (folder(run) / name for name in ("evidence", "chapters", "log"))
-    for place in (rows_of, done, logs):
+    rows_of, runs, logs = (folder(run) / name for name in ("evidence", "chapters", "log"))
+    for place in (rows_of, runs, logs):
         place.mkdir(parents=True, exist_ok=True)
-    needs = dict.fromkeys(name for needed in chapters(only).values() for name in needed)
+    needs = dict.fromkeys(name for measurements in chapters(only).values() for name in measurements)
     for name in needs:
         _recording(run, name)
-    parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
+    parameters = [word for name, value in values.items() for word in ("-p", name, str(value))]
     for name in chapters(only):
         say(f"{run.name}: chapter {name}")
-        out, command = done / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
+        out, command = runs / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
         with (logs / f"{out.name}.txt").open("w") as log:
-            code = subprocess.run(
-                [*command, "--no-progress-bar", str(book_folder() / out.name), str(out)], stderr=log, stdin=subprocess.DEVNULL,
-                env=os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())},
-            ).returncode  # fmt: skip
+            command += ["--no-progress-bar", str(book_folder() / out.name), str(out)]
+            environment = os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())}
+            code = subprocess.run(command, stderr=log, stdin=subprocess.DEVNULL, env=environment).returncode
         if code:
             raise TwoTowersError(f"chapter {name} failed: {building.why(out)} (as far as it came: {out})")
     rows = evidence.read(rows_of)
-    table = beside_registered(rows[rows["model"] == run.name])
+    table = beside_predictions(rows[rows["model"] == run.name])
     table.to_csv(folder(run) / "verdicts.csv", index=False)
     return table
 
 
 def _recording(run: Run, name: str) -> xr.Dataset:
     """A measurement as chapters open it: the recorded one where that is of these settings."""
-    known = store.open_recorded(run.name, run.settings.suite, name)
-    return known.data if known and store.serves(known, run.settings) else run.measured(name)
+    recording = store.open_recorded(run.name, run.settings.suite, name)
+    return recording.data if recording and store.serves(recording, run.settings) else run.measured(name)
 
 
 def record(run: Run, table: pd.DataFrame) -> None:
     """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and claim."""
     path, seed = data_folder() / "seeds.csv", run.settings.seed
     blocks = json.loads(_recording(run, "heads").attrs["identity"])["blocks"]
-    kept, rows = pd.read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
-    again = (kept["model"] == run.name) & (kept["seed"] == seed) & kept["claim"].isin(rows["claim"])
-    shortened = rows[kept.columns].map(lambda value: float(f"{value:.4g}") if isinstance(value, float) else value)
-    pd.concat([kept[~again], shortened]).sort_values(["model", "seed"], kind="stable").to_csv(path, index=False)
+    old, rows = pd.read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
+    again = (old["model"] == run.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
+    short = rows[old.columns].map(lambda value: float(f"{value:.4g}") if isinstance(value, float) else value)
+    pd.concat([old[~again], short]).sort_values(["model", "seed"], kind="stable").to_csv(path, index=False)
 
 
-def beside_registered(rows: pd.DataFrame) -> pd.DataFrame:
+def beside_predictions(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of evidence of one model, with the predicted verdict, its probability, and whether it came.
 
     A prediction whose claim is not testable on the model is neither hit nor miss.
     """
-    registered = pd.read_csv(data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability"])
-    table = rows[[name for name in SAID if name in rows]].merge(registered, on="claim", how="left")
-    known = table["predicted"].notna() & (table["verdict"] != claims.NOT_TESTABLE)
-    table["hit"] = (table["verdict"] == table["predicted"]).where(known)
+    predictions = pd.read_csv(data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability"])
+    table = rows[[name for name in COLUMNS if name in rows]].merge(predictions, on="claim", how="left")
+    testable = table["predicted"].notna() & (table["verdict"] != claims.NOT_TESTABLE)
+    table["hit"] = (table["verdict"] == table["predicted"]).where(testable)
     return table
 
 
 def brier(table: pd.DataFrame) -> float:
     """Mean squared distance of the probabilities from what came: 0 is perfect, 0.25 is a coin."""
-    tested = table.dropna(subset="hit")
-    return float(((tested["probability"] - tested["hit"].astype(float)) ** 2).mean())
+    rows = table.dropna(subset="hit")
+    return float(((rows["probability"] - rows["hit"].astype(float)) ** 2).mean())

@@ -28,7 +28,7 @@ from IPython.display import HTML, display
 from twotowers import choose, claims, evidence, figures, folder_check, intervals, pages, store
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import Judged
+from twotowers.evidence import EvidenceRow
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
@@ -45,11 +45,11 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
     Raises TwoTowersError, in one line, for a wrong parameter, and for one that papermill was given and nobody knows.
     """
     settings = {name: cells[name] for name in Settings.model_fields if name in cells}
-    unknown = {name: None for name in _injected(cells) if name not in (*settings, *own)}
+    unknown = {name: None for name in _papermill_names(cells) if name not in (*settings, *own)}
     return Chapter(Settings.of(settings | unknown))
 
 
-def _injected(cells: Mapping[str, Any]) -> list[str]:
+def _papermill_names(cells: Mapping[str, Any]) -> list[str]:
     """Names that papermill's own cell assigns: it puts one after the parameters cell, with this comment in its first line."""
     sources = [source for source in cells.get("In", []) if source.startswith("# Parameters\n")]
     statements = [statement for source in sources for statement in ast.parse(source).body if isinstance(statement, ast.Assign)]
@@ -61,7 +61,7 @@ class Chapter:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.rows: list[Judged] = []
+        self.rows: list[EvidenceRow] = []
         self.left_out: dict[str, str] = {}
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
@@ -112,9 +112,8 @@ class Chapter:
         """Recorded models. Folders that are odd are left out, each named in a line."""
         lines = {name: folder_check.faults(folder) for name, folder in store.recorded_models().items()}
         for name in (name for name in lines if lines[name]):
-            pages.note(
-                f"Left out: data/measurements/{name}: {lines[name][0]}. All faults: twotowers check data/measurements/{name}"
-            )
+            folder = f"data/measurements/{name}"
+            pages.note(f"Left out: {folder}: {lines[name][0]}. All faults: twotowers check {folder}")
         return [name for name in lines if not lines[name]]
 
     @cached_property
@@ -122,10 +121,10 @@ class Chapter:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
         return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
 
-    def turns(self, model: str, judged: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
+    def turns(self, model: str, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
         """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
-        located = self.measured("locating", labels="arbitrary")[model]
-        for chooses, judges in choose.turns(located, judged):
+        locating = self.measured("locating", labels="arbitrary")[model]
+        for chooses, judges in choose.turns(locating, target):
             if not chooses.sizes["prompt"]:
                 raise NotTestable("no locating block has other classes and other labels: give more (locate)")
             yield choose.head_sets(chooses, self.settings.top_k), judges
@@ -151,9 +150,15 @@ class Chapter:
         return out
 
     def compare(
-        self, claim: str, values: Mapping[str, xr.DataArray], *, whole: Mapping[str, xr.DataArray] | None = None,
-        control: Mapping[str, xr.DataArray] | None = None, gate: bool = True, untestable: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        claim: str,
+        values: Mapping[str, xr.DataArray],
+        *,
+        whole: Mapping[str, xr.DataArray] | None = None,
+        control: Mapping[str, xr.DataArray] | None = None,
+        gate: bool = True,
+        untestable: Mapping[str, str] | None = None,
+    ) -> None:
         """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
         and keeps its rows of evidence.
 
@@ -170,7 +175,7 @@ class Chapter:
         for model in (model for model in values if model not in why):
             try:
                 self._check_learned(model, gate)
-                rows.append(self._judged(line, model, values, whole, control))
+                rows.append(self._row(line, model, values, whole, control))
             except NotTestable as error:
                 why[model] = str(error)
         rows += [evidence.not_testable(line, model, reason) for model, reason in why.items()]
@@ -192,13 +197,13 @@ class Chapter:
         if gate and not self.learned[model].low > pages.CHANCE:
             raise NotTestable(f"does not learn the task: accuracy {self.learned[model]:.0%}")
 
-    def _judged(self, claim: Claim, model: str, values, whole, control) -> Judged:
+    def _row(self, claim: Claim, model: str, values, whole, control) -> EvidenceRow:
         if whole is not None and model not in whole:
             raise TwoTowersError(f"claim '{claim.id}', {model}: give whole= for this model, too")
         sets = self.sets[model] if claim.heads else {}
         random = None if control is None else control.get(model)
-        turns, matched = partial(self.turns, model), partial(self.matched, model)
-        effect, random = evidence.of_set(claim, values[model], random, sets, turns, matched)
+        turns, draw = partial(self.turns, model), partial(self.matched, model)
+        effect, random = evidence.of_set(claim, values[model], random, sets, turns, draw)
         of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
         return evidence.compare(claim, model, effect, whole=of, control=random, choice=choice, form=form)
 
@@ -210,9 +215,14 @@ class Chapter:
         return choose.matched_sets(of, layers, n_heads, n_heads // n_kv, draws)
 
     def table(
-        self, values: Mapping[str, xr.DataArray], by: Sequence[str] = (), *, whole: Mapping[str, xr.DataArray] | None = None,
-        clusters: Sequence[str] = intervals.CLUSTERS, **columns: Any,
-    ) -> pd.DataFrame:  # fmt: skip
+        self,
+        values: Mapping[str, xr.DataArray],
+        by: Sequence[str] = (),
+        *,
+        whole: Mapping[str, xr.DataArray] | None = None,
+        clusters: Sequence[str] = intervals.CLUSTERS,
+        **columns: Any,
+    ) -> pd.DataFrame:
         """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
 
         values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share
@@ -222,8 +232,8 @@ class Chapter:
         rows = []
         for model, data in values.items():
             if set(data.dims) != {"prompt", *by}:
-                dims, allowed = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
-                raise TwoTowersError(f"a table of values over ({dims}), wanted ({allowed}): name them in by=, or take means")
+                dims, expected = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
+                raise TwoTowersError(f"a table of values over ({dims}), wanted ({expected}): name them in by=, or take means")
             for places in itertools.product(*(range(data.sizes[dim]) for dim in by)):
                 at = dict(zip(by, places, strict=True))
                 part = data.isel(at)

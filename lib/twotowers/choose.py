@@ -68,25 +68,24 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
 
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     """Name -> heads, best first: the sets of the module. A set may be short or empty, as the rule says."""
-    ranked = rankings(heads)
-    compares = ranked["attention difference"].where(abs(ranked["writing"]) < LITTLE, -1.0)
-    suppresses = -ranked["writing"].where(ranked["attention difference"] >= COMPARES, 0.0)
+    means = rankings(heads)
+    compares = means["attention difference"].where(abs(means["writing"]) < LITTLE, -1.0)
+    suppresses = -means["writing"].where(means["attention difference"] >= COMPARES, 0.0)
     return {
-        "located": top(ranked["contribution"], k),
-        "writers": top(ranked["writing"], k, WRITES),
+        "located": top(means["contribution"], k),
+        "writers": top(means["writing"], k, WRITES),
         "comparers": top(compares, k, COMPARES),
         "suppressors": top(suppresses, k, LITTLE),
-        "by attention": top(ranked["attention difference"], k),
-        "by increase": top(ranked["increase"], k),
+        "by attention": top(means["attention difference"], k),
+        "by increase": top(means["increase"], k),
     }
 
 
 def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
     """The other query heads of the same key-value heads (`group` query heads share one): they share keys and values."""
-    return [
-        Head(layer, h) for layer, of in sorted({(at, h // group) for at, h in heads})
-        for h in range(of * group, (of + 1) * group) if (layer, h) not in set(heads) and h < n_heads
-    ]  # fmt: skip
+    groups = sorted({(layer, head // group) for layer, head in heads})
+    members = [Head(layer, head) for layer, of in groups for head in range(of * group, (of + 1) * group)]
+    return [member for member in members if member not in set(heads) and member.head < n_heads]
 
 
 def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int) -> list[list[Head]]:
@@ -95,18 +94,18 @@ def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int,
     Where a layer has too few such heads, those of the nearest layers take part (the layer above before the one below).
     Raises NotTestable when the model has too few heads left.
     """
-    taken = {(layer, h // group) for layer, h in heads}
-    free = {layer: [h for h in range(n_heads) if (layer, h // group) not in taken] for layer in range(n_layers)}
+    own_groups = {(layer, h // group) for layer, h in heads}
+    free = {layer: [h for h in range(n_heads) if (layer, h // group) not in own_groups] for layer in range(n_layers)}
     if sum(map(len, free.values())) < len(heads):
         raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer (top_k)")
     rng, out = np.random.default_rng([0, 44]), []
     for _ in range(draws):
-        left = {layer: list(rng.permutation(free[layer])) for layer in free}
-        drawn = []
+        pools = {layer: list(rng.permutation(free[layer])) for layer in free}
+        picks = []
         for layer, _ in heads:
-            near = sorted((at for at in left if left[at]), key=lambda at: (abs(at - layer), -at))
-            drawn.append(Head(near[0], int(left[near[0]].pop())))
-        out.append(drawn)
+            near = sorted((at for at in pools if pools[at]), key=lambda at: (abs(at - layer), -at))
+            picks.append(Head(near[0], int(pools[near[0]].pop())))
+        out.append(picks)
     return out
 
 
@@ -116,19 +115,19 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     return values.isel(layer=layer, head=head).assign_coords(listed(heads))
 
 
-def turns(data: xr.Dataset, judged: Any = None) -> Iterator[tuple[xr.Dataset, Any]]:
+def turns(data: xr.Dataset, target: Any = None) -> Iterator[tuple[xr.Dataset, Any]]:
     """(prompts that choose, prompts that judge), so that no class pair and no label pair is in both; every prompt judges once.
 
     Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. Prompts of
-    `judged`, another measurement or an array of one, are judged in place of those of `data`: what is chosen on other prompts,
+    `target`, another measurement or an array of one, are judged in place of those of `data`: what is chosen on other prompts,
     classes and labels is no luck of those on which it is judged.
     """
-    judged = data if judged is None else judged
-    names = {name: sorted({*data[name].values, *judged[name].values}) for name in ("pair", "labels")}
-    first, judging = ([of[name].isin(every[::2]) for name, every in names.items()] for of in (data, judged))
+    target = data if target is None else target
+    names = {name: sorted({*data[name].values, *target[name].values}) for name in ("pair", "labels")}
+    first, judging = ([of[name].isin(every[::2]) for name, every in names.items()] for of in (data, target))
     for pair, label in itertools.product((True, False), repeat=2):
         others = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
-        judges = judged.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
+        judges = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
         if judges.sizes["prompt"]:
             yield data.isel(prompt=others.values), judges
 

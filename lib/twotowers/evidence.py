@@ -42,6 +42,8 @@ from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
 
 LEAST, MOST = 20, 0.05
 SHARE_OF_CHOICE = 0.05
+Turns = Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]]
+Draw = Callable[[Heads], Sequence[Heads]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvidenceRow:
     """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`; `prompts`, class pairs `n` and
     `label_pairs` that it rests on; `form`: of the prompts; `note`: why it is not testable."""
 
@@ -88,14 +90,14 @@ class Judged:
     note: str = ""
 
 
-def _judged(claim: Claim, model: str, verdict: str, **numbers) -> Judged:
-    about = Judged(claim.id, claim.statement, claim.chapter, model, verdict, null=claim.null, unit=claim.unit, rule=claim.rule)
+def _row(claim: Claim, model: str, verdict: str, **numbers) -> EvidenceRow:
+    about = EvidenceRow(claim.id, claim.statement, claim.chapter, model, verdict, null=claim.null, unit=claim.unit, rule=claim.rule)
     return replace(about, **numbers)
 
 
-def not_testable(claim: Claim, model: str, why: str) -> Judged:
+def not_testable(claim: Claim, model: str, why: str) -> EvidenceRow:
     """The row of a model on which the claim cannot be tested, and why."""
-    return _judged(claim, model, NOT_TESTABLE, note=why)
+    return _row(claim, model, NOT_TESTABLE, note=why)
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
@@ -118,9 +120,15 @@ def judge(effect: Interval, null: float, smallest: float, control: Control | Non
 
 
 def compare(
-    claim: Claim, model: str, values: xr.DataArray, *, whole: xr.DataArray | None = None,
-    control: xr.DataArray | None = None, choice: float = np.nan, form: str = "",
-) -> Judged:  # fmt: skip
+    claim: Claim,
+    model: str,
+    values: xr.DataArray,
+    *,
+    whole: xr.DataArray | None = None,
+    control: xr.DataArray | None = None,
+    choice: float = np.nan,
+    form: str = "",
+) -> EvidenceRow:
     """The row of one claim and model.
 
     values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets.
@@ -144,7 +152,7 @@ def compare(
         numbers |= _numbers("control", against.mean) | _numbers("difference", against.difference)
         numbers |= {"share": against.share, "draws": against.draws}
     numbers |= {"p": p, "prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form, "smallest": smallest}
-    return _judged(claim, model, judge(effect, claim.null, smallest, against), **numbers)
+    return _row(claim, model, judge(effect, claim.null, smallest, against), **numbers)
 
 
 def _numbers(name: str, part: Interval) -> dict[str, object]:
@@ -166,9 +174,9 @@ def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, contr
     """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw, prompt), all of the same prompts,
     and labels are either all arbitrary or all names of classes."""
     _check_dims("values", values, ("prompt",))
-    for name, part, wanted in (("whole", whole, ("prompt",)), ("control", control, ("draw", "prompt"))):
+    for name, part, dims in (("whole", whole, ("prompt",)), ("control", control, ("draw", "prompt"))):
         if part is not None:
-            _check_dims(name, part, wanted)
+            _check_dims(name, part, dims)
             _check_same_prompts(name, part, values)
     if not set(CLUSTERS) <= set(values.coords):
         raise TwoTowersError(f"values without the coordinates {_list(CLUSTERS)}, which tell their clusters: keep them")
@@ -177,15 +185,15 @@ def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, contr
         raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
 
 
-def _check_dims(name: str, values: xr.DataArray, wanted: Sequence[str]) -> None:
-    if set(values.dims) != set(wanted):
+def _check_dims(name: str, values: xr.DataArray, dims: Sequence[str]) -> None:
+    if set(values.dims) != set(dims):
         remedy = "take means over the others first, or name the set of heads in data/claims.csv"
-        raise TwoTowersError(f"{name} over ({_list(values.dims)}), wanted ({_list(wanted)}): {remedy}")
+        raise TwoTowersError(f"{name} over ({_list(values.dims)}), wanted ({_list(dims)}): {remedy}")
 
 
 def _check_same_prompts(name: str, part: xr.DataArray, values: xr.DataArray) -> None:
-    shared = [c for c in set(values.coords) & set(part.coords) if values[c].dims == part[c].dims == ("prompt",)]
-    if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in shared):
+    common = [c for c in set(values.coords) & set(part.coords) if values[c].dims == part[c].dims == ("prompt",)]
+    if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in common):
         raise TwoTowersError(f"values and {name} are of different prompts, or in another order: use evidence.same_prompts")
 
 
@@ -196,25 +204,22 @@ def _list(names: Iterable[object]) -> str:
 def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
     """The prompts of `like` out of `dataset`, in their order. Raises TwoTowersError where one is missing."""
     keys = ("block", "order", "true_label")  # a block's four prompts differ in the last two
-    places, wanted = (pd.MultiIndex.from_arrays([d[key].values for key in keys]) for d in (dataset, like))
-    at = places.get_indexer(wanted)
-    if (at < 0).any():
-        raise TwoTowersError(
-            f"{int((at < 0).sum())} prompts of one measurement are not in the other: measure both on the same blocks"
-        )
+    places, targets = (pd.MultiIndex.from_arrays([d[key].values for key in keys]) for d in (dataset, like))
+    at = places.get_indexer(targets)
+    if lost := int((at < 0).sum()):
+        raise TwoTowersError(f"{lost} prompts of one measurement are not in the other: measure both on the same blocks")
     return dataset.isel(prompt=at)
 
 
 def of_set(
-    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads],
-    turns: Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]], matched: Callable[[Heads], Sequence[Heads]],
-) -> tuple[xr.DataArray, xr.DataArray | None]:  # fmt: skip
+    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads], turns: Turns, draw: Draw
+) -> tuple[xr.DataArray, xr.DataArray | None]:
     """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control that a chapter gives.
 
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
     for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then it is cross-fit, and
     random sets are drawn. sets: name -> heads of the model; turns: values -> (sets chosen on other class pairs and label
-    pairs, the prompts of values that these judge), each in turn; matched: heads -> random sets of others. Raises NotTestable
+    pairs, the prompts of values that these judge), each in turn; draw: heads -> random sets of others. Raises NotTestable
     where the rule names no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked
     for, or of another kind.
     """
@@ -224,39 +229,39 @@ def of_set(
             _check_control(claim, control)
             return values, control
         if {"layer", "head"} <= set(values.dims):
-            return _of_single_heads(claim, values, control, turns, matched)
-        return _of_named_sets(claim, values, control, sets)
+            return _of_single_heads(claim, values, control, turns, draw)
+        return _of_sets(claim, values, control, sets)
     except NotTestable:
         raise
     except TwoTowersError as error:
         raise TwoTowersError(f"claim '{claim.id}': {error}") from None
 
 
-def _of_single_heads(claim, values, control, turns, matched):
+def _of_single_heads(claim, values, control, turns, draw):
     """Each turn's heads on the prompts that it judges, which keep their order."""
     _check_dims("values", values, ("prompt", "layer", "head"))
-    drawn = claim.control == "random sets"
-    _check_control(claim, control, drawn)
-    chosen = []
+    needs_draws = claim.control == "random sets"
+    _check_control(claim, control, needs_draws)
+    parts = []
     for sets, judges in turns(values.assign_coords(at=("prompt", range(values.sizes["prompt"])))):
         if claim.heads not in sets:
             raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
         if not sets[claim.heads]:
             raise NotTestable(f"the rule names no {claim.heads}")
-        chosen.append((sets[claim.heads], judges))
+        parts.append((sets[claim.heads], judges))
 
-    def joined(sets_of: Callable[[Heads], Sequence[Heads]]) -> xr.DataArray:
-        return xr.concat([over_sets(judges, sets_of(heads)) for heads, judges in chosen], "prompt").sortby("at").drop_vars("at")
+    def join(sets_of: Callable[[Heads], Sequence[Heads]]) -> xr.DataArray:
+        return xr.concat([over_sets(judges, sets_of(heads)) for heads, judges in parts], "prompt").sortby("at").drop_vars("at")
 
-    effect = joined(lambda heads: [heads]).isel(draw=0, drop=True)
-    if not drawn:
+    effect = join(lambda heads: [heads]).isel(draw=0, drop=True)
+    if not needs_draws:
         return effect, control
-    union = list(dict.fromkeys(head for heads, _ in chosen for head in heads))
-    stands_for = [dict(zip(union, random, strict=True)) for random in matched(union)]  # the same random head in every turn
-    return effect, joined(lambda heads: [[of[head] for head in heads] for of in stands_for])
+    union = list(dict.fromkeys(head for heads, _ in parts for head in heads))
+    stands_for = [dict(zip(union, random, strict=True)) for random in draw(union)]  # the same random head in every turn
+    return effect, join(lambda heads: [[of[head] for head in heads] for of in stands_for])
 
 
-def _of_named_sets(claim, values, control, sets):
+def _of_sets(claim, values, control, sets):
     _check_dims("values", values, ("heads", "prompt"))
     if claim.heads not in values["heads"] and not sets.get(claim.heads):
         raise NotTestable(f"the rule names no {claim.heads}")
@@ -269,9 +274,9 @@ def _of_named_sets(claim, values, control, sets):
     return values.sel(heads=claim.heads), None if control is None else control.sel(heads=claim.heads)
 
 
-def _check_control(claim: Claim, control: xr.DataArray | None, drawn: bool = False) -> None:
-    if (control is None) != (drawn or claim.control == "none"):
-        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
+def _check_control(claim: Claim, control: xr.DataArray | None, draws: bool = False) -> None:
+    if (control is None) != (draws or claim.control == "none"):
+        remedy = "give control=" if control is None else "it is drawn here, give none" if draws else "give none"
         raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
     kind = claim.control if control is None or "control" not in control.coords else control["control"].item()
     if kind != claim.control:
@@ -299,11 +304,11 @@ def read(folder: Path) -> pd.DataFrame:
 
 def holm(p: pd.Series) -> pd.Series:
     """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below one before. NaN stays."""
-    ordered = p.dropna().sort_values()
-    return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
+    ascending = p.dropna().sort_values()
+    return (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
 
 
-def check_rows(rows: Sequence[Judged]) -> pd.DataFrame:
+def check_rows(rows: Sequence[EvidenceRow]) -> pd.DataFrame:
     """Rows as one table. Raises TwoTowersError when a claim is judged twice for one model."""
     table = pd.DataFrame([asdict(row) for row in rows])
     if len(table) and table.duplicated(["claim", "model"]).any():

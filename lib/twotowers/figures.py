@@ -96,8 +96,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     control where there is one (a grey tick)."""
     rows = alt.Y("row:N", sort=None, title=None)
     base = alt.Chart(table)
-    tip = ["row", alt.Tooltip("effect", format="+.3f"), alt.Tooltip("effect_low", format="+.3f"),
-           alt.Tooltip("effect_high", format="+.3f"), alt.Tooltip("control", format="+.3f"), "verdict"]  # fmt: skip
+    tip = ["row", *(alt.Tooltip(c, format="+.3f") for c in ("effect", "effect_low", "effect_high", "control")), "verdict"]
     clear = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
     ticks = alt.Axis(tickCount=6, labelOverlap=True)
     x = alt.X("effect_low:Q", title=textwrap.wrap(title, 60), axis=ticks, scale=alt.Scale(zero=False))
@@ -109,7 +108,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
 
-def _ordered(names: pd.Series) -> list[str]:
+def _order(names: pd.Series) -> list[str]:
     """Different names as they first come, those of COLOURS last and in its order: a model may lack some of them."""
     order = list(COLOURS)
     return sorted(dict.fromkeys(names), key=lambda name: order.index(name) if name in COLOURS else -1)
@@ -121,30 +120,38 @@ def _as(fmt: str) -> alt.Axis:
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, x_title: str | None = None, fmt: str = ".2f",
-    row: str | None = None, line: float = 0.0,
-) -> alt.FacetChart:  # fmt: skip
+    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", row: str | None = None, line: float = 0.0
+) -> alt.FacetChart:
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
-    names, sort = _ordered(table[group]), _ordered(table[x])
+    names, sort = _order(table[group]), _order(table[x])
     models = table["model"].nunique()
     room = WIDTH // (models if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
-    base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=x_title, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
+    base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=None, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
         color=colour(group, names),
         tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
-    dashed = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
+    rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error + dashed, table, row=row).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error + rule, table, row=row).resolve_scale(x="independent", xOffset="independent")
 
 
 def curves(
-    table: pd.DataFrame, x: str, y: str, *, group: str, x_title: str, y_title: str, fmt: str = "+.2f",
-    height: int = 180, x_values: Sequence[float] | None = None, row: str | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    *,
+    group: str,
+    x_title: str,
+    y_title: str,
+    fmt: str = "+.2f",
+    height: int = 180,
+    x_values: Sequence[float] | None = None,
+    row: str | None = None,
+) -> alt.FacetChart:
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
     names = list(dict.fromkeys(table[group]))
     integers = pd.api.types.is_integer_dtype(table[x])
@@ -157,9 +164,18 @@ def curves(
 
 
 def dots(
-    table: pd.DataFrame, y: str, x: str, *, x_title: str | None, group: str | None = None, fmt: str = "+.2f", null: float = 0.0,
-    row: str | None = None, height: int = 180, ends: Sequence[float] | None = None,
-) -> alt.FacetChart:  # fmt: skip
+    table: pd.DataFrame,
+    y: str,
+    x: str,
+    *,
+    x_title: str | None,
+    group: str | None = None,
+    fmt: str = "+.2f",
+    null: float = 0.0,
+    row: str | None = None,
+    height: int = 180,
+    ends: Sequence[float] | None = None,
+) -> alt.FacetChart:
     """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: `null`.
 
     group: values of this column beside each other, each in its colour; ends: of the axis, at which intervals are cut.
@@ -177,22 +193,21 @@ def dots(
     return facets(marks, table, height=height, row=row)
 
 
-def head_maps(table: pd.DataFrame, value: str, *, title: str, height: int = 260) -> alt.FacetChart:
+def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     """Layer x head, deepest layer on top, a panel a model; violet above zero and brown below, each model on its own scale."""
     table = table.assign(scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1))
-    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
-        x=alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-        y=alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True)),
-        color=alt.Color("scaled:Q", title=f"{title}, as a share of the largest",
-                        scale=alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])),
-        tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
-    )  # fmt: skip
-    return facets(marks, table, height=height).resolve_scale(x="independent", y="independent")
+    x = alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    y = alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True))
+    scale = alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])
+    fill = alt.Color("scaled:Q", title=f"{title}, as a share of the largest", scale=scale)
+    tip = ["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")]
+    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(x=x, y=y, color=fill, tooltip=tip)
+    return facets(marks, table, height=260).resolve_scale(x="independent", y="independent")
 
 
 def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
     """One point a head, a panel a model; columns name ("18-6") and set; sets are named where there is room."""
-    points = pd.concat([_named(part, x, y, height) for _, part in table.groupby("model", sort=False)])
+    points = pd.concat([_place_names(part, x, y, height) for _, part in table.groupby("model", sort=False)])
     colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
     tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
     base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
@@ -203,7 +218,7 @@ def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: s
     return facets(chart, points, height=height).resolve_scale(x="independent", y="independent")
 
 
-def _named(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
+def _place_names(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
     """Where the names of one model's heads of a set stand: beside their points or just below, or nowhere."""
     gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
     out = table.assign(align=None, **{"text y": table[y]})

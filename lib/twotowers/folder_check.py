@@ -71,19 +71,19 @@ def faults(folder: Path) -> list[str]:
     """
     out = [] if NAME.fullmatch(folder.name) else [f"'{folder.name}' is no name of a model: use letters, digits, '.', '_' and '-'"]
     files = sorted(folder.rglob("*.nc"))
-    shared_by: dict[str, dict[str, object]] = {"": {}}  # what the files seen so far share: of the folder, and of each suite
+    common: dict[str, dict[str, object]] = {"": {}}  # what the files seen so far share: of the folder, and of each suite
     for path in files:
         try:
-            for shared, values in _checked(path, folder):
+            for group, values in _check_file(path, folder):
                 for name, value in values.items():
-                    if shared_by.setdefault(shared, {}).setdefault(name, value) != value:
-                        raise TwoTowersError(f"its {name} is {value}, that of files before it {shared_by[shared][name]}")
+                    if common.setdefault(group, {}).setdefault(name, value) != value:
+                        raise TwoTowersError(f"its {name} is {value}, that of files before it {common[group][name]}")
         except TwoTowersError as error:
             out.append(str(TwoTowersError(f"'{path.relative_to(folder)}' is no recorded measurement: {error}")))
     return out if files else [*out, "it holds no measurement"]
 
 
-def _checked(path: Path, folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
+def _check_file(path: Path, folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """What a file must share with the others of its folder, and of its suite, once it is sound by itself."""
     suite, name = path.parent.name, path.stem
     if path.parent.parent != folder or suite not in store.TEXTS or name not in store.catalogue():
@@ -94,14 +94,14 @@ def _checked(path: Path, folder: Path) -> Iterator[tuple[str, dict[str, object]]
     for label, place in ((about.measurement, name), (about.suite, suite), (about.model, folder.name)):
         if label != place:
             raise TwoTowersError(f"it says '{label}', and lies where '{place}' belongs: name the folder as its model")
-    made_of = _made_of(about)
-    store.check_current(made_of, about.model, suite, name)
+    origin = _origin(about)
+    store.check_current(origin, about.model, suite, name)
     _check_heads(recording.data, about)
     for coordinate, values in recording.data.coords.items():
         if coordinate not in FREE and values.dtype.kind in "UO" and any(set(text) & set("<>&") for text in np.unique(values)):
             raise TwoTowersError(f"its '{coordinate}' holds a sign of HTML, and is no name")
     yield "", {name: getattr(about, name) for name in ONE}
-    yield suite, {name: value for name, value in made_of.items() if name in Settings.model_fields and name != "blocks"}
+    yield suite, {name: value for name, value in origin.items() if name in Settings.model_fields and name != "blocks"}
 
 
 def _check_size(path: Path) -> None:
@@ -133,18 +133,18 @@ def _about(data: xr.Dataset) -> About:
         raise TwoTowersError(f"its attribute '{first['loc'][0]}': {first['msg']}") from None
 
 
-def _made_of(about: About) -> dict:
+def _origin(about: About) -> dict:
     """`identity` as a mapping, with settings that are settings. Raises TwoTowersError for anything else."""
     try:
-        made_of = json.loads(about.identity)
-        if not isinstance(made_of, dict) or not isinstance(made_of.get("versions"), dict):
+        origin = json.loads(about.identity)
+        if not isinstance(origin, dict) or not isinstance(origin.get("versions"), dict):
             raise ValueError
     except ValueError:
         raise TwoTowersError("its attribute 'identity' is no list of settings") from None
-    Settings.of({name: value for name, value in made_of.items() if name not in ("model", "texts", "versions")})
-    if (made_of.get("model"), made_of.get("suite")) != (about.fingerprint, about.suite):
-        raise TwoTowersError(f"its identity is of '{made_of.get('model')}', '{made_of.get('suite')}'")
-    return made_of
+    Settings.of({name: value for name, value in origin.items() if name not in ("model", "texts", "versions")})
+    if (origin.get("model"), origin.get("suite")) != (about.fingerprint, about.suite):
+        raise TwoTowersError(f"its identity is of '{origin.get('model')}', '{origin.get('suite')}'")
+    return origin
 
 
 def _check_heads(data: xr.Dataset, about: About) -> None:

@@ -19,7 +19,7 @@ from pandas.io.formats.style import Styler
 
 from twotowers import claims, evidence
 from twotowers.claims import NOT_TESTABLE, Claim
-from twotowers.paths import book_folder
+from twotowers.paths import book_folder, chapter_number
 
 CHANCE = 0.5
 QUICK = 15
@@ -82,7 +82,7 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
 
     only: ids of claims, in the order wanted; their numbers stand in the cells.
     """
-    pages = {_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+    pages = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
     titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
@@ -105,13 +105,8 @@ def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> st
     else:
         detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
         detail += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
-    visible, hidden = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
-    return f'<td class="{verdict.replace(" ", "-")}" title="{hidden}">{verdict}{visible}</td>'
-
-
-def _number(stem: str) -> str:
-    """The chapter of a file name, as claims name it: "07-two-towers" is chapter 7, "b-what-decides" chapter B."""
-    return stem.partition("-")[0].lstrip("0").upper()
+    visible, title = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
+    return f'<td class="{verdict.replace(" ", "-")}" title="{title}">{verdict}{visible}</td>'
 
 
 def answer(rows: pd.DataFrame) -> Markdown:
@@ -122,7 +117,7 @@ def answer(rows: pd.DataFrame) -> Markdown:
     verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), claims.findings(), []
     for i, ((text, chapter), part) in enumerate(table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False)):
         if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
-            where = f"([chapter {_number(chapter)}]({chapter}))"
+            where = f"([chapter {chapter_number(chapter)}]({chapter}))"
             lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
     return Markdown("\n".join(lines))
 

@@ -38,6 +38,11 @@ def book_folder() -> Path:
     return data_folder().parent / "book"
 
 
+def chapter_number(stem: str) -> str:
+    """The chapter of a file name, as claims name it: "07-two-towers" is chapter 7, "b-what-decides" chapter B."""
+    return stem.partition("-")[0].lstrip("0").upper()
+
+
 def shipped_models() -> dict[str, Path]:
     """Name -> folder of every shipped model (those of data/models with a config.json); empty without data."""
     root = _root()

@@ -45,9 +45,8 @@ def with_shared(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     """A part without what it shares with the data: what is written to its group."""
     variables = part[[name for name, array in part.data_vars.items() if "heads" in array.dims]]
-    return variables.drop_vars([name for name in variables.coords if name in data.coords and name != "heads"]).drop_attrs(
-        deep=False
-    )
+    common = [name for name in variables.coords if name in data.coords and name != "heads"]
+    return variables.drop_vars(common).drop_attrs(deep=False)
 
 
 def of_labels(recording: Recording, labels: str) -> Recording:

@@ -172,9 +172,8 @@ def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> No
         array = data[variable]
         if set(array.dims) != set(dims) or len(array.dims) != len(dims):
             raise OtherForm(f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})")
-        if array.dtype.kind not in KINDS[kind] or (
-            array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)
-        ):
+        odd = array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.values.flat)
+        if odd or array.dtype.kind not in KINDS[kind]:
             raise OtherForm(f"'{variable}' is no {kind.__name__}")
         if variable in variables and array.attrs.get("units") != variables[variable].units:
             raise OtherForm(f"'{variable}' is not in {variables[variable].units}")

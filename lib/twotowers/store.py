@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import xarray as xr
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, PositiveInt
 
 from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
@@ -35,7 +35,6 @@ from twotowers.paths import data_folder, is_own, slug
 from twotowers.recording import GROUPS, Recording, own, with_shared
 from twotowers.settings import Settings
 
-COLUMNS = ("measurement", "version", "needs", "judges", "sources")
 LABELS = ("words/labels.csv", "words/stop_words.txt")
 TEXTS = {
     "words": ("words/words.csv", "words/pairs.csv", *LABELS),
@@ -56,21 +55,12 @@ DIFFERENCES = ("logit_difference", "base_logit_difference", "source_logit_differ
 """These are kept whole: each is the difference of what a file keeps of two log-probabilities"""
 
 
-class VersionRow(Row):
-    """A line of data/versions.csv; `needs` with spaces between."""
+class Version(Row):
+    """A line of data/versions.csv: the version of a measurement's code, and what it is made from, with spaces between."""
 
     measurement: Text
     version: PositiveInt
-    needs: str
-    judges: bool
-    sources: str
-
-
-class Version(NamedTuple):
-    """The version of a measurement's code, and what it is made from."""
-
-    version: int
-    needs: tuple[str, ...]
+    needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
     judges: bool
     """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
     sources: str
@@ -80,8 +70,7 @@ class Version(NamedTuple):
 @cache
 def catalogue() -> dict[str, Version]:
     """Measurement -> its row of data/versions.csv, those that it needs before it."""
-    rows = read_table(data_folder() / "versions.csv", VersionRow, ("measurement",))
-    return {row.measurement: Version(row.version, tuple(row.needs.split()), row.judges, row.sources) for row in rows}
+    return {row.measurement: row for row in read_table(data_folder() / "versions.csv", Version, ("measurement",))}
 
 
 def about(name: str) -> Version:
@@ -111,8 +100,8 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
     deciding = settings.deciding()
     if not about(name).judges:
         del deciding["blocks"]
-    made_of = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
-    return json.dumps(deciding | made_of, sort_keys=True)
+    origin = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
+    return json.dumps(deciding | origin, sort_keys=True)
 
 
 def recorded_models() -> dict[str, Path]:
@@ -136,8 +125,8 @@ def open_recorded(model: str, suite: str, name: str) -> Recording | None:
 def serves(recording: Recording, settings: Settings) -> bool:
     """Whether a recorded measurement stands for its model under these settings: it has every one that is not a default, but
     for how many blocks there are, which are its own."""
-    made_of = json.loads(recording.data.attrs["identity"])
-    return all(made_of.get(name) == value for name, value in settings.changed().items() if name not in ("blocks", "locate"))
+    origin = json.loads(recording.data.attrs["identity"])
+    return all(origin.get(name) == value for name, value in settings.changed().items() if name not in ("blocks", "locate"))
 
 
 def digest(recording: Recording) -> str:
@@ -152,18 +141,18 @@ def digest(recording: Recording) -> str:
     return out.hexdigest()[:12]
 
 
-def check_current(made_of: Mapping[str, Any], model: str, suite: str, name: str) -> None:
+def check_current(origin: Mapping[str, Any], model: str, suite: str, name: str) -> None:
     """Raises TwoTowersError where an identity is of other texts, or of an older version of a measurement or of its needs."""
-    if made_of.get("texts") != texts(suite):
+    if origin.get("texts") != texts(suite):
         raise TwoTowersError(
             f"the recorded measurement '{name}.nc' of {model} is of other texts than data/{', data/'.join(TEXTS[suite])}: "
             "record it again"
         )
-    made_by = made_of.get("versions", {})
+    file_versions = origin.get("versions", {})
     for part, version in versions(name).items():
-        if made_by.get(part) != version:
+        if file_versions.get(part) != version:
             raise TwoTowersError(
-                f"the recorded measurement '{name}.nc' of {model} rests on version {made_by.get(part)} of '{part}', "
+                f"the recorded measurement '{name}.nc' of {model} rests on version {file_versions.get(part)} of '{part}', "
                 f"the code is of version {version}: record it again"
             )
 
@@ -219,8 +208,8 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
     parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(recording, name)) is not None}
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
-        with _undisturbed(), _writing(path):
-            _remove_left(path)
+        with _deferred_signals(), _writing(path):
+            _remove_leftovers(path)
             for group, part in parts.items():
                 mode: Literal["w", "a"] = "w" if group == "/" else "a"
                 of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
@@ -234,13 +223,13 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
             scratch.unlink(missing_ok=True)
 
 
-def _remove_left(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Remove what processes of this machine wrote of a file, and were killed."""
-    for left in path.parent.glob(f".{path.name}.{platform.node()}.*.part"):
+    for scratch in path.parent.glob(f".{path.name}.{platform.node()}.*.part"):
         try:
-            os.kill(int(left.suffixes[-2][1:]), 0)  # asks whether there is such a process
+            os.kill(int(scratch.suffixes[-2][1:]), 0)  # asks whether there is such a process
         except ProcessLookupError:
-            left.unlink(missing_ok=True)
+            scratch.unlink(missing_ok=True)
 
 
 def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Variable]:
@@ -277,7 +266,7 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _deferred_signals() -> Iterator[None]:
     """Ctrl-C and the like wait until a file is done: within xarray's own locks they would leave the process waiting for ever."""
     waiting: list[int] = []
     handlers = {}
@@ -309,7 +298,7 @@ def load(path: Path, lazy: bool = False) -> Recording:
 
     Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of another form."""
     try:
-        with _undisturbed():
+        with _deferred_signals():
             groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
             for part in () if lazy else groups.values():
                 part.load().close()

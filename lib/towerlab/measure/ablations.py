@@ -26,7 +26,7 @@ from twotowers.recording import Recording, with_shared
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present, rows, with_control
+from towerlab.measure.sets import present, random_sets, rows, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
 from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
@@ -61,23 +61,21 @@ def ablations(
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_positions(*positions)
-    named: dict[str, frozenset[Head]] = {NONE: frozenset()}
-    named |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
-    different = list(dict.fromkeys(heads for heads in named.values() if heads))
+    all_sets: dict[str, frozenset[Head]] = {NONE: frozenset()}
+    all_sets |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
+    different = list(dict.fromkeys(heads for heads in all_sets.values() if heads))
     row: dict[frozenset[Head], int] = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
-    out = Answers(encoded, len(positions), len(replacements), len(named))
+    out = Answers(encoded, len(positions), len(replacements), len(all_sets))
     with progress("ablations", len(positions) * len(encoded)) as bar:
         for p, where in enumerate(positions):
             means = [None if mean is None else mean[where] for mean in replacements.values()]
             runs = [Ablation(heads, mean) for mean in means for heads in different]
             of_runs = ablated_answers(model, encoded, runs, where, bar, max_tokens)
             for r in range(len(means)):
-                rows = [row[heads] and row[heads] + r * len(different) for heads in named.values()]
+                rows = [row[heads] and row[heads] + r * len(different) for heads in all_sets.values()]
                 out.log_prob[p, r], out.says[p, r] = of_runs.log_prob[rows], of_runs.says[rows]
-    return observations(
-        encoded, out.variables("positions", "replacement", "heads"),
-        positions=list(positions), replacement=list(replacements), heads=list(named),
-    )  # fmt: skip
+    coordinates = {"positions": list(positions), "replacement": list(replacements), "heads": list(all_sets)}
+    return observations(encoded, out.variables(*coordinates), **coordinates)
 
 
 def check_positions(*positions: str) -> None:
@@ -94,10 +92,10 @@ def ablated_answers(
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
     # Of whole prompts few at a time, so that many runs of them fit.
-    ablated, batch_tokens = (at_all, max(1, max_tokens // 4)) if positions == "all" else (at_last, max_tokens)
+    ablate, batch_tokens = (at_all, max(1, max_tokens // 4)) if positions == "all" else (at_last, max_tokens)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        out.put_each(np.ndindex(1 + len(runs)), index, *ablated(model, batch, runs, max_tokens))
+        out.put_each(np.ndindex(1 + len(runs)), index, *ablate(model, batch, runs, max_tokens))
 
     for index, _ in in_memory(run, batches(encoded, batch_tokens)):
         bar.update(len(index))
@@ -123,7 +121,7 @@ def mean_z(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> 
 
     with ExitStack() as stack:
         for layer in range(model.n_layers):
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(reader(layer)).remove)
+            stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(reader(layer)))
         # A batch is added when it is done: one that does not fit in memory may end halfway.
         for _ in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
             for where in POSITIONS:
@@ -145,7 +143,7 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     many = choose.head_sets(run.measured("locating"), max(SIZES))
     twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(SIZES)), 12)}
     if run.settings.suite != "words":
-        return with_control(measure, twelve, {name: drawn(run, heads) for name, heads in twelve.items()})
+        return with_control(measure, twelve, {name: random_sets(run, heads) for name, heads in twelve.items()})
     sets = dict(run.sets) | twelve | {"first comparer": many["comparers"][:1]}
     group = run.model.n_heads // run.model.n_key_value_heads
     for name in ("comparers", "writers"):
@@ -153,11 +151,11 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     sets = present(sets)
     first = {name: [many[name][:n] for n in SIZES if n <= len(many[name])] for name in ("comparers", "writers") if name in sets}
     flat = {f"{name}, first {len(heads)}": heads for name, of in first.items() for heads in of}
-    draws = {name: drawn(run, sets[name]) for name in ("comparers", "writers", "paper's twelve") if name in sets}
+    draws = {name: random_sets(run, sets[name]) for name in ("comparers", "writers", "paper's twelve") if name in sets}
     data, control, _ = with_control(measure, {**sets, **flat}, draws)
     n = data.sizes["heads"] - len(flat)
-    named = data.isel(heads=slice(n))
-    return Recording(named, control, with_shared(rows(data, n, first, "size", SIZES), named) if first else None)
+    by_name = data.isel(heads=slice(n))
+    return Recording(by_name, control, with_shared(rows(data, n, first, "size", SIZES), by_name) if first else None)
 
 
 @measurement("ablations", needs=("locating", "singles"), version=2, on="few", passes=15)

@@ -16,20 +16,16 @@ from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
 from towerlab.model.capture import answer
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import factorial, patterns
 
 
 def answers(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass each."""
     out = Answers(encoded)
-    with progress("answers", len(encoded)) as bar:
-        for index, (top, log_prob) in in_memory(lambda _, batch: answer(model, batch), batches(encoded)):
-            out.put((), index, top, log_prob)
-            bar.update(len(index))
+    run_batches("answers", encoded, 4096, lambda index, batch: out.put((), index, *answer(model, batch)))
     return observations(encoded, out.variables())
 
 
@@ -80,7 +76,7 @@ def _answers(run: Run) -> Recording:
 @measurement("factorial", needs=("forms",), version=1, on="few", passes=6)
 def _factorial(run: Run) -> Recording:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
-    pairs = run.asked_twice(run.pairs)  # the query of the other class comes from another block of the pair
+    pairs = run.repeatable(run.pairs)  # the query of the other class comes from another block of the pair
     blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
     encoded = run.encode(factorial(blocks, spread_orders(blocks[0])))
     return run.in_parts("factorial", encoded, lambda some: answers(run.model, some))

@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from towerlab.model.memory import in_memory
-from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.model.memory import run_batches
+from towerlab.model.model import Model, widen
+from towerlab.prompts.prompt import Encoded
 
 
 def attribution_patching(model: Model, encoded: Sequence[Encoded], max_tokens: int = 512) -> Float[np.ndarray, "prompt layer head"]:
@@ -27,7 +26,9 @@ def attribution_patching(model: Model, encoded: Sequence[Encoded], max_tokens: i
     Cost: a forward and a backward pass. Memory: all activations of `max_tokens` tokens.
     """
 
-    def run(index: list[int], batch: list[Encoded]) -> Float[np.ndarray, "batch layer head"]:
+    out = np.empty((len(encoded), model.n_layers, model.n_heads))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
         z: list[Tensor] = []
 
         def collect(_, args):
@@ -38,25 +39,17 @@ def attribution_patching(model: Model, encoded: Sequence[Encoded], max_tokens: i
 
         with torch.enable_grad(), ExitStack() as stack:
             for layer in range(model.n_layers):
-                hook = model.part(layer, "attention_out").register_forward_pre_hook(collect)
-                stack.callback(hook.remove)
+                stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(collect))
             gradients = torch.autograd.grad(_logit_difference(model.logits(batch), batch).sum(), z)
-        cost = [
-            (heads_input * slope).detach().unflatten(-1, (model.n_heads, -1))
-            for heads_input, slope in zip(z, gradients, strict=True)
-        ]
-        return torch.stack([x.sum((1, 3)).cpu() for x in cost], 1).double().numpy()
+        cost = [(x * slope).detach().unflatten(-1, (model.n_heads, -1)) for x, slope in zip(z, gradients, strict=True)]
+        out[index] = torch.stack([x.sum((1, 3)).cpu() for x in cost], 1).double().numpy()
 
-    out = np.empty((len(encoded), model.n_layers, model.n_heads))
-    with progress("attribution", len(encoded)) as bar:
-        for index, cost in in_memory(run, batches(encoded, max_tokens)):
-            out[index] = cost
-            bar.update(len(index))
+    run_batches("attribution", encoded, max_tokens, run)
     return out
 
 
 def _logit_difference(logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]) -> Float[Tensor, "batch"]:
     """Logit of the true label minus that of the other (nats)."""
     words = [e.label_pair for e in batch]
-    pair = logits.to(torch.promote_types(logits.dtype, torch.float32)).gather(1, torch.tensor(words, device=logits.device))
+    pair = widen(logits).gather(1, torch.tensor(words, device=logits.device))
     return pair[:, 0] - pair[:, 1]

@@ -75,12 +75,12 @@ class Run:
         name = slug(self.settings.model)
         if not is_own(self.settings.model):
             return name
-        known = {files.fingerprint(name)} if name in (*shipped_models(), *packages.catalogue()) else set()
+        fingerprints = {files.fingerprint(name)} if name in (*shipped_models(), *packages.catalogue()) else set()
         for out in (data_folder() / "measurements", Path(self.settings.out)):
             first = sorted((out / name).glob("*/*.nc"))[:1]
-            known |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := _load(path))}
+            fingerprints |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := _load(path))}
         digits = self.fingerprint.partition("@")[2][: store.DIGITS_OF_NAMES]
-        return name if known <= {self.fingerprint} else f"{name}--{digits}"
+        return name if fingerprints <= {self.fingerprint} else f"{name}--{digits}"
 
     @cached_property
     def model(self) -> Model:
@@ -117,13 +117,13 @@ class Run:
             self.measured(need)  # before the clock starts
         from towerlab.measure.registry import measurements
 
-        started = time.monotonic()
+        start = time.monotonic()
         try:
-            made = measurements()[name].make(self)
+            result = measurements()[name].make(self)
         except NotTestable as error:
-            made = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
-        recording = made if isinstance(made, Recording) else Recording(made)
-        seconds = time.monotonic() - started
+            result = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
+        recording = result if isinstance(result, Recording) else Recording(result)
+        seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
             texts = ["query", "text", "source_text"]
             recording = each_part(recording, lambda part: part.drop_vars(texts, errors="ignore"))
@@ -146,15 +146,15 @@ class Run:
         n = math.ceil(len(prompts) / size)
         for first in range(0, len(prompts), size):
             path = self.path(name).with_name(f".{name}.{first}.part")
-            made = _load(path, identity)
-            if made is None:
+            recording = _load(path, identity)
+            if recording is None:
                 with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
                     some = measure(prompts[first : first + size])
-                made = some if isinstance(some, Recording) else Recording(some)
+                recording = some if isinstance(some, Recording) else Recording(some)
                 if n > 1:
-                    store.save(made, path, {"measurement": name, "identity": identity})
-                    made = store.load(path)
-            parts.append(made)
+                    store.save(recording, path, {"measurement": name, "identity": identity})
+                    recording = store.load(path)
+            parts.append(recording)
         return joined_parts(parts)
 
     def n_parts(self, name: str) -> int:
@@ -209,12 +209,12 @@ class Run:
         Raises TwoTowersError where it can say none; pairs that were given are not tried here.
         """
         out: dict[str, str] = {}
-        drawn: dict[str, Any] = {"seed": 0, "pairs": self.pairs, "texts": self.texts}
+        arguments: dict[str, Any] = {"seed": 0, "pairs": self.pairs, "texts": self.texts}
         tokenizer = self.model.tokenizer  # a model that cannot be read is not the tokenizer's fault
         for pair in () if self.settings.labels else self._by_default:
             try:
                 for separator in SEPARATORS:  # a block of each class pair, since classes may be the labels
-                    prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **drawn)
+                    prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **arguments)
                     encode_all(prompts, tokenizer)
             except TwoTowersError as error:
                 out[pair] = str(error)
@@ -263,7 +263,7 @@ class Run:
         """The class pairs of those blocks."""
         return self.pairs[: self.n_few]
 
-    def asked_twice(self, pairs: Sequence[str]) -> Sequence[str]:
+    def repeatable(self, pairs: Sequence[str]) -> Sequence[str]:
         """As many of these class pairs as so many blocks ask twice, at least one: for what takes a text of the other class from
         another block of the same pair."""
         return pairs[: max(1, self.n_few // 2)]
@@ -292,10 +292,10 @@ class Run:
             return ""
         batch = next(prompts for _, prompts in batches(self._longest))
         for _ in range(2):  # the first one is slower
-            started = time.monotonic()
+            start = time.monotonic()
             answer(self.model, batch)
         passes = sum(self.passes(name) for name in missing)
-        minutes = passes * (time.monotonic() - started) / len(batch) / 60
+        minutes = passes * (time.monotonic() - start) / len(batch) / 60
         what = f"{len(missing)} measurements to make, about as long as {passes:,.0f} runs of a prompt"
         memory = self.model.bytes * 17 / 16 + WORK
         return f"{self.name}: {what}: {minutes:.0f} min, {memory / 1e9:.1f} GB of memory" if minutes >= 1 else ""

@@ -74,7 +74,7 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
         empty = capture.logits.new_empty(len(index), 0)
         return replace(capture, logits=empty, weights=None, values=None)
 
-    def walked(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
+    def walk(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
         return increases_along(
             model,
             torch.cat([capture.resid_pre for capture in group], 1),
@@ -86,15 +86,15 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
             tell=tell,
         )
 
-    progress_made = 0.0
+    so_far = 0.0
 
     def tell(prompts: float) -> None:
         """One forward pass and one walk over the vocabulary are half of a prompt's work each, more or less."""
-        nonlocal progress_made
-        progress_made += prompts / 2
-        bar.update(min(round(progress_made), n) - bar.n)  # a walk that memory broke off is told twice
+        nonlocal so_far
+        so_far += prompts / 2
+        bar.update(min(round(so_far), n) - bar.n)  # a walk that memory broke off counts twice
 
-    def told(stream: Iterable[Capture]) -> Iterator[Capture]:
+    def counting(stream: Iterable[Capture]) -> Iterator[Capture]:
         for capture in stream:
             tell(len(capture.index))
             yield capture
@@ -102,7 +102,7 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
     stream = captures(model, encoded, {"weights", "values"}, max_tokens, read=read)
     with progress("heads", n) as bar:
-        for group, (of_attention, of_ffn, of_heads) in halved(walked, groups(told(stream), max(GROUP_BYTES, model.bytes // 16))):
+        for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(counting(stream), max(GROUP_BYTES, model.bytes // 16))):
             index = [i for capture in group for i in capture.index]
             increase[index] = of_heads[..., 0].cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
@@ -151,14 +151,14 @@ def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "ba
 def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
     """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
     group: list[Capture] = []
-    held_bytes = 0
+    group_bytes = 0
     for capture in stream:
         size = sum(t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output))
-        if group and held_bytes + size > limit:
+        if group and group_bytes + size > limit:
             yield group
-            group, held_bytes = [], 0
+            group, group_bytes = [], 0
         group.append(capture)
-        held_bytes += size
+        group_bytes += size
     if group:
         yield group
 

@@ -30,15 +30,14 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import AT_LAST, drawn, present, with_control, with_other_halves
+from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
 from towerlab.prompts.blocks import draw_blocks, texts_of_one_length
-from towerlab.prompts.prompt import Encoded, Prompt, batches, encode_all
+from towerlab.prompts.prompt import Encoded, Prompt, encode_all
 
 KINDS = ("query", "keys", "values")
 
@@ -136,23 +135,20 @@ def interchanges(
         of_base.put((), index, *base.plain_answer())
         of_source.put((), index, *label_log_probs(source.capture.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
-        edits = {(w, s): exchange(heads, part, source.plain, at)
-                 for s, heads in enumerate(sets.values()) for w, part in enumerate(what)}  # fmt: skip
+        edits = {
+            (w, s): exchange(heads, part, source.plain, at) for s, heads in enumerate(sets.values()) for w, part in enumerate(what)
+        }
         answers.put_each(edits, index, *base.answers(list(edits.values())))
 
-    with progress("interchanges", len(pairs)) as bar:
-        for index, _ in in_memory(run, batches(bases, max_tokens)):
-            bar.update(len(index))
+    run_batches("interchanges", bases, max_tokens, run)
     plain = {
         f"{side}_{name}": values
         for side, of_side in (("base", of_base), ("source", of_source))
         for name, values in of_side.variables().items()
     }
-    return observations(
-        bases, answers.variables("what", "heads") | plain, what=list(what), heads=list(sets),
-        pair_kind=("prompt", [pair.kind for pair in pairs]),
-        source_text=("prompt", [pair.source.prompt.text for pair in pairs]),
-    )  # fmt: skip
+    kinds, texts = [pair.kind for pair in pairs], [pair.source.prompt.text for pair in pairs]
+    coordinates = {"what": list(what), "heads": list(sets), "pair_kind": ("prompt", kinds), "source_text": ("prompt", texts)}
+    return observations(bases, answers.variables("what", "heads") | plain, **coordinates)
 
 
 @measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)
@@ -163,8 +159,8 @@ def _interchanges(run: Run) -> Recording:
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     seed = [run.settings.seed, JUDGING]
-    asked = run.asked_twice(classes)  # a query comes from another block of the pair
-    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=asked, labels=run.labels, texts=texts)
+    twice = run.repeatable(classes)  # a query comes from another block of the pair
+    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
     comparing = run.sets["by attention"]
     sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
@@ -176,6 +172,6 @@ def _interchanges(run: Run) -> Recording:
     def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
         return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
 
-    recording = with_control(in_parts, sets, {"by attention": drawn(run, comparing, AT_LAST)})
+    recording = with_control(in_parts, sets, {"by attention": random_sets(run, comparing, AT_LAST)})
     bases = [pair.base for pair in pairs]
     return with_other_halves(run, recording, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

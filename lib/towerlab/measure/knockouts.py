@@ -30,7 +30,7 @@ from towerlab.measure.sets import present, with_comparers
 from towerlab.model import query_key
 from towerlab.model.attention_edits import blocked
 from towerlab.model.capture import label_log_probs
-from towerlab.model.hooks import block_outputs, restarted
+from towerlab.model.hooks import block_outputs, restarted, split_call
 from towerlab.model.last_position import Edit, LastPosition, LayerState, head_output
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
@@ -87,7 +87,7 @@ def default_cuts(n_layers: int, n: int = 7) -> list[int]:
     return np.unique(np.linspace(0, n_layers, n + 2).round().astype(int)).tolist()
 
 
-class _Passed(NamedTuple):
+class _Pass(NamedTuple):
     """What one run left: logits, what blocks returned (by layer), and label keys (by layer) before rotation."""
 
     logits: Float[Tensor, "batch vocabulary"]
@@ -135,46 +135,55 @@ def knockouts(
 
 
 def _of_edges(
-    model: Model, encoded: Sequence[Encoded], maker: Callable[[Encoded], Edges], cuts: list[int], heads: Heads,
-    max_tokens: int, answers: Answers, row: int, bar,
-) -> Float[np.ndarray, "side cut head prompt place d_head"]:  # fmt: skip
+    model: Model,
+    encoded: Sequence[Encoded],
+    maker: Callable[[Encoded], Edges],
+    cuts: list[int],
+    heads: Heads,
+    max_tokens: int,
+    answers: Answers,
+    row: int,
+    bar,
+) -> Float[np.ndarray, "side cut head prompt place d_head"]:
     """Label keys of the heads under every knockout of one kind of edges; the answers go into `answers` at `row`."""
     places = len(encoded[0].label_positions) if heads else 0
     keys = np.empty((len(SIDES), len(cuts), len(heads), len(encoded), places, model.d_head), dtype=np.float32)
     layers = {layer for layer, _ in heads}
 
-    def keep(at: tuple, index: list[int], outcome: _Passed) -> None:
+    def keep(at: tuple, index: list[int], outcome: _Pass) -> None:
         for h, (layer, head) in enumerate(heads):
             keys[(*at, h, index)] = outcome.keys[layer][:, :, model.value_head(head)].float().cpu().numpy()
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        def put(side: int, c: int, outcome: _Passed) -> None:
+        def put(side: int, c: int, outcome: _Pass) -> None:
             answers.put((row, side, c), index, *label_log_probs(outcome.logits, batch))
             keep((side, c), index, outcome)
 
         closed = closed_edges(batch, maker)
         if not closed[:, :-1].any():  # only the last position is cut off: the others, and their keys, are the plain run's
             if heads:
-                plain = _passed(model, batch, (), layers)
+                plain = _forward(model, batch, (), layers)
                 for at in np.ndindex(keys.shape[:2]):
                     keep(at, index, plain)
-            edits = {(row, side, c): _last_blocked(model, blocked_in, closed[:, -1]) for c, cut in enumerate(cuts)
-                     for side, blocked_in in enumerate((range(cut), range(cut, model.n_layers)))}  # fmt: skip
+            spans = [(range(cut), range(cut, model.n_layers)) for cut in cuts]
+            edits = {
+                (row, s, c): _block_last(model, span, closed[:, -1]) for c, of in enumerate(spans) for s, span in enumerate(of)
+            }
             answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
             return
-        plain = _passed(model, batch, cuts, layers)
-        shut = _passed(model, batch, cuts, layers, closed, range(model.n_layers))
+        plain = _forward(model, batch, cuts, layers)
+        full = _forward(model, batch, cuts, layers, closed, range(model.n_layers))
         for c, cut in enumerate(cuts):
             upper = range(cut, model.n_layers)
-            put(0, c, _passed(model, batch, (), layers, start=cut, after=shut) if cut else plain)
-            put(1, c, _passed(model, batch, (), layers, closed, upper, cut, plain) if cut else shut)
+            put(0, c, _forward(model, batch, (), layers, start=cut, after=full) if cut else plain)
+            put(1, c, _forward(model, batch, (), layers, closed, upper, cut, plain) if cut else full)
 
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))
     return keys
 
 
-def _last_blocked(model: Model, layers: Iterable[int], closed: Bool[Tensor, "batch position"]) -> Edit:
+def _block_last(model: Model, layers: Iterable[int], closed: Bool[Tensor, "batch position"]) -> Edit:
     """No attention from the last position to what is closed, in all heads of some layers: as `blocked`.
 
     Raises TwoTowersError for a position that may not attend to itself.
@@ -190,16 +199,16 @@ def _last_blocked(model: Model, layers: Iterable[int], closed: Bool[Tensor, "bat
     return Edit([(layer, head) for layer in layers for head in range(model.n_heads)], output)
 
 
-def _passed(
+def _forward(
     model: Model,
     batch: Sequence[Encoded],
     cuts: Sequence[int],
     layers: Iterable[int],
     closed: Tensor | None = None,
-    closed_in: Iterable[int] = (),
+    closed_layers: Iterable[int] = (),
     start: int = 0,
-    after: _Passed | None = None,
-) -> _Passed:
+    after: _Pass | None = None,
+) -> _Pass:
     """A run with edges closed in some layers, begun at block `start` with what the run `after` brought there.
 
     Kept for later: what enters the layers `cuts`, and label keys in `layers`. Below `start` the keys are those of `after`.
@@ -209,7 +218,7 @@ def _passed(
 
     def reader(layer: int) -> Callable:
         def read(_module, args, kwargs):
-            x = args[0] if args else kwargs["hidden_states"]
+            x = split_call(args, kwargs)[0]
             x = x.gather(1, at.to(x.device)[..., None].expand(-1, -1, x.shape[-1]))
             keys[layer] = query_key.keys(model, layer, query_key.normed(model, layer, x))
 
@@ -217,15 +226,14 @@ def _passed(
 
     with ExitStack() as stack:
         if closed is not None and closed.any():
-            stack.enter_context(blocked(model, list(closed_in), closed))
+            stack.enter_context(blocked(model, list(closed_layers), closed))
         if after is not None and start:
             stack.enter_context(restarted(model, start, after.outputs[start - 1]))
         for layer in layers:
             if layer >= start:
-                hook = model.blocks[layer].register_forward_pre_hook(reader(layer), with_kwargs=True)
-                stack.callback(hook.remove)
+                stack.enter_context(model.blocks[layer].register_forward_pre_hook(reader(layer), with_kwargs=True))
         outputs = stack.enter_context(block_outputs(model, [cut - 1 for cut in cuts if cut]))
-        return _Passed(model.logits(batch), outputs, keys)
+        return _Pass(model.logits(batch), outputs, keys)
 
 
 def class_in_keys(keys: Float[np.ndarray, "prompt place d_head"], encoded: Sequence[Encoded]) -> np.ndarray:
@@ -250,22 +258,22 @@ def class_in_keys(keys: Float[np.ndarray, "prompt place d_head"], encoded: Seque
     out = np.empty(len(encoded))
     for pair in dict.fromkeys(key[0] for key in cells):
         rows = [(key[1], cell[True], cell[False]) for key, cell in cells.items() if key[0] == pair]
-        differences = np.stack([_signed(encoded[a], first[a]) * (keys[a] - keys[b]) for _, a, b in rows])
+        differences = np.stack([_signs(encoded[a], first[a]) * (keys[a] - keys[b]) for _, a, b in rows])
         texts = np.array([[{p.text, q.text} for p, q in _beside(encoded[a], encoded[b])] for _, a, b in rows])
-        projected = np.empty(differences.shape[:2])
+        projections = np.empty(differences.shape[:2])
         for block in dict.fromkeys(row[0] for row in rows):
             of_block = [i for i, row in enumerate(rows) if row[0] == block]
             words = set().union(*texts[of_block].ravel())
             other = np.array([[not beside & words for beside in row] for row in texts])
             direction = differences[other].mean(0) if other.any() else np.full(differences.shape[-1], np.nan)
-            projected[of_block] = differences[of_block] @ (direction / max(np.linalg.norm(direction), 1e-30))
-        spread = np.nanstd(projected) / np.sqrt(2) if np.isfinite(projected).any() else np.nan
-        for (_, a, b), row in zip(rows, projected, strict=True):
+            projections[of_block] = differences[of_block] @ (direction / max(np.linalg.norm(direction), 1e-30))
+        spread = np.nanstd(projections) / np.sqrt(2) if np.isfinite(projections).any() else np.nan
+        for (_, a, b), row in zip(rows, projections, strict=True):
             out[[a, b]] = row.mean() / spread if spread else 0.0
     return out
 
 
-def _signed(encoded: Encoded, first: str) -> np.ndarray:
+def _signs(encoded: Encoded, first: str) -> np.ndarray:
     """+1 at the places of the first class, -1 at the others, for keys (place, d_head)."""
     return np.array([[1.0 if d.cls == first else -1.0] for d in encoded.prompt.demonstrations])
 

@@ -30,12 +30,12 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present
+from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
-from towerlab.model.capture import Capture, captures
+from towerlab.model.capture import Capture, capture
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 
@@ -53,7 +53,7 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     values = torch.empty(*shape, model.d_head, dtype=torch.promote_types(model.dtype, torch.float32))
     answers = Answers(encoded)
 
-    def read(capture: Capture) -> int:
+    def read(capture: Capture) -> None:
         at, rows = capture.label_positions, logit_difference_rows(capture, model)
         sign = own_label_sign(capture, rows)
         for layer in {layer for layer, _ in heads}:
@@ -66,11 +66,9 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
                 attention[capture.index, i] = capture.weights[layer][:, head].gather(1, at).cpu().numpy()
                 score[capture.index, i] = capture.scores[layer][:, head].gather(1, at).cpu().numpy()
         answers.read(capture)
-        return len(capture.index)
 
-    with progress("label reads", len(encoded)) as bar:
-        for n in captures(model, encoded, {"weights", "scores", "values"}, max_tokens, read=read):
-            bar.update(n)
+    record = {"weights", "scores", "values"}
+    run_batches("label reads", encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index)))
     ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
     dims = ("prompt", "listed_head", "place")
     return observations(
@@ -101,6 +99,6 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
 def _label_reads(run: Run) -> Recording:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)
-    every = [*sets.values(), *drawn(run, run.sets["located"])]
+    every = [*sets.values(), *random_sets(run, run.sets["located"])]
     each = list(dict.fromkeys(head for heads in every for head in heads))
     return run.in_parts("label_reads", run.encode(run.few()), lambda some: label_reads(run.model, some, each))

@@ -26,11 +26,11 @@ from towerlab.measure.looks import donors_of
 from towerlab.measure.observations import observations
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.reversal import attention_weights, weighted, with_outputs
 from towerlab.model.routes import logit_differences
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Encoded
 
 READERS = ("last position", "query's text", "both")
 SOURCES = ("labels", "colons", "texts", "query's text", "all")
@@ -40,7 +40,7 @@ Positions = Bool[Tensor, "batch position"]
 
 
 @torch.inference_mode()
-def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 2048) -> xr.Dataset:
+def label_sources(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """See the module. Raises TwoTowersError for blocks that are not whole, and where exchanged labels stand elsewhere."""
     donors = donors_of(encoded)["labels exchanged"]
     if any(e.label_positions != encoded[donor].label_positions for e, donor in zip(encoded, donors, strict=True)):
@@ -59,8 +59,7 @@ def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 20
                     final = capture(model, batch).resid_final
                 differences[row, column, index] = logit_differences(model, final, batch).double().cpu().numpy()
 
-    for _ in in_memory(run, batches(encoded, max_tokens)):
-        pass
+    run_batches("label sources", encoded, 2048, run)
     values = {"logit_difference_by_source": (("reader", "source", "prompt"), differences, "nats")}
     return observations(encoded, values, reader=list(READERS), source=list(SOURCES))
 

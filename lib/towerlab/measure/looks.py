@@ -61,7 +61,7 @@ from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerSta
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.model.reversal import Weights, attention_weights, places_of, preference, reversed_weights, reversing, weighted
-from towerlab.model.routes import Outputs, Route, Sent, attention_block_output, logit_differences, routed
+from towerlab.model.routes import Outputs, Route, Senders, attention_block_output, logit_differences, routed
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, batches
 
@@ -108,13 +108,13 @@ def looks(
     check_labels_left(encoded)
     donors = donors_of(encoded)
     with progress("looks", 3 * len(encoded)) as bar:
-        preferences, z = _asked(model, encoded, donors[CONTRASTS[1]], max_tokens, bar)
-        sent = partial(_sent, donors, z)
-        plain, everywhere, outputs_held, effect, direct = _done(model, encoded, contrasts, sent, max_tokens, bar)
+        preferences, z = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens, bar)
+        z_of = partial(_z_of, donors, z)
+        plain, everywhere, outputs_held, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens, bar)
         mean = effect[list(contrasts).index(CONTRASTS[0])].mean(0)
         heads = [Head(*divmod(int(i), model.n_heads)) for i in np.argsort(-abs(mean), axis=None, kind="stable")[:senders]]
         sets = [heads, [head for head in heads if mean[head] > 0], [head for head in heads if mean[head] < 0]]
-        ways = _ways(model, encoded, contrasts, [*([head] for head in heads), *sets], sent, max_tokens, bar)
+        ways = _ways(model, encoded, contrasts, [*([head] for head in heads), *sets], z_of, max_tokens, bar)
     each, way = ("contrast", "prompt", "layer", "head"), ("contrast", "output", "queries", "mlps")
     out = observations(
         encoded,
@@ -136,7 +136,7 @@ def looks(
     return out.assign_attrs(left_out=int(np.isnan(preferences[1, 0, :, 0, 0]).sum()))
 
 
-def _asked(
+def _preferences(
     model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int, bar: tqdm
 ) -> tuple[np.ndarray, Tensor]:
     """Preferences (query_of, at, prompt, layer, head), and z of the last position (prompt, layer, head, d_head)."""
@@ -154,13 +154,13 @@ def _asked(
             donor_queries[layer] = query[:, :, -at.shape[2] :].clone()
 
         def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
-            exchanged = query.clone()
-            exchanged[:, :, -at.shape[2] :] = donor_queries.pop(layer)
-            for row, asking in enumerate((query, exchanged)):
-                of_rows = preference(attention_weights(asking, key, *rest)[:, :, -at.shape[2] :], places)
+            other_query = query.clone()
+            other_query[:, :, -at.shape[2] :] = donor_queries.pop(layer)
+            for row, one_query in enumerate((query, other_query)):
+                of_rows = preference(attention_weights(one_query, key, *rest)[:, :, -at.shape[2] :], places)
                 means = torch.einsum("bhq,pbq->pbh", of_rows, at.to(of_rows)).double().cpu().numpy()
                 for b, i in enumerate(index):
-                    if asking is query or fits[b]:
+                    if one_query is query or fits[b]:
                         preferences[row, :, i, layer] = means[:, b]
 
         with _reading(model, keep):
@@ -199,7 +199,7 @@ def _reading(model: Model, read: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-def _last_reversed(last: LastPosition) -> Outputs:
+def _reversed_z(last: LastPosition) -> Outputs:
     """z of the last position with reversed weights."""
     places, z = places_of(last.batch), {}
     for layer, plain in last.plain.items():
@@ -208,7 +208,7 @@ def _last_reversed(last: LastPosition) -> Outputs:
     return z
 
 
-def _sent(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list[int], reversed_z: Outputs) -> Outputs:
+def _z_of(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list[int], reversed_z: Outputs) -> Outputs:
     """What all heads feed to W_O under a contrast, for the prompts `index`."""
     if contrast == CONTRASTS[0]:
         return reversed_z
@@ -216,8 +216,8 @@ def _sent(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list
     return {layer: z[rows, layer] for layer in range(z.shape[1])}
 
 
-def _done(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], sent: Callable[..., Outputs], max_tokens: int, bar: tqdm
+def _effects(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], z_of: Callable[..., Outputs], max_tokens: int, bar: tqdm
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The dataset's logit differences, plain and with all heads reversed, with outputs held, too; effects, direct effects."""
     n, n_layers, n_heads = len(encoded), model.n_layers, model.n_heads
@@ -237,10 +237,10 @@ def _done(
 
         with _reading(model, read):
             last = LastPosition(model, batch)
-        reversed_z = _last_reversed(last)
-        outputs = [sent(name, index, reversed_z) for name in contrasts]
-        edits = [UNCHANGED, _all_reversed(each, of_layers), Sent(each, reversed_z).edit()]
-        edits += [Sent([head], z).edit() for z in outputs for head in each]
+        reversed_z = _reversed_z(last)
+        outputs = [z_of(name, index, reversed_z) for name in contrasts]
+        edits = [UNCHANGED, _reverse_all(each, of_layers), Senders(each, reversed_z).edit()]
+        edits += [Senders([head], z).edit() for z in outputs for head in each]
         differences = np.empty((len(edits), len(batch)))
         for rows, final in last.finals(edits):
             differences[rows] = difference(final)
@@ -259,7 +259,7 @@ def _done(
     return plain, everywhere, outputs_held, effect, direct
 
 
-def _all_reversed(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
+def _reverse_all(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
     """Heads with these weights at the last position, whatever their queries have become; values are the run's."""
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
@@ -286,17 +286,22 @@ def _positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
 
 
 def _ways(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], sets: Sequence[Heads],
-    sent: Callable[..., Outputs], max_tokens: int, bar: tqdm,
-) -> np.ndarray:  # fmt: skip
+    model: Model,
+    encoded: Sequence[Encoded],
+    contrasts: Sequence[str],
+    sets: Sequence[Heads],
+    z_of: Callable[..., Outputs],
+    max_tokens: int,
+    bar: tqdm,
+) -> np.ndarray:
     """Effects by route (contrast, output, queries, mlps, set, prompt) of sets of heads: zero of no route, and of no head."""
     out = np.zeros((len(contrasts), len(ROUTES), len(sets), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        outputs = [sent(name, index, _last_reversed(last)) for name in contrasts]
+        outputs = [z_of(name, index, _reversed_z(last)) for name in contrasts]
         each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]]) and sets[at[2]]]
-        versions = [(Sent(sets[s], outputs[c]), ROUTES[r]) for c, r, s in each]
+        versions = [(Senders(sets[s], outputs[c]), ROUTES[r]) for c, r, s in each]
         final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
         plain, *differences = logit_differences(model, final, batch).double().cpu().numpy()
         for at, difference in zip(each, differences, strict=True):

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -33,16 +32,15 @@ from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import AT_LAST, drawn, present, with_control
+from towerlab.measure.sets import AT_LAST, present, random_sets, with_control
 from towerlab.model import query_key
 from towerlab.model.attention_hooks import last_scores
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.last_position import Edit, LastPosition, LayerState
-from towerlab.model.memory import in_memory
-from towerlab.model.model import Model, norm_eps
-from towerlab.model.unembed import finished
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.model.memory import run_batches
+from towerlab.model.model import Model, norm_eps, widen
+from towerlab.model.unembed import final_logits
+from towerlab.prompts.prompt import Encoded, Prompt
 
 REMEDIES = ("none", "majority shortcut", "recency shortcut")
 A_C = 0.03
@@ -53,50 +51,29 @@ SHARE = (0.5, 0.5)
 def mitigations(
     model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], a_c: float = A_C, share: tuple[float, float] = SHARE
 ) -> xr.Dataset:
-    """Answers (remedy, heads, prompt) under each remedy in each set, and the attention that acts.
+    """Answers (remedy, heads, prompt) under each remedy in each set.
 
-    `attention` (remedy, heads, prompt, place): mean over the heads of a set of their weights on label positions; under
-    the recency shortcut the mixture of both kinds of weights, which adds up to 1 over positions. Left out where prompts
-    have different numbers of demonstrations. Cost: a forward pass, and one of the last position for each set. Memory:
-    streams, keys and values of all layers and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head
-    outside the model.
+    Cost: a forward pass, and one of the last position for each set. Memory: streams, keys and values of all layers and positions
+    of a batch. Raises TwoTowersError for no prompts, an empty set and a head outside the model.
     """
     if not encoded or not sets or not all(sets.values()):
         raise TwoTowersError("nothing to mitigate: give at least one prompt, and a head in every set")
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
     answers = Answers(encoded, len(REMEDIES), len(sets))
-    places = {len(e.label_positions) for e in encoded}
-    attention = np.full((len(REMEDIES), len(sets), len(encoded), max(places)), np.nan)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch, {"weights", "values", "streams"})
-        mixed: list[dict] = [{} for _ in sets]
         plain = last.plain_answer()
-        pairs = zip(sets.values(), mixed, strict=True)
-        shortcuts = [recency_shortcut(model, heads, weights, last.capture, share) for heads, weights in pairs]
+        shortcuts = [recency_shortcut(model, heads, last.capture, share) for heads in sets.values()]
         answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
         for i, heads in enumerate(sets.values()):
             answers.put((0, i), index, *plain)
-            logits = finished(model, last.capture.resid_final + a_c * minority_shortcut(last.capture, model, heads))
+            logits = final_logits(model, last.capture.resid_final + a_c * minority_shortcut(last.capture, model, heads))
             answers.put((1, i), index, *label_log_probs(logits, batch))
-            if len(places) == 1:
-                own = {(layer, head): last.capture.weights[layer][:, head] for layer, head in heads}
-                attention[:2, i, index] = _mean_weights(last.capture, own)
-                attention[2, i, index] = _mean_weights(last.capture, mixed[i])
 
-    with progress("mitigations", len(encoded)) as bar:
-        for index, _ in in_memory(run, batches(encoded, 2048)):
-            bar.update(len(index))
-    variables = answers.variables("remedy", "heads")
-    if len(places) == 1:
-        variables["attention"] = (("remedy", "heads", "prompt", "place"), attention, "share")
-    return observations(encoded, variables, remedy=list(REMEDIES), heads=list(sets))
-
-
-def _mean_weights(capture: Capture, weights: Mapping[tuple[int, int], Tensor]) -> np.ndarray:
-    """Mean over heads of their weights (batch, position), at the label positions (batch, place)."""
-    return torch.stack([w.gather(1, capture.label_positions) for w in weights.values()]).mean(0).cpu().numpy()
+    run_batches("mitigations", encoded, 2048, run)
+    return observations(encoded, answers.variables("remedy", "heads"), remedy=list(REMEDIES), heads=list(sets))
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:
@@ -143,25 +120,15 @@ def without_position(
     if position_part is not None:
         norm = model.part(layer, "attention_norm")  # every model with learned positions has LayerNorm
         centred = position_part - position_part.mean(-1, keepdim=True)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = (wide.var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
+        scale = (widen(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
         inputs = inputs - (model.norm_gain(norm) * centred / scale).to(inputs.dtype)
     place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
     query, key = query_key.queries(model, layer, inputs).transpose(1, 2), query_key.keys(model, layer, inputs).transpose(1, 2)
     return query_key.rotated(model, layer, query, place), query_key.rotated(model, layer, key, place)
 
 
-def recency_shortcut(
-    model: Model,
-    heads: Heads,
-    mixed: dict[tuple[int, int], Float[Tensor, "batch position"]],
-    capture: Capture,
-    share: tuple[float, float] = SHARE,
-) -> Edit:
-    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited.
-
-    (layer, head) -> the weights that act, a mixture of the head's own and the position-free ones, is put into `mixed`.
-    """
+def recency_shortcut(model: Model, heads: Heads, capture: Capture, share: tuple[float, float] = SHARE) -> Edit:
+    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited."""
     part = None
     if model.architecture.positions == "learned":
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
@@ -173,7 +140,6 @@ def recency_shortcut(
         free = last_scores(free_query, free_key, state.mask, 1.0, state.softcap)[:, in_layer]
         query, key, value = state.of(in_layer)
         weights = share[1] * free.softmax(-1) + share[0] * state.scores(query, key).softmax(-1)
-        mixed.update({(layer, head): weights[:, i].to(capture.logits.device) / sum(share) for i, head in enumerate(in_layer)})
         return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
 
     return Edit(heads, output)
@@ -188,6 +154,6 @@ def _mitigations(run: Run) -> Recording:
 
     def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
         parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
-        return joined([part.drop_vars(["attention", "true"], errors="ignore") for part in parts], condition=names)
+        return joined(parts, condition=names)
 
-    return with_control(measure, sets, {name: drawn(run, heads, AT_LAST) for name, heads in sets.items()})
+    return with_control(measure, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})

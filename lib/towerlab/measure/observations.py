@@ -28,8 +28,7 @@ Variables = Mapping[str, tuple[Sequence[str], Any, str]]
 def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates: Any) -> xr.Dataset:
     """A dataset over prompts, with their properties and those given as coordinates; layers and heads count from 0."""
     of_prompts = about([e.prompt for e in encoded])
-    arrays = {name: xr.DataArray(np.asarray(values), dims=dims, attrs={"units": unit})
-              for name, (dims, values, unit) in variables.items()}  # fmt: skip
+    arrays = {name: xr.DataArray(np.asarray(x), dims=dims, attrs={"units": unit}) for name, (dims, x, unit) in variables.items()}
     if not any("place" in array.dims for array in arrays.values()):
         of_prompts.pop("true", None)
     sizes = {dim: n for array in arrays.values() for dim, n in array.sizes.items() if dim in ("layer", "head")}
@@ -39,11 +38,11 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Sequence) -> xr.Dataset:
     """Measurements of several sets of prompts, or of what lies along another dimension, as one; each with a value of every
     coordinate given: (along,)."""
-    named = [
+    datasets = [
         part.assign_coords({name: (along, [values[i]] * part.sizes[along]) for name, values in coordinates.items()})
         for i, part in enumerate(parts)
     ]
-    return xr.concat(named, along, data_vars="minimal", coords="minimal", compat="override", join="override")
+    return xr.concat(datasets, along, data_vars="minimal", coords="minimal", compat="override", join="override")
 
 
 def joined_parts(parts: Sequence[Recording]) -> Recording:

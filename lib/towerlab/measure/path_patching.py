@@ -20,6 +20,7 @@ place of their own, and all that comes after the receivers responds. Receivers i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,16 +34,15 @@ from towerlab.measure.ablations import NONE
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import drawn, present, with_comparers, with_control
+from towerlab.measure.sets import present, random_sets, with_comparers, with_control
 from towerlab.model import query_key
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.label_positions import check_labels_left
 from towerlab.model.last_position import Edit, LastPosition, LayerState, head_output
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.routes import attention_block_output
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Encoded
 
 WAYS = ("total", "direct")
 SENDERS_ABLATED = "senders ablated"
@@ -99,19 +99,16 @@ def path_patching(
             for i, (layer, head) in enumerate(each):
                 weights = of_layers[layer][0][:, head].cpu()
                 attention[row, index, i] = weights.gather(1, places).float().numpy()
-        edits = {(row, w): replaced(heads, z[way]) for row, heads in enumerate(receivers.values(), 2)
-                   for w, way in enumerate(WAYS)}  # fmt: skip
+        edits = {
+            (row, w): replace_z(heads, z[way]) for row, heads in enumerate(receivers.values(), 2) for w, way in enumerate(WAYS)
+        }
         answers.put_each(edits, index, *last.answers(list(edits.values())))
 
-    with progress("path patching", len(encoded)) as bar:
-        for index, _ in in_memory(run, batches(encoded, max_tokens)):
-            bar.update(len(index))
-    return observations(
-        encoded,
-        {**answers.variables("heads", "way"), "attention": (("way", "prompt", "listed_head", "place"), attention[1:], "share"),
-         "attention_plain": (("prompt", "listed_head", "place"), attention[0], "share")},
-        heads=[NONE, SENDERS_ABLATED, *receivers], way=list(WAYS), **listed(each),
-    )  # fmt: skip
+    run_batches("path patching", encoded, max_tokens, run)
+    variables = answers.variables("heads", "way")
+    variables["attention"] = ("way", "prompt", "listed_head", "place"), attention[1:], "share"
+    variables["attention_plain"] = ("prompt", "listed_head", "place"), attention[0], "share"
+    return observations(encoded, variables, heads=[NONE, SENDERS_ABLATED, *receivers], way=list(WAYS), **listed(each))
 
 
 def reading_queries(edit: Edit, layers: Sequence[int], queries: Queries) -> Edit:
@@ -154,7 +151,7 @@ def direct_queries(model: Model, last: LastPosition, ablation: Ablation, layers:
     return out
 
 
-def replaced(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
+def replace_z(heads: Heads, z: Mapping[int, Float[Tensor, "batch head d_head"]]) -> Edit:
     """Heads that feed z[layer] to W_O."""
     return Edit(heads, lambda layer, in_layer, state: z[layer][:, in_layer])
 
@@ -168,7 +165,7 @@ def _path_patching(run: Run) -> Recording:
     receivers = present({"writers": sets["writers"]}) | {"all later heads": later}
 
     def measure(receivers: Mapping[str, Heads]) -> xr.Dataset:
-        return run.in_parts("path_patching", run.encode(run.few()), lambda some: path_patching(
-            run.model, some, sets["comparers"], receivers, answers_only=["all later heads"])).data  # fmt: skip
+        patch = partial(path_patching, run.model, senders=sets["comparers"], receivers=receivers, answers_only=["all later heads"])
+        return run.in_parts("path_patching", run.encode(run.few()), patch).data
 
-    return with_control(measure, receivers, {"writers": drawn(run, sets["writers"])})
+    return with_control(measure, receivers, {"writers": random_sets(run, sets["writers"])})

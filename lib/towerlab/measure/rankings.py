@@ -39,11 +39,10 @@ from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import masked, reading_attention, scores
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
-from towerlab.model.memory import halved, in_memory
-from towerlab.model.model import Model
-from towerlab.progress import progress
+from towerlab.model.memory import halved, run_batches
+from towerlab.model.model import Model, widen
 from towerlab.prompts.blocks import draw_blocks
-from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
 
 EACH = ("function vector", "attribution", "task recognition", "task learning")
@@ -67,9 +66,9 @@ def rankings(
         "task recognition": recognition,
         "task learning": learning,
     }
-    repeated, control = (induction_scores(model, repeated, tokens=tokens) for repeated in (True, False))
+    induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
     score = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
-    score |= {"induction": repeated} | {name: values.mean(0) for name, values in of_prompts.items()}
+    score |= {"induction": induction} | {name: values.mean(0) for name, values in of_prompts.items()}
     units = dict(zip(EACH, ("probability", "nats", "norm", "logit / norm"), strict=True))
     return observations(
         encoded,
@@ -84,11 +83,11 @@ def rankings(
 
 @torch.inference_mode()
 def induction_scores(
-    model: Model, repeated: bool = True, length: int = LENGTH, n: int = REPEATS, tokens: Sequence[int] | None = None
+    model: Model, repeat: bool = True, length: int = LENGTH, n: int = REPEATS, tokens: Sequence[int] | None = None
 ) -> Float[np.ndarray, "layer head"]:
     """Mean attention from a token to the one after its previous occurrence, on `length` random tokens said twice.
 
-    The tokens of a sequence are all different. With repeated=False the second half is new tokens, so that only the
+    The tokens of a sequence are all different. With repeat=False the second half is new tokens, so that only the
     distance is left. Raises TwoTowersError for a length beyond the model's context or the tokens there are.
     """
     if tokens is None:
@@ -96,7 +95,7 @@ def induction_scores(
         size = min(len(model.tokenizer), model.unembedding.vocabulary)
         tokens = [token for token in range(size) if token not in special]
     begin = [] if model.tokenizer is None else model.tokenizer("")["input_ids"]
-    times = 2 if repeated else 1
+    times = 2 if repeat else 1
     most = min((model.context - len(begin)) // 2, len(tokens) * times // 2)
     if not 2 <= length <= most:
         raise TwoTowersError(f"length={length}: {model.name} takes 2 to {most} random tokens twice")
@@ -136,7 +135,7 @@ def task_subspace_scores(
     def read(capture: Capture) -> None:
         ids = [e.label_pair for e in capture.prompts]
         weight = model.unembedding.weight
-        rows = weight[torch.tensor(ids, device=weight.device)].to(torch.promote_types(weight.dtype, torch.float32))
+        rows = widen(weight[torch.tensor(ids, device=weight.device)])
         inverse = torch.linalg.inv(rows @ rows.mT)
         for layer in range(model.n_layers):
             outputs = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), model.output_weight(layer).to(rows))
@@ -174,15 +173,13 @@ def function_vector_scores(
     @torch.inference_mode()
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        put = [Edit([head], lambda layer, in_layer, state: means[index, layer][:, in_layer]) for head in heads]
-        _, log_prob = last.answers([UNCHANGED, *put])
+        edits = [Edit([head], lambda layer, in_layer, state: means[index, layer][:, in_layer]) for head in heads]
+        _, log_prob = last.answers([UNCHANGED, *edits])
         true = [list(e.label_ids.values()).index(e.true_id) for e in batch]
         p = log_prob[:, range(len(batch)), true].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
-    with progress("function vectors", len(shuffled)) as bar:
-        for index, _ in in_memory(run, batches(shuffled, max_tokens)):
-            bar.update(len(index))
+    run_batches("function vectors", shuffled, max_tokens, run)
     return out
 
 

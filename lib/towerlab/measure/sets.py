@@ -23,7 +23,7 @@ of evidence prints how many it rests on."""
 OTHER_HALVES = "other halves"
 
 
-def drawn(run: Run, heads: Sequence[Head], draws: int = DRAWS) -> list[list[Head]]:
+def random_sets(run: Run, heads: Sequence[Head], draws: int = DRAWS) -> list[list[Head]]:
     """Random sets matched to one, none of whose heads stands in the set in question."""
     model = run.model
     group = model.n_heads // model.n_key_value_heads
@@ -38,8 +38,8 @@ def with_control(
     `draws`: name -> the random sets matched to that set, as many for each name.
     """
     flat = {f"{name}, random {i}": heads for name, of in draws.items() for i, heads in enumerate(of)}
-    if shared := set(sets) & set(flat):
-        raise ValueError(f"two sets are called '{shared.pop()}'")
+    if clash := set(sets) & set(flat):
+        raise ValueError(f"two sets are called '{clash.pop()}'")
     both = measure({**sets, **flat})
     n = both.sizes["heads"] - len(flat)
     data = both.isel(heads=slice(n))
@@ -56,21 +56,21 @@ def with_other_halves(
     encoded: Sequence[Encoded],
     measure: Callable[[dict[str, Heads], list[int]], xr.Dataset],
 ) -> Recording:
-    """`opened` with one entry more among its heads, "NAME, other halves": of every prompt, the set that locating prompts of other
+    """`recording` with one entry more among its heads, "NAME, other halves": of every prompt, the set that locating prompts of other
     class pairs and other label pairs choose.
 
-    encoded: the prompts of `opened`; measure(sets, which of them): the same for these. Where a turn's locating prompts name no
+    encoded: the prompts of `recording`; measure(sets, which of them): the same for these. Where a turn's locating prompts name no
     heads there is no such entry.
     """
-    located = of_labels(Recording(run.measured("locating")), "arbitrary").data
+    locating = of_labels(Recording(run.measured("locating")), "arbitrary").data
     prompts = observations(encoded, {}).assign(at=("prompt", range(len(encoded))))
-    turns = [(choose.head_sets(a, run.settings.top_k), b["at"].values.tolist()) for a, b in choose.turns(located, prompts)]
-    chosen = [(sets[name] or sets["by attention"], at) for sets, at in turns]  # as in with_comparers
-    if not all(heads for heads, _ in chosen):
+    turns = [(choose.head_sets(a, run.settings.top_k), b["at"].values.tolist()) for a, b in choose.turns(locating, prompts)]
+    turn_heads = [(sets[name] or sets["by attention"], at) for sets, at in turns]  # as in with_comparers
+    if not all(heads for heads, _ in turn_heads):
         return recording
-    parts = [measure({f"{name}, {OTHER_HALVES}": heads}, at).assign_coords(at=("prompt", at)) for heads, at in chosen]
-    crossed = joined(parts).sortby("at").drop_vars("at")
-    return recording._replace(data=joined([recording.data, crossed], "heads"))
+    parts = [measure({f"{name}, {OTHER_HALVES}": heads}, at).assign_coords(at=("prompt", at)) for heads, at in turn_heads]
+    others = joined(parts).sortby("at").drop_vars("at")
+    return recording._replace(data=joined([recording.data, others], "heads"))
 
 
 def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, labels: Sequence[int] = ()) -> xr.Dataset:

@@ -41,10 +41,9 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
     dims = ("prompt", "layer", "head")
     return observations(
         encoded,
-        {"log_prob_lost": (dims, cost[..., 0], "nats"),
-         "logit_difference_lost": (dims, cost[..., 0] - cost[..., 1], "nats")},
+        {"log_prob_lost": (dims, cost[..., 0], "nats"), "logit_difference_lost": (dims, cost[..., 0] - cost[..., 1], "nats")},
         positions=positions,
-    )  # fmt: skip
+    )
 
 
 @measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)

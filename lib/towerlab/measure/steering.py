@@ -34,15 +34,14 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import DRAWS, drawn, present, with_comparers, with_other_halves
+from towerlab.measure.sets import DRAWS, present, random_sets, with_comparers, with_other_halves
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.last_position import Edit, LastPosition
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, Prompt, batches
+from towerlab.prompts.prompt import Encoded, Prompt
 
 BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single words"""
@@ -134,9 +133,7 @@ def steering(
                 edits |= {(t, h, draw, d): steer(heads, *of_towers, at, dose) for d, dose in enumerate(doses)}
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
-    with progress("steering", len(encoded)) as bar:
-        for index, _ in in_memory(run, batches(encoded, max_tokens)):
-            bar.update(len(index))
+    run_batches("steering", encoded, max_tokens, run)
     coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
     both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
     kind = "other class pairs" if others else "random directions"
@@ -158,11 +155,11 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
 def directions_of_other_pairs(directions: xr.Dataset) -> list[xr.Dataset]:
     """For every class pair the direction of another one, as long as its own, head by head: one dataset for each shift of the pairs."""
 
-    def moved(x: xr.DataArray, by: int) -> xr.DataArray:
+    def shift(x: xr.DataArray, by: int) -> xr.DataArray:
         other = x.roll(pair=by)
         return other * np.sqrt((x**2).sum("d_head") / (other**2).sum("d_head"))
 
-    return [directions.map(moved, by=by) for by in range(1, directions.sizes["pair"])]
+    return [directions.map(shift, by=by) for by in range(1, directions.sizes["pair"])]
 
 
 def at_positions(
@@ -200,10 +197,10 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
 def _steering(run: Run) -> Recording:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
-    other = drawn(run, sets["comparers"])[0]
-    steered = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
+    other = random_sets(run, sets["comparers"])[0]
+    targets = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
     directions = _directions(run)
-    return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, steered))
+    return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, targets))
 
 
 @measurement("steering_random", needs=("locating",), version=2, on="few", passes=9)
@@ -223,9 +220,9 @@ def _steering_random(run: Run) -> Recording:
 def _steering_pairs(run: Run) -> Recording:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
-    others = directions_of_other_pairs(directions)
-    return run.in_parts("steering_pairs", run.encode(run.few()), lambda some: steering(
-        run.model, some, directions, sets, (-1.0, 1.0), ("query", "keys"), others=others))  # fmt: skip
+    options = {"doses": (-1.0, 1.0), "towers": ("query", "keys"), "others": directions_of_other_pairs(directions)}
+    few = run.encode(run.few())
+    return run.in_parts("steering_pairs", few, lambda some: steering(run.model, some, directions, sets, **options))
 
 
 @measurement("steering_labels", needs=("locating",), version=2, on="few", passes=12)
@@ -241,16 +238,16 @@ def _steering_labels(run: Run) -> xr.Dataset:
         encoded = run.encode(prompts)
         return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    located, few = halves(_directing(run, 2 * BLOCKS)), halves(run.few())
-    asked = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in located]
-    kept = {pair for pair in run.pairs_of_few if all((pair, cls) in half for half in asked for cls in pair.split("/"))}
-    located, few = ([[e for e in half if e.prompt.dataset in kept] for half in of] for of in (located, few))
+    locating, few = halves(_directing(run, 2 * BLOCKS)), halves(run.few())
+    classes = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in locating]
+    pairs = {pair for pair in run.pairs_of_few if all((pair, cls) in half for half in classes for cls in pair.split("/"))}
+    locating, few = ([[e for e in half if e.prompt.dataset in pairs] for half in of] for of in (locating, few))
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
-    directions = [class_directions(run.model, half) for half in located]
+    directions = [class_directions(run.model, half) for half in locating]
     sets, parts = {"comparers": with_comparers(run)["comparers"]}, []
     for of_halves in (directions, directions[::-1]):
-        steered = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0)
-                   for half, of_half in zip(few, of_halves, strict=True)]  # fmt: skip
-        parts.append(joined([of.data for of in steered]))
+        both = zip(few, of_halves, strict=True)
+        results = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, of_half in both]
+        parts.append(joined([of.data for of in results]))
     return xr.concat(parts, xr.Variable("labels_of_direction", ["same", "other"]))

@@ -76,21 +76,21 @@ def top_tokens(
         at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
         for i, (layer, head) in enumerate(heads):
             value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
-            gathered = capture.stream_attention[:layer].sum(0) if layer else torch.zeros_like(capture.stream_inputs[0])
-            keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], gathered)]
+            attention_sum = capture.stream_attention[:layer].sum(0) if layer else torch.zeros_like(capture.stream_inputs[0])
+            keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], attention_sum)]
             vectors[capture.index, i] = torch.stack([value, *keys], 1).to(vectors)
             queries[capture.index, i] = carried_query(capture, model, layer, head).to(queries)
 
     read_all(model, encoded, {"values", "queries", "streams"}, read, max_tokens)
     all_relations = _all_relations(encoded, class_words() if classes is None else classes, lexicon)
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
-    skipped = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
+    stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
 
     def best(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Top bs-values and tokens of vectors with the mean over prompts kept and taken out: (prompt, ..., mean, rank)."""
         both = torch.stack([x, x - x.mean(0)], -2)
         scales = scale.reshape(-1, *[1] * (both.dim() - 2)).expand(both.shape[:-1])
-        top = unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), skipped)
+        top = unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), stopwords)
         return tuple(part.cpu().numpy() for part in top)
 
     bs, ids = (np.moveaxis(part, -2, 3) for part in best(vectors))  # (prompt, head, what, mean, place, rank)
@@ -107,8 +107,9 @@ def top_tokens(
         }
     data = observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, bs.shape[-1] + 1))
     empty = (data["what"] == WHAT[2]) & (data["layer"] == 0)
-    return data.assign(token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty),
-                        relation=data["relation"].where(~empty, 0))  # fmt: skip
+    return data.assign(
+        token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty), relation=data["relation"].where(~empty, 0)
+    )
 
 
 def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Float[Tensor, "batch d_model"]:

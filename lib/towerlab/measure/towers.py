@@ -12,10 +12,10 @@ from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
 from towerlab.model import query_key
-from towerlab.model.capture import Capture, captures
+from towerlab.model.capture import Capture, capture
 from towerlab.model.label_positions import check_labels_left
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 
@@ -30,21 +30,18 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
     query = np.empty((n, len(heads), d), dtype=np.float32)
     key = np.empty((n, len(heads), places, d), dtype=np.float32)
 
-    def read(capture: Capture) -> int:
+    def read(capture: Capture) -> None:
         for i, (layer, head) in enumerate(heads):
             x = query_key.normed(model, layer, capture.stream_inputs[layer])
             at = capture.label_positions[:, :, None].expand(-1, -1, x.shape[-1])
             query[capture.index, i] = query_key.queries(model, layer, x[:, -1])[:, head].float().cpu().numpy()
             keys = query_key.keys(model, layer, x.gather(1, at))[:, :, model.value_head(head)]
             key[capture.index, i] = keys.float().cpu().numpy()
-        return len(capture.index)
 
-    with progress("towers", n) as bar:
-        for n_done in captures(model, encoded, {"streams"}, read=read):
-            bar.update(n_done)
-    variables = {"query_vector": (("prompt", "listed_head", "component"), query, "sqrt nats"),
-                 "key_vector": (("prompt", "listed_head", "place", "component"), key, "sqrt nats")}  # fmt: skip
-    return observations(encoded, variables, **listed(heads))
+    run_batches("towers", encoded, 4096, lambda index, batch: read(capture(model, batch, {"streams"}, index)))
+    queries = ("prompt", "listed_head", "component"), query, "sqrt nats"
+    keys = ("prompt", "listed_head", "place", "component"), key, "sqrt nats"
+    return observations(encoded, {"query_vector": queries, "key_vector": keys}, **listed(heads))
 
 
 @measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)

@@ -28,7 +28,7 @@ LIB = Path(__file__).parents[2]
 # What loads a model, whose bytes an identity names and whose row of the table of architectures is proven at each load;
 # what fetches; what shows progress.
 LEFT_OUT = {
-    *(f"towerlab.model.{name}" for name in ("architectures", "files", "gguf_header", "loading", "named", "proof")),
+    *(f"towerlab.model.{name}" for name in ("architectures", "files", "gguf_header", "loading", "packages", "proof")),
     "towerlab.cache", "towerlab.measure.registry", "towerlab.progress", "towerlab.prompts.download",
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ def sources(name: str) -> str:
     """16 hexadecimal digits of the SHA-256 over the modules that a measurement rests on."""
     modules = [measurements()[name].make.__module__]
     for module in modules:
-        modules += sorted(_imported(module) - {*modules, *LEFT_OUT})
+        modules += sorted(_imports(module) - {*modules, *LEFT_OUT})
     digest = hashlib.sha256()
     for module in sorted(modules):
         digest.update(f"{module}\n{_code(_path(module))}\n".encode())
@@ -46,27 +46,26 @@ def sources(name: str) -> str:
 
 def table() -> pd.DataFrame:
     """The rows of data/versions.csv as the code is now, in the order that they have there, new ones last."""
-    pinned = [name for name in store.catalogue() if name in measurements()]
-    rows = [(name, measurements()[name]) for name in dict.fromkeys([*pinned, *sorted(measurements())])]
+    names = [name for name in store.catalogue() if name in measurements()]
+    rows = [(name, measurements()[name]) for name in dict.fromkeys([*names, *sorted(measurements())])]
     return pd.DataFrame(
         [(name, m.version, " ".join(m.needs), "yes" if m.judges else "no", sources(name)) for name, m in rows],
-        columns=list(store.COLUMNS),
+        columns=list(store.Version.model_fields),
     )
 
 
 def changed() -> dict[str, str]:
     """Measurement -> what differs from data/versions.csv: "new", "version 1 -> 2", "needs", or "sources"."""
-    pinned, out = store.catalogue(), {}
-    for row in table().itertuples():
-        old = pinned.get(row.measurement)
-        now = store.Version(row.version, tuple(row.needs.split()), row.judges == "yes", row.sources)
+    catalogue, out = store.catalogue(), {}
+    for now in (store.Version(**row) for row in table().to_dict("records")):
+        old = catalogue.get(now.measurement)
         if old is None:
-            out[row.measurement] = "new"
+            out[now.measurement] = "new"
         elif old.version != now.version:
-            out[row.measurement] = f"version {old.version} -> {now.version}"
+            out[now.measurement] = f"version {old.version} -> {now.version}"
         elif old != now:
-            out[row.measurement] = "sources" if old[:3] == now[:3] else "needs"
-    return out | dict.fromkeys(pinned.keys() - measurements().keys(), "gone")
+            out[now.measurement] = "sources" if (old.needs, old.judges) == (now.needs, now.judges) else "needs"
+    return out | dict.fromkeys(catalogue.keys() - measurements().keys(), "gone")
 
 
 def pin() -> None:
@@ -80,7 +79,7 @@ def _path(module: str) -> Path:
 
 
 @cache
-def _imported(module: str) -> set[str]:
+def _imports(module: str) -> set[str]:
     """Modules of this package, and `choose`, that a module imports, also within functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(_path(module).read_text("utf8"))):

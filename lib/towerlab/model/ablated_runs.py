@@ -114,13 +114,11 @@ def _record(model: Model, batch: Sequence[Encoded]) -> tuple[list[_Call], Float[
     with ExitStack() as stack:
         for layer, block in enumerate(model.blocks):
             attention_module, out = model.part(layer, "attention"), model.part(layer, "attention_out")
-            hooks = [
-                block.register_forward_pre_hook(lambda _, args, kwargs: blocks.append(split_call(args, kwargs)), with_kwargs=True),
-                out.register_forward_pre_hook(lambda _, args: z.append(args[0])),
-                attention_module.register_forward_hook(lambda _, args, output: attention.append(hidden_states(output))),
-            ]
-            for hook in hooks:
-                stack.callback(hook.remove)
+            keep_call = lambda _, args, kwargs: blocks.append(split_call(args, kwargs))  # noqa: E731
+            stack.enter_context(block.register_forward_pre_hook(keep_call, with_kwargs=True))
+            stack.enter_context(out.register_forward_pre_hook(lambda _, args: z.append(args[0])))
+            keep_output = lambda _, args, output: attention.append(hidden_states(output))  # noqa: E731
+            stack.enter_context(attention_module.register_forward_hook(keep_output))
         final = _run_to_final(model, batch)
     return [_Call(*b, m, a) for b, m, a in zip(blocks, z, attention, strict=True)], final
 
@@ -128,11 +126,8 @@ def _record(model: Model, batch: Sequence[Encoded]) -> tuple[list[_Call], Float[
 def _run_to_final(model: Model, batch: Sequence[Encoded]) -> Float[Tensor, "batch d_model"]:
     """Run the model; return what its final norm is given at the last position."""
     final = []
-    handle = model.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][:, -1]))
-    try:
+    with model.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][:, -1])):
         model.logits(batch)
-    finally:
-        handle.remove()
     return final[0]
 
 
@@ -149,7 +144,7 @@ def _restart(model: Model, ablations: Sequence[Ablation], calls: list[_Call]) ->
     above = {layer for ablation in ablations for layer, _ in ablation.heads if layer > bottom}
     with changing_z(model, {layer: partial(change, layer) for layer in above}):
         for layer in range(bottom, model.n_layers):
-            args, kwargs = _repeated((calls[layer].args, calls[layer].kwargs), batch, versions)
+            args, kwargs = _repeat((calls[layer].args, calls[layer].kwargs), batch, versions)
             with ExitStack() as stack:
                 if layer == bottom:
                     output = _without_heads(model, bottom, ablations, calls[bottom])
@@ -188,17 +183,17 @@ def _attention_of_last(model: Model, x: Float[Tensor, "rows position d_model"]) 
 
     only_last = lambda _, args: (args[0][:, -1:], *args[1:])  # noqa: E731
     with ExitStack() as stack:
-        stack.callback(model.part(top, "attention_out").register_forward_pre_hook(only_last).remove)
+        stack.enter_context(model.part(top, "attention_out").register_forward_pre_hook(only_last))
         stack.enter_context(attribute(model.part(top, "attention"), "forward", forward))
         yield
 
 
-def _repeated(value: Any, batch: int, versions: int) -> Any:
+def _repeat(value: Any, batch: int, versions: int) -> Any:
     """A block's arguments for several versions of the batch; what all prompts share stays as it is."""
     if isinstance(value, dict):
-        return {k: _repeated(v, batch, versions) for k, v in value.items()}
+        return {k: _repeat(v, batch, versions) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_repeated(v, batch, versions) for v in value)
+        return type(value)(_repeat(v, batch, versions) for v in value)
     if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == batch > 1:
         return value.repeat(versions, *[1] * (value.dim() - 1))
     return value

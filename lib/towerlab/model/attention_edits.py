@@ -81,8 +81,8 @@ def steer(
             q = q + (dose * query[layer][:, in_layer, None] / state.scaling).to(q)
         if keys is not None:
             group = state.query.shape[1] // keys[layer].shape[1]
-            shared = [head // group for head in in_layer]
-            k = k.scatter_add(2, _index(k, at), (dose * keys[layer][:, shared]).to(k))
+            kv_heads = [head // group for head in in_layer]
+            k = k.scatter_add(2, _index(k, at), (dose * keys[layer][:, kv_heads]).to(k))
         return head_output(state.scores(q, k), v)
 
     return Edit(heads, output)
@@ -116,15 +116,14 @@ def blocked(model: Model, layers: Sequence[int], closed: Bool[Tensor, "batch que
         rows = len(args[0] if args else kwargs["hidden_states"])
         if rows != len(closed):  # a single row would be taken for all of them
             raise TwoTowersError(f"a batch of {rows} where attention is blocked in {len(closed)} prompts: run them together")
-        shut = closed[:, None].to(mask.device)
+        closed_here = closed[:, None].to(mask.device)
         if mask.dtype == torch.bool:
-            mask = mask & ~shut
+            mask = mask & ~closed_here
         else:
-            mask = mask.expand(len(shut), -1, -1, -1).masked_fill(shut, torch.finfo(mask.dtype).min)
+            mask = mask.expand(len(closed_here), -1, -1, -1).masked_fill(closed_here, torch.finfo(mask.dtype).min)
         return args, {**kwargs, "attention_mask": mask}
 
     with ExitStack() as stack:
         for layer in dict.fromkeys(layers):
-            handle = model.part(layer, "attention").register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.enter_context(model.part(layer, "attention").register_forward_pre_hook(hook, with_kwargs=True))
         yield

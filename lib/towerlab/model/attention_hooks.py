@@ -77,12 +77,12 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
     if method:
         stock = getattr(module, method)
 
-        def wrapped(query, key, value, attention_mask=None):
+        def attend(query, key, value, attention_mask=None):
             mask = _through_window(attention_mask, model.window(layer), query.shape[2], key)
             reader(query, key, value, mask, model.score_scaling(layer), None)
             return stock(query, key, value, attention_mask)
 
-        with attribute(module, method, wrapped):
+        with attribute(module, method, attend):
             yield
         return
 
@@ -103,8 +103,8 @@ def _through_window(
         return mask
     at = torch.arange(key.shape[2], device=key.device)
     outside = at <= at[-rows:, None] - window
-    hidden = torch.zeros_like(outside, dtype=key.dtype).masked_fill(outside, -torch.inf)
-    return hidden[None, None] if mask is None else hidden + mask
+    window_mask = torch.zeros_like(outside, dtype=key.dtype).masked_fill(outside, -torch.inf)
+    return window_mask[None, None] if mask is None else window_mask + mask
 
 
 @contextmanager
@@ -113,18 +113,18 @@ def attending_to(
     layer: int,
     key: Float[Tensor, "batch kv_head position d_head"],
     value: Float[Tensor, "batch kv_head position d_head"],
-    allowed: Bool[Tensor, "batch_or_1 1 1 position"] | None,
+    base: Bool[Tensor, "batch_or_1 1 1 position"] | None,
 ) -> Iterator[None]:
     """Let every row that one layer is given attend to these keys and values and to itself, but to no other row.
 
-    The rows are then so many versions of one position, the last, above the same other positions. `allowed`: which of
+    The rows are then so many versions of one position, the last, above the same other positions. `base`: which of
     these the model's own mask lets the last position see (None: all). Always let go.
     """
     module, method = model.part(layer, "attention"), model.architecture.attention_method
 
     def others(own_key, own_value):
         rows, own = own_key.shape[2], torch.eye(own_key.shape[2], dtype=torch.bool, device=own_key.device)
-        visible = torch.ones_like(key[:1, :1, None, :, 0], dtype=torch.bool) if allowed is None else allowed
+        visible = torch.ones_like(key[:1, :1, None, :, 0], dtype=torch.bool) if base is None else base
         visible = visible.expand(len(visible), 1, rows, -1)
         mask = torch.cat([visible, own.expand(len(visible), 1, -1, -1)], -1)
         return torch.cat([key, own_key], 2), torch.cat([value, own_value], 2), mask

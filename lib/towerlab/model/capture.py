@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from twotowers.errors import TwoTowersError
 
 from towerlab.model.attention_hooks import last_scores, reading_attention
+from towerlab.model.hooks import split_call
 from towerlab.model.memory import in_memory
-from towerlab.model.model import Model, norm_eps, rms
+from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded, batches
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class _Recorder:
     def put(self, name: str, layer: int, tensor: Tensor | float) -> None:
         self.entries.setdefault(name, {})[layer] = tensor
 
-    def stacked(self, name: str) -> Tensor:
+    def stack(self, name: str) -> Tensor:
         layers = self.entries[name]
         # Layers may live on several devices (device_map); what is analysed together is brought together.
         return torch.stack([torch.as_tensor(layers[i]).to(self.model.device) for i in range(len(layers))])
@@ -129,7 +130,7 @@ class _Recorder:
         return read
 
     @contextmanager
-    def attached(self, batch: int) -> Iterator[None]:
+    def hooks(self, batch: int) -> Iterator[None]:
         model, record = self.model, self.record
 
         def rows(tensor: Tensor) -> Tensor:
@@ -143,15 +144,15 @@ class _Recorder:
 
             def before(module: nn.Module, name: str, layer: int, read: Callable) -> None:
                 def hook(_, args, kwargs):
-                    self.put(name, layer, read(args[0] if args else kwargs["hidden_states"]))
+                    self.put(name, layer, read(split_call(args, kwargs)[0]))
 
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
 
             def after(module: nn.Module, name: str, layer: int, read: Callable) -> None:
                 def hook(_, args, output):
                     self.put(name, layer, read(output))
 
-                stack.callback(module.register_forward_hook(hook).remove)
+                stack.enter_context(module.register_forward_hook(hook))
 
             for layer, block in enumerate(model.blocks):
                 before(block, "resid_pre", layer, last)
@@ -187,13 +188,13 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
         raise TwoTowersError(f"cannot record {sorted(record - RECORDABLE)}: choose from {sorted(RECORDABLE)}")
     if len({len(e.ids) for e in encoded}) != 1:
         raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
-    recorder = _Recorder(model, frozenset(record))
-    with recorder.attached(len(encoded)):
+    recorder = _Recorder(model, record)
+    with recorder.hooks(len(encoded)):
         logits = model.logits(encoded)
-    optional = {name: recorder.stacked(name) for name in OPTIONAL if name in recorder.entries}
+    optional = {name: recorder.stack(name) for name in OPTIONAL if name in recorder.entries}
     if "scaling" in recorder.entries:
         optional["scaling"] = tuple(float(s) for _, s in sorted(recorder.entries["scaling"].items()))
-    z = recorder.stacked("z")
+    z = recorder.stack("z")
     z = z.reshape(*z.shape[:2], model.n_heads, model.d_head)
     if "attention_scale" in optional:
         z = _times(z, 1 / optional["attention_scale"])
@@ -204,11 +205,11 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
     return Capture(
         prompts=list(encoded),
         index=list(range(len(encoded))) if index is None else list(index),
-        resid_pre=recorder.stacked("resid_pre"),
-        attention_output=recorder.stacked("attention_output"),
-        ffn_output=recorder.stacked("ffn_output"),
+        resid_pre=recorder.stack("resid_pre"),
+        attention_output=recorder.stack("attention_output"),
+        ffn_output=recorder.stack("ffn_output"),
         z=z,
-        resid_final=recorder.stacked("final")[0],
+        resid_final=recorder.stack("final")[0],
         logits=logits.to(model.device),
         **optional,
     )
@@ -224,7 +225,7 @@ def label_log_probs(
     logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
     """The top token, and the log-probability (nats) of each label's token in `label_ids` order, from a batch's logits."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    logits = widen(logits).log_softmax(-1)
     words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 

@@ -131,8 +131,8 @@ def _config(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(config.get("model_type"), str):
         raise TwoTowersError(f"config.json of '{name}' has no model_type: take the one that belongs to the weights")
     for field in _QUANTISED:
-        if quantised := config.get(field):
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        if entry := config.get(field):
+            method = entry.get("quant_method") if isinstance(entry, dict) else None
             raise TwoTowersError(
                 f"'{name}' is quantised ({method or field}), so its weights cannot be read as they are: take the full "
                 "weights, or a GGUF file of the model"
@@ -160,5 +160,5 @@ def _here(name: str) -> Path | None:
     if len(name) <= 96 and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and path.suffix != ".gguf":
         return None
     raise TwoTowersError(
-        f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(packages.known())}"
+        f"there is no model '{name}': give a folder, a GGUF file, a hub id, or one of {', '.join(packages.model_names())}"
     )

@@ -28,7 +28,7 @@ def changing_z(model: Model, changes: Mapping[int, Change]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for layer, change in changes.items():
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(hook_of(change)).remove)
+            stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(hook_of(change)))
         yield
 
 
@@ -42,7 +42,7 @@ def block_outputs(model: Model, layers: Iterable[int]) -> Iterator[dict[int, Any
 
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(model.blocks[layer].register_forward_hook(hook_of(layer)).remove)
+            stack.enter_context(model.blocks[layer].register_forward_hook(hook_of(layer)))
         yield outputs
 
 

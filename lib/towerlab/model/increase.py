@@ -64,13 +64,11 @@ def increases_along(
         results = [increases_along(model, *five, norm, layers, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
         return tuple(torch.cat(pieces) for pieces in zip(*results, strict=True))
     wide, divide = _scales(resid_pre.dtype, scale, norm)
-    steps = [
-        _Layer(
-            model.unembedding, model.output_weight(layer), model.output_bias(layer), resid_pre[i].to(wide),
-            z[i].to(wide), ffn[i].to(wide), divide, norm, continues_layer=i > 0 and layer == layers[i - 1] + 1,
-        )
-        for i, layer in enumerate(layers)
-    ]  # fmt: skip
+    steps = []
+    for i, layer in enumerate(layers):
+        x, own_z, own_ffn = (part[i].to(wide) for part in (resid_pre, z, ffn))
+        weight, bias, continues_layer = model.output_weight(layer), model.output_bias(layer), i > 0 and layer == layers[i - 1] + 1
+        steps.append(_Layer(model.unembedding, weight, bias, x, own_z, own_ffn, divide, norm, continues_layer))
     increases = stream_vocabulary(steps, model.unembedding, words, wide, tell)
     return tuple(torch.stack(parts, 1) for parts in zip(*increases, strict=True))
 

@@ -41,7 +41,7 @@ from towerlab.model.capture import capture, label_log_probs
 from towerlab.model.hooks import changing_z, hidden_states, split_call
 from towerlab.model.memory import halved
 from towerlab.model.model import Model
-from towerlab.model.unembed import finished
+from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Encoded
 
 LOGIT_ROWS = 128  # rows of logits at a time
@@ -68,8 +68,8 @@ class LayerState:
     def of(self, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Query, keys and values of some heads: (batch, head, 1 or position, d_head), shared ones repeated."""
         group = self.query.shape[1] // self.key.shape[1]
-        shared = [head // group for head in heads]
-        return self.query[:, heads], self.key[:, shared], self.value[:, shared]
+        kv_heads = [head // group for head in heads]
+        return self.query[:, heads], self.key[:, kv_heads], self.value[:, kv_heads]
 
     def scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch head position"]:
         """Scores of these queries and keys (nats), soft-capped and masked as the model's own; heads may share keys."""
@@ -112,7 +112,7 @@ def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, L
     """
     inputs: dict[int, dict[str, Any]] = {layer: {} for layer in layers}
 
-    def called(layer: int, _, args, kwargs) -> None:
+    def keep_input(layer: int, _, args, kwargs) -> None:
         inputs[layer].update(x=split_call(args, kwargs)[0][:, -1].clone())  # a part alone would hold the whole stream
 
     def read(layer: int, query, key, value, mask, scaling, softcap) -> None:
@@ -131,8 +131,7 @@ def _changing_last(model: Model, layers: Sequence[int], change: Callable[[int, L
 
     with ExitStack() as stack:
         for layer in layers:
-            handle = model.blocks[layer].register_forward_pre_hook(partial(called, layer), with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.enter_context(model.blocks[layer].register_forward_pre_hook(partial(keep_input, layer), with_kwargs=True))
             stack.enter_context(reading_attention(model, layer, partial(read, layer)))
         stack.enter_context(changing_z(model, {layer: partial(put, layer) for layer in layers}))
         yield
@@ -169,7 +168,7 @@ class LastPosition:
         with ExitStack() as stack:
             for block in model.blocks:
                 note = lambda _, args, kwargs: self._calls.append(split_call(args, kwargs)[1:])  # noqa: E731
-                stack.callback(block.register_forward_pre_hook(note, with_kwargs=True).remove)
+                stack.enter_context(block.register_forward_pre_hook(note, with_kwargs=True))
             stack.enter_context(_changing_last(model, range(model.n_layers), self.plain.__setitem__))
             self.capture = capture(model, self.batch, record)
 
@@ -191,9 +190,9 @@ class LastPosition:
         self, edits: Sequence[Edit], max_rows: int = 1024
     ) -> Iterator[tuple[list[int], Float[Tensor, "edit batch d_model"]]]:
         """(indices of some edits, the final residual streams under them), until all are done: see `answers`."""
-        ordered = sorted(range(len(edits)), key=lambda i: edits[i].first_layer)
+        order = sorted(range(len(edits)), key=lambda i: edits[i].first_layer)
         size = max(1, max_rows // len(self.batch))
-        chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        chunks = [order[start : start + size] for start in range(0, len(order), size)]
         yield from halved(lambda chunk: self._final([edits[i] for i in chunk]), chunks)
 
     def _final(self, edits: Sequence[Edit]) -> Float[Tensor, "edit batch d_model"]:
@@ -227,7 +226,7 @@ class LastPosition:
                 z[:, row, heads] = edits[row].output(layer, heads, state).to(z)
 
         with ExitStack() as stack:
-            stack.enter_context(attending_to(model, layer, key, value, _others_seen(plain.mask)))
+            stack.enter_context(attending_to(model, layer, key, value, _visible_others(plain.mask)))
             if changes:
                 stack.enter_context(reading_attention(model, layer, read))
                 stack.enter_context(changing_z(model, {layer: change}))
@@ -238,12 +237,12 @@ def answers_of(model: Model, final: Float[Tensor, "version batch d_model"], batc
     """Top token and the labels' log-probabilities (nats), from final residual streams of versions of one batch."""
     rows = final.flatten(0, 1).split(LOGIT_ROWS)
     prompts = torch.arange(len(batch)).repeat(len(final)).split(LOGIT_ROWS)
-    parts = [label_log_probs(finished(model, x), [batch[i] for i in of]) for x, of in zip(rows, prompts, strict=True)]
+    parts = [label_log_probs(final_logits(model, x), [batch[i] for i in of]) for x, of in zip(rows, prompts, strict=True)]
     top, log_prob = (torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True))
     return top, log_prob
 
 
-def _others_seen(mask: Tensor | None) -> Tensor | None:
+def _visible_others(mask: Tensor | None) -> Tensor | None:
     """Which other positions the last may attend to, from the mask of its scores."""
     if mask is None:
         return None

@@ -58,7 +58,7 @@ def load(name: str | os.PathLike, *, dtype: str = "float32", device: str = "cpu"
     row = architecture(name, about.model_type)  # before anything large is fetched
     path = files.local(name)
     fingerprint = files.fingerprint_of(name, path)
-    folder = path if path.is_dir() else _dequantised(path)
+    folder = path if path.is_dir() else _dequantise(path)
     files.weights(folder, name)  # refuses pickles
     config = _read(name, "config", lambda: AutoConfig.from_pretrained(folder, trust_remote_code=False))
     if refusal := row.refusal(config):
@@ -102,7 +102,7 @@ def architecture(name: str, model_type: str) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-def _dequantised(path: Path) -> Path:
+def _dequantise(path: Path) -> Path:
     """A GGUF file as a folder of safetensors (float32) in the user's cache: reading one takes minutes, this seconds."""
     cut = gguf_header.read(path).cut
 
@@ -111,7 +111,7 @@ def _dequantised(path: Path) -> Path:
         _read(str(path), "contents", lambda: _as_folder(path, folder, PreTrainedTokenizerFast, cut))
 
     folder = user_cache() / "gguf" / f"{packages.digest(path)[:24]}-transformers-{transformers_version}"
-    return packages.kept(folder, write, lambda: True)
+    return packages.ensure(folder, write, lambda: True)
 
 
 def convert(file: str, folder: str) -> Model:
@@ -125,7 +125,7 @@ def convert(file: str, folder: str) -> Model:
         raise TwoTowersError(f"there is no file '{file}': give a GGUF file")
     if target.exists():
         raise TwoTowersError(f"'{folder}' is there already: give a folder that is not")
-    packages.kept(target, lambda part: _read(file, "contents", lambda: _as_folder(path, part, AutoTokenizer)), lambda: True)
+    packages.ensure(target, lambda part: _read(file, "contents", lambda: _as_folder(path, part, AutoTokenizer)), lambda: True)
     return load(target)
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from twotowers.errors import TwoTowersError, is_out_of_memory
 
-from towerlab.prompts.prompt import Encoded
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded, batches
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 def in_memory(
-    run: Callable[[list[int], list[Encoded]], T], batches: Iterable[tuple[list[int], list[Encoded]]]
+    run: Callable[[list[int], list[Encoded]], T], stream: Iterable[tuple[list[int], list[Encoded]]]
 ) -> Iterator[tuple[list[int], T]]:
     """(index, run(index, batch)) for each batch: see `halved`. A run that failed is done again, on fewer prompts.
 
@@ -34,9 +35,16 @@ def in_memory(
                 "dtype, another device or a smaller model"
             ) from None
 
-    for pairs, result in halved(run_or_explain, (list(zip(*batch, strict=True)) for batch in batches)):
+    for pairs, result in halved(run_or_explain, (list(zip(*batch, strict=True)) for batch in stream)):
         yield [i for i, _ in pairs], result
         del result  # or it would be held while the next batch runs
+
+
+def run_batches(what: str, encoded: Sequence[Encoded], max_tokens: int, run: Callable[[list[int], list[Encoded]], object]) -> None:
+    """run(index, batch), which writes at `index`, for each of `prompts.batches`, with a bar: see `in_memory`."""
+    with progress(what, len(encoded)) as bar:
+        for index, _ in in_memory(run, batches(encoded, max_tokens)):
+            bar.update(len(index))
 
 
 def halved(run: Callable[[list[S]], T], batches: Iterable[list[S]]) -> Iterator[tuple[list[S], T]]:

@@ -56,9 +56,14 @@ def norm_eps(norm: nn.Module) -> float:
     return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
 
 
+def widen(x: Tensor) -> Tensor:
+    """In at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
     """What RMSNorm divides by, in at least float32."""
-    return (v.to(torch.promote_types(v.dtype, torch.float32)).square().mean(-1) + eps).sqrt()
+    return (widen(v).square().mean(-1) + eps).sqrt()
 
 
 @dataclass(repr=False)
@@ -158,7 +163,7 @@ class Model:
     def norm_gain(self, norm: nn.Module) -> Float[Tensor, "width"]:
         """What a norm multiplies by: its weight, 1 + weight for Gemma (then in at least float32, as Gemma does it)."""
         weight, gain = norm.weight.detach(), self.architecture.gain
-        return weight.to(torch.promote_types(weight.dtype, torch.float32)) + gain if gain else weight
+        return widen(weight) + gain if gain else weight
 
     def part(self, layer: int, path: str) -> nn.Module:
         """The module at `path` inside block `layer`; `path` may be a field of the row, such as "attention_out"."""
@@ -169,7 +174,7 @@ class Model:
         out, module = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
         return None if out == module else self.part(layer, module)
 
-    def _written(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
+    def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
         matrix, norm = matrix_of(self.part(layer, f"{block}_out")).detach().T, self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
@@ -179,7 +184,7 @@ class Model:
         A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's weight, so that the
         vectors are those added to the residual stream and still sum to the block's output.
         """
-        return self._written(layer, "attention").reshape(self.n_heads, self.d_head, self.d_model)
+        return self._output_matrix(layer, "attention").reshape(self.n_heads, self.d_head, self.d_model)
 
     def output_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
         """Bias of the attention output; it belongs to the block, to no head."""
@@ -188,7 +193,7 @@ class Model:
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """fc2: row k is the value vector of neuron k (Geva et al. 2020; v1 appendix E), times the weight of a norm
         that follows (Gemma 2)."""
-        return self._written(layer, "ffn")
+        return self._output_matrix(layer, "ffn")
 
     def ffn_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
         """Bias of the FFN output; it belongs to the block, to no neuron."""
@@ -249,9 +254,9 @@ class Model:
 
     def window(self, layer: int) -> int | None:
         """How many positions, its own included, a position sees in this layer; None = all up to its own."""
-        length, field, windowed = self.architecture.window
+        length, field, kind = self.architecture.window
         kinds = getattr(self.config, field, None)
-        return getattr(self.config, length, None) if kinds is None or kinds[layer] == windowed else None
+        return getattr(self.config, length, None) if kinds is None or kinds[layer] == kind else None
 
     def value_head(self, head: int) -> int:
         """The key-value head that query head `head` reads (grouped-query attention)."""

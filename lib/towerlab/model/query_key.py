@@ -39,12 +39,12 @@ def queries(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) ->
     Their product with `keys`, both turned to their positions, is the score before a soft cap.
     """
     weight, bias = model.query_weight(layer)
-    return _head_normed(model, layer, 0, _through(weight, bias, normed)) * model.score_scaling(layer)
+    return _head_norm(model, layer, 0, _through(weight, bias, normed)) * model.score_scaling(layer)
 
 
 def keys(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows kv_head d_head"]:
     """Keys before rotation; turned to their positions they are `capture.keys`."""
-    return _head_normed(model, layer, 1, _through(*model.key_weight(layer), normed))
+    return _head_norm(model, layer, 1, _through(*model.key_weight(layer), normed))
 
 
 def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*rows head d_head"]:
@@ -52,7 +52,7 @@ def _through(weight: Tensor, bias: Tensor | None, x: Tensor) -> Float[Tensor, "*
     return out if bias is None else out + bias.to(x.device)
 
 
-def _head_normed(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
+def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
     name = model.architecture.head_norms[which]
     if not name:
         return v
@@ -74,13 +74,13 @@ def rotated(
         return v
     cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
     n, sin = cos.shape[-1], -sin if back else sin
-    turned, rest = v[..., :n], v[..., n:]
+    rotary, rest = v[..., :n], v[..., n:]
     if model.architecture.rotates_neighbours:
-        other = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+        other = torch.stack((-rotary[..., 1::2], rotary[..., ::2]), -1).flatten(-2)
     else:
-        other = torch.cat((-turned[..., n // 2 :], turned[..., : n // 2]), -1)
-    turned = turned * cos + other * sin
-    return torch.cat((turned, rest.expand(*turned.shape[:-1], -1)), -1)
+        other = torch.cat((-rotary[..., n // 2 :], rotary[..., : n // 2]), -1)
+    rotary = rotary * cos + other * sin
+    return torch.cat((rotary, rest.expand(*rotary.shape[:-1], -1)), -1)
 
 
 def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,14 +135,14 @@ def query_in_input_space(
     query = query[:, None].expand(-1, normed.shape[1], -1)
     if positions is not None:
         query = rotated(model, layer, query, positions, back=True)
-    (weight, bias), shared = model.key_weight(layer), model.value_head(head)
-    weight, bias = weight[shared], None if bias is None else bias[shared]
+    (weight, bias), kv_head = model.key_weight(layer), model.value_head(head)
+    weight, bias = weight[kv_head], None if bias is None else bias[kv_head]
     name = model.architecture.head_norms[1]
     if name:
         norm = model.part(layer, "attention").get_submodule(name)
         gain = model.norm_gain(norm).unflatten(0, (-1, model.d_head))
         key = _through(*model.key_weight(layer), normed)
-        key = key.flatten(-2) if len(gain) > 1 else key[..., shared, :]  # one norm of all heads, or of each by itself
-        query = query * gain[shared if len(gain) > 1 else 0].to(query) / rms(key, norm_eps(norm))[..., None]
+        key = key.flatten(-2) if len(gain) > 1 else key[..., kv_head, :]  # one norm of all heads, or of each by itself
+        query = query * gain[kv_head if len(gain) > 1 else 0].to(query) / rms(key, norm_eps(norm))[..., None]
     constant = torch.zeros_like(query[..., 0]) if bias is None else query @ bias.to(query)
     return query @ weight.to(query), constant

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from towerlab.model.attention_hooks import reading_attention, scores
+from towerlab.model.attention_hooks import masked, reading_attention, scores
 from towerlab.model.hooks import changing_z
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
@@ -58,9 +58,8 @@ def attention_weights(
     """Attention of every position from what a layer's attention is given (`reading_attention`)."""
     values, length = scores(query, key, scaling, softcap), key.shape[2]
     if mask is None:  # transformers leaves a plain causal mask away
-        mask = torch.ones(length, length, dtype=torch.bool, device=key.device).tril()
-    mask = mask[..., :length]
-    return (values.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else values + mask).softmax(-1)
+        mask = torch.ones(length, length, dtype=torch.bool, device=key.device).tril()[None, None]
+    return masked(values, mask[..., :length]).softmax(-1)
 
 
 def preference(weights: Weights, places: Places) -> Float[Tensor, "batch head row"]:

@@ -1,6 +1,6 @@
 """Which way what some heads send reaches the answer: by the output, by later queries, by MLPs.
 
-    versions = [(Sent(heads, z), Route(output=True, queries=False, mlps=False)), ...]
+    versions = [(Senders(heads, z), Route(output=True, queries=False, mlps=False)), ...]
     final = routed(last, versions)                # (version, batch, d_model): what the final norm is given
 
 Senders feed other z to W_O at the last position. What that changes in their layers' attention outputs is their
@@ -36,7 +36,7 @@ Outputs = Mapping[int, Float[Tensor, "batch head d_head"]]
 """Layer -> what all its heads feed to W_O at the last position"""
 
 
-class Sent(NamedTuple):
+class Senders(NamedTuple):
     """Heads (at least one), and what they feed to W_O at the last position; z of other heads is not used."""
 
     heads: Heads
@@ -60,31 +60,31 @@ def attention_block_output(model: Model, layer: int, z: Float[Tensor, "*rows hea
     return output if norm is None else norm(output)
 
 
-def message(last: LastPosition, sent: Sent, layer: int) -> Float[Tensor, "batch d_model"]:
+def message(last: LastPosition, senders: Senders, layer: int) -> Float[Tensor, "batch d_model"]:
     """What the senders of one layer change in its attention block's output, all else as in the plain run."""
     z = last.plain[layer].z.clone()
-    senders = [head for at, head in sent.heads if at == layer]
-    z[:, senders] = sent.z[layer][:, senders].to(z)
+    heads = [head for at, head in senders.heads if at == layer]
+    z[:, heads] = senders.z[layer][:, heads].to(z)
     return attention_block_output(last.model, layer, z) - attention_block_output(last.model, layer, last.plain[layer].z)
 
 
 @torch.inference_mode()
 def routed(
-    last: LastPosition, versions: Sequence[tuple[Sent, Route]], max_rows: int = 1024
+    last: LastPosition, versions: Sequence[tuple[Senders, Route]], max_rows: int = 1024
 ) -> Float[Tensor, "version batch d_model"]:
     """What the final norm is given at the last position in each version. Memory: `max_rows` rows at a time."""
     out: Tensor = last.plain[0].x.new_empty(len(versions), *last.plain[0].x.shape)
-    ordered = sorted(range(len(versions)), key=lambda i: versions[i][0].edit().first_layer)
+    order = sorted(range(len(versions)), key=lambda i: versions[i][0].edit().first_layer)
     size = max(1, max_rows // len(last.batch))
-    chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    for chunk, final in halved(lambda chunk: _routed(last, [versions[i] for i in chunk]), chunks):
+    chunks = [order[start : start + size] for start in range(0, len(order), size)]
+    for chunk, final in halved(lambda chunk: _route(last, [versions[i] for i in chunk]), chunks):
         out[chunk] = final.to(out)
     return out
 
 
-def _routed(last: LastPosition, versions: Sequence[tuple[Sent, Route]]) -> Float[Tensor, "version batch d_model"]:
+def _route(last: LastPosition, versions: Sequence[tuple[Senders, Route]]) -> Float[Tensor, "version batch d_model"]:
     """Of versions sorted by their first layer."""
-    edits = [sent.edit() for sent, _ in versions]
+    edits = [senders.edit() for senders, _ in versions]
     closed = ~torch.tensor([route for _, route in versions])
     bottom, width = edits[0].first_layer, last.model.d_model
     rows = messages = last.plain[bottom].x[:, None][:, :0]
@@ -94,8 +94,9 @@ def _routed(last: LastPosition, versions: Sequence[tuple[Sent, Route]]) -> Float
         rows = torch.cat([rows.to(x.device), x[:, None].expand(-1, begin, -1)], 1)
         messages = torch.cat([messages.to(x.device), x.new_zeros(len(x), begin, width)], 1)  # messages of the layers below
         n = rows.shape[1]
-        here = torch.stack([message(last, sent, layer) if edit.heads_of(layer) else torch.zeros_like(x)
-                            for (sent, _), edit in zip(versions[:n], edits, strict=False)], 1)  # fmt: skip
+        pairs, nothing = zip(versions[:n], edits, strict=False), torch.zeros_like(x)
+        parts = [message(last, senders, layer) if edit.heads_of(layer) else nothing for (senders, _), edit in pairs]
+        here = torch.stack(parts, 1)
         with _hiding(last.model, layer, rows, messages, here, closed[:n].to(x.device)):
             rows = last.block(layer, rows, edits[:n])
         messages = messages + here.to(messages)
@@ -112,30 +113,30 @@ def _hiding(
     closed: Bool[Tensor, "row route"],
 ) -> Iterator[None]:
     """One block, given x, whose attention and MLP read what they are given without the messages of closed routes."""
-    hidden_below = below * closed[:, 1:2].to(x)
-    hidden_from_mlp = (below if model.parallel else below + here) * closed[:, 2:3].to(x)
+    below_queries = below * closed[:, 1:2].to(x)
+    below_mlps = (below if model.parallel else below + here) * closed[:, 2:3].to(x)
     middle = [x]
 
     def attention(_, args, kwargs):
-        hidden, args, kwargs = split_call(args, kwargs)
-        return (query_key.normed(model, layer, x - hidden_below).to(hidden), *args), kwargs
+        states, args, kwargs = split_call(args, kwargs)
+        return (query_key.normed(model, layer, x - below_queries).to(states), *args), kwargs
 
-    def added(_, args, output) -> None:
+    def keep_middle(_, args, output) -> None:
         middle[0] = x + output
 
     def mlp(_, args):
-        read = (x if model.parallel else middle[0]) - hidden_from_mlp
+        state = (x if model.parallel else middle[0]) - below_mlps
         if model.architecture.ffn_norm:
-            read = query_key.through_norm(model.part(layer, "ffn_norm"), read)
-        return (read.reshape(args[0].shape).to(args[0]), *args[1:])  # some flatten batch and position before their FFN
+            state = query_key.through_norm(model.part(layer, "ffn_norm"), state)
+        return (state.reshape(args[0].shape).to(args[0]), *args[1:])  # some flatten batch and position before their FFN
 
     with ExitStack() as stack:
-        if hidden_below.any():
-            stack.callback(model.part(layer, "attention").register_forward_pre_hook(attention, with_kwargs=True).remove)
-        if hidden_from_mlp.any():
-            stack.callback(model.part(layer, "attention_block").register_forward_hook(added).remove)
+        if below_queries.any():
+            stack.enter_context(model.part(layer, "attention").register_forward_pre_hook(attention, with_kwargs=True))
+        if below_mlps.any():
+            stack.enter_context(model.part(layer, "attention_block").register_forward_hook(keep_middle))
             for path in model.architecture.ffn_in:
-                stack.callback(model.part(layer, path).register_forward_pre_hook(mlp).remove)
+                stack.enter_context(model.part(layer, path).register_forward_pre_hook(mlp))
         yield
 
 
@@ -147,8 +148,7 @@ def logit_differences(
     Only these two words are unembedded.
     """
     unembedding = model.unembedding
-    ids = [(e.true_id, next(i for i in e.label_ids.values() if i != e.true_id)) for e in batch]
-    true, other = torch.tensor(ids, device=unembedding.weight.device).T
+    true, other = torch.tensor([e.label_pair for e in batch], device=unembedding.weight.device).T
     normed = model.final_norm(final.to(next(model.final_norm.parameters()).device)).to(unembedding.weight.device)
 
     def logit(word: Tensor) -> Tensor:

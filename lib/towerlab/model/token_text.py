@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}  # as byte-level tokenizers (GPT-2) write bytes
 
 
 @lru_cache(maxsize=1)
@@ -37,12 +38,6 @@ def stop_words() -> frozenset[str]:
     if odd := next((word for word in words if not re.fullmatch(r"[a-z']+", word)), None):
         raise data_files.damaged(path, f"{odd[:20]!r} is no word in lower case")
     return frozenset(words)
-
-
-@lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    """The letters in which byte-level tokenizers (GPT-2) write bytes: printable ones as they are, others from 256."""
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Lexicon:
         # "Ġ" marks a space in byte-level tokenizers, "▁" in SentencePiece ones; both may occur as letters elsewhere.
         byte_level = sum(t.startswith("Ġ") for t in tokens if t) > sum(t.startswith("▁") for t in tokens if t)
         special = set(tokenizer.all_special_tokens)
-        pairs = [_spelled(token, byte_level, token in special) for token in tokens]
+        pairs = [_spell(token, byte_level, token in special) for token in tokens]
         pairs += [(f"<id {i}>", "") for i in range(size, vocabulary)]
         texts, plain = zip(*pairs, strict=True)
         return cls(texts, plain)
@@ -85,7 +80,7 @@ def is_content_word(plain: str) -> bool:
     return len(letters) > 1 or (len(letters) == 1 and not letters[0].isascii())  # one CJK sign can be a word
 
 
-def _spelled(token: str | None, byte_level: bool, special: bool) -> tuple[str, str]:
+def _spell(token: str | None, byte_level: bool, special: bool) -> tuple[str, str]:
     """(text, plain) of one token as its tokenizer writes it."""
     if token is None:
         return "<unused>", ""
@@ -93,8 +88,8 @@ def _spelled(token: str | None, byte_level: bool, special: bool) -> tuple[str, s
         return token, ""
     if byte := _BYTE.fullmatch(token):
         return f"byte {byte[1].upper()}", ""
-    if byte_level and all(letter in _byte_of() for letter in token):
-        raw = bytes(_byte_of()[letter] for letter in token)
+    if byte_level and all(letter in _BYTE_OF for letter in token):
+        raw = bytes(_BYTE_OF[letter] for letter in token)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError:

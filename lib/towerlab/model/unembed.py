@@ -21,18 +21,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 
-from towerlab.model.model import Model, Unembedding
+from towerlab.model.model import Model, Unembedding, widen
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # vocabulary entries projected at a time
 ROWS = 4096  # vectors ranked at a time
 
 
-def check_norm(norm: str) -> str:
-    """Return `norm`, or raise TwoTowersError naming the choices."""
+def check_norm(norm: str) -> None:
+    """Raise TwoTowersError, naming the choices, on what is none of NORMS."""
     if norm not in NORMS:
         raise TwoTowersError(f"unknown norm '{norm}': choose one of {', '.join(NORMS)}")
-    return norm
 
 
 def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
@@ -42,16 +41,12 @@ def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float
 
 def norm_scale(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows"]:
     """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
-    return (centre(_wide(v), unembedding).square().mean(-1) + unembedding.eps).sqrt()
-
-
-def _wide(v: Tensor) -> Tensor:
-    return v.to(torch.promote_types(v.dtype, torch.float32))
+    return (centre(widen(v), unembedding).square().mean(-1) + unembedding.eps).sqrt()
 
 
 def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
     """What E multiplies, before the division by s: `gamma * centre(v)`. Linear in v."""
-    v = _wide(v)
+    v = widen(v)
     return centre(v, unembedding) * unembedding.gamma.to(v.dtype)
 
 
@@ -59,21 +54,21 @@ def prepared(
     v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, scale: Float[Tensor, "*#rows"] | None = None
 ) -> Float[Tensor, "*rows d_model"]:
     """The vector whose product with E is bs(v)."""
-    s = norm_scale(v, unembedding) if scale is None else scale.to(_wide(v).dtype)
+    s = norm_scale(v, unembedding) if scale is None else scale.to(widen(v).dtype)
     return direction(v, unembedding) / s[..., None]
 
 
 def vocab_chunks(unembedding: Unembedding) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
     """Stretches of E, each with the id of its first word, widened to float32 where E is narrower."""
     for start in range(0, unembedding.vocabulary, SLAB):
-        yield start, _wide(unembedding.weight[start : start + SLAB])
+        yield start, widen(unembedding.weight[start : start + SLAB])
 
 
 def bs_values(
     v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, scale: Float[Tensor, "*#rows"] | None = None
 ) -> Float[Tensor, "*rows vocabulary"]:
     """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
-    return prepared(v, unembedding, scale) @ _wide(unembedding.weight).T
+    return prepared(v, unembedding, scale) @ widen(unembedding.weight).T
 
 
 def fold_norm(unembedding: Unembedding, rows: Float[Tensor, "word d_model"], dtype: torch.dtype) -> Float[Tensor, "word d_model"]:
@@ -101,15 +96,15 @@ def rank(
     `v @ through`, a head's values by its W_O, never made where that costs more. Operations for V words: 2 rows V d_model,
     or 2 V d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
     """
-    v, d_model = _wide(v), unembedding.weight.shape[-1]
+    v, d_model = widen(v), unembedding.weight.shape[-1]
     if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
         v, through = v @ through.to(v), None
     if through is None:
         v = direction(v, unembedding)
-    carried = None if through is None else through.to(v)
+    weight = None if through is None else through.to(v)
 
     def read(words: Tensor) -> Tensor:
-        return _wide(words) if carried is None else fold_norm(unembedding, words, v.dtype) @ carried.T
+        return widen(words) if weight is None else fold_norm(unembedding, words, v.dtype) @ weight.T
 
     above = []
     for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
@@ -137,24 +132,24 @@ def top_words(
     `without` names words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are left, these are all.
     """
     p = prepared(v, unembedding, scale)
-    skipped = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
+    mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
     if without is not None:
-        skipped[without.to(p.device)] = True
-    k = min(k, int((~skipped).sum()))
-    best = [_top_words(rows, k, unembedding, skipped) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
+        mask[without.to(p.device)] = True
+    k = min(k, int((~mask).sum()))
+    best = [_top_words(rows, k, unembedding, mask) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
     values, ids = (torch.cat(parts).reshape(*p.shape[:-1], k) for parts in zip(*best, strict=True))
     return values, ids
 
 
 def _top_words(
-    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, skipped: Bool[Tensor, "word"]
+    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, mask: Bool[Tensor, "word"]
 ) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
     """Of prepared rows. A slab is sorted only for the rows in which one of its words beats the k-th best so far."""
     values = torch.full((len(rows), k), float("-inf"), dtype=rows.dtype, device=rows.device)
     ids = torch.zeros(len(rows), k, dtype=torch.long, device=rows.device)
     for start, slab in vocab_chunks(unembedding):
         product = rows @ slab.T
-        product[:, skipped[start : start + len(slab)]] = float("-inf")
+        product[:, mask[start : start + len(slab)]] = float("-inf")
         better = (product.amax(-1) > values[:, -1]).nonzero()[:, 0]
         value, word = product[better].topk(min(k, len(slab)), -1)
         value, order = torch.cat([values[better], value], -1).topk(k, -1)
@@ -167,7 +162,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
-def finished(model: Model, final: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
+def final_logits(model: Model, final: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
     """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
     final = final.to(next(model.final_norm.parameters()).device)
     logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[:, 0]

@@ -108,8 +108,6 @@ def authors_numbers(model: Model) -> pd.DataFrame:
         predicted = model.tokenizer.decode([word]).strip()
         for quantity, value in zip(part["quantity"], part["value"].astype(float), strict=True):
             close = abs(measured[quantity] - value) <= TOLERANCE
-            rows.append(
-                {"where": text, "predicted": predicted, "quantity": quantity, "published": value,
-                 "measured": measured[quantity], "agrees": close}
-            )  # fmt: skip
+            numbers = {"published": value, "measured": measured[quantity], "agrees": close}
+            rows.append({"where": text, "predicted": predicted, "quantity": quantity, **numbers})
     return pd.DataFrame(rows)

@@ -138,11 +138,11 @@ def _block(
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
     order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)
     out = []
-    for assigned in (labels, labels[::-1]):
-        label = dict(zip(classes, assigned, strict=True))
+    for assignment in (labels, labels[::-1]):
+        label = dict(zip(classes, assignment, strict=True))
         for is_true in (order, ~order):
-            texts_left = {True: iter(true), False: iter(false)}
-            rows = [(next(texts_left[bool(t)]), own if t else other) for t in is_true]
+            iterators = {True: iter(true), False: iter(false)}
+            rows = [(next(iterators[bool(t)]), own if t else other) for t in is_true]
             demonstrations = tuple(Demonstration(text, label[cls], cls) for text, cls in rows)
             separator = SEPARATORS[form.separator]
             out.append(Prompt(demonstrations, true[form.k], label[own], labels, own, name, separator, block))

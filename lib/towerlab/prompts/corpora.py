@@ -24,14 +24,14 @@ class Row(NamedTuple):
     text: str
 
 
-def _split(raw: bytes, encoding: str) -> list[str]:
+def _text_lines(raw: bytes, encoding: str) -> list[str]:
     """Lines that hold something; not str.splitlines, which also cuts at characters that stand inside texts."""
     return [line for line in raw.decode(encoding).replace("\r\n", "\n").split("\n") if line]
 
 
 def _lines(raw: bytes, encoding: str, separator: str, name: Callable[[str], str | None]) -> Iterator[Row]:
     """Lines of a class, a separator and a text; `name` gives the class's name."""
-    for line in _split(raw, encoding):
+    for line in _text_lines(raw, encoding):
         cls, match, text = line.partition(separator)
         name_of = name(cls)
         yield Row(name_of, text) if match and name_of else Row("", line)
@@ -62,7 +62,7 @@ def read_ethos(raw: bytes) -> Iterator[Row]:
 
 def read_financial(raw: bytes) -> Iterator[Row]:
     """Lines "sentence@class"; latin-1."""
-    for line in _split(raw, "latin-1"):
+    for line in _text_lines(raw, "latin-1"):
         text, _, cls = line.rpartition("@")
         yield Row(cls, text) if cls in ("negative", "neutral", "positive") else Row("", line)
 
@@ -77,18 +77,16 @@ def mend_agnews(text: str) -> str:
 class SentenceSet(NamedTuple):
     """`file`: as in data/sentences/files.csv; the test file where there are several."""
 
-    classes: tuple[str, ...]
     file: str
     read: Callable[[bytes], Iterator[Row]]
     mend: Callable[[str], str] = str
 
 
-_POLAR = ("negative", "positive")
 SETS = {
-    "sst2": SentenceSet(_POLAR, "sst2-sentences/test.tsv", read_sst2),
-    "trec": SentenceSet(tuple(_TREC.values()), "trec/test_TREC_10.label.txt", read_trec),
-    "agnews": SentenceSet(tuple(_AGNEWS.values()), "agnews/test.csv", read_agnews, mend_agnews),
-    "ethos": SentenceSet(("acceptable", "hate"), "ethos/Ethos_Dataset_Binary.csv", read_ethos),
-    "financial": SentenceSet(("negative", "neutral", "positive"), "financial-phrasebank/Sentences_AllAgree.txt", read_financial),
-    "amazon": SentenceSet(_POLAR, "amazon-polarity/test.ft.txt", read_amazon),
+    "sst2": SentenceSet("sst2-sentences/test.tsv", read_sst2),
+    "trec": SentenceSet("trec/test_TREC_10.label.txt", read_trec),
+    "agnews": SentenceSet("agnews/test.csv", read_agnews, mend_agnews),
+    "ethos": SentenceSet("ethos/Ethos_Dataset_Binary.csv", read_ethos),
+    "financial": SentenceSet("financial-phrasebank/Sentences_AllAgree.txt", read_financial),
+    "amazon": SentenceSet("amazon-polarity/test.ft.txt", read_amazon),
 }

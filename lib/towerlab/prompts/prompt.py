@@ -191,7 +191,7 @@ def _encode(
         raise _refusal(prompt, f"it has {n} tokens and the model reads {max_length}", advice)
     _check_end(prompt, layout, run)
     label_ids = {
-        label: _followed(prompt, label, len(layout.text), run, end, unknown) for label, end in zip(prompt.labels, ends, strict=True)
+        label: _label_id(prompt, label, len(layout.text), run, end, unknown) for label, end in zip(prompt.labels, ends, strict=True)
     }
     if len(set(label_ids.values())) < len(label_ids):
         names = ", ".join(prompt.labels)
@@ -220,7 +220,7 @@ def _check_end(prompt: Prompt, layout: _Layout, run: _Tokens) -> None:
         raise _refusal(prompt, "the tokenizer's offsets do not rise along the text", "take another tokenizer")
 
 
-def _followed(prompt: Prompt, label: str, size: int, run: _Tokens, end: _Tokens, unknown: int | None) -> int:
+def _label_id(prompt: Prompt, label: str, size: int, run: _Tokens, end: _Tokens, unknown: int | None) -> int:
     """Id of the token that begins `label` after the prompt's own ids; `size` is the length of the prompt's text."""
     n = len(run.ids)
     if end.ids[:n] != run.ids or len(end.ids) <= n:

@@ -31,7 +31,7 @@ def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
     if len(places) < 2:
         name = "true" if kind else "false"
         raise TwoTowersError(f"cannot remove one of {len(places)} {name} demonstrations: draw with k of at least 2")
-    return _arranged(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[-1]])
+    return _rearrange(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[-1]])
 
 
 def in_order(prompt: Prompt, pattern: str) -> Prompt:
@@ -43,7 +43,7 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
     if sorted(pattern) != sorted(present):
         raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{present}': use the same letters")
     places = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
-    return _arranged(prompt, [next(places[letter]) for letter in pattern])
+    return _rearrange(prompt, [next(places[letter]) for letter in pattern])
 
 
 def patterns(prompt: Prompt) -> list[str]:
@@ -120,5 +120,5 @@ def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
     return {cls: list(texts) for cls, texts in out.items()}
 
 
-def _arranged(prompt: Prompt, places: Sequence[int]) -> Prompt:
+def _rearrange(prompt: Prompt, places: Sequence[int]) -> Prompt:
     return replace(prompt, demonstrations=tuple(prompt.demonstrations[i] for i in places))
