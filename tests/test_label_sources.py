@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import tiny_blocks
 from towerlab.measure.label_sources import READERS, SOURCES, label_sources
-from towerlab.measure.looks import donors_of
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.hooks import changing_z
 from towerlab.model.loading import load
-from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.blocks import donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers.errors import TwoTowersError
 from twotowers.forms import Form

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xarray as xr
 from towerlab.measure.label_sources import label_sources
-from towerlab.measure.looks import CONTRASTS, looks
+from towerlab.measure.looks import CONTRASTS, one_by_one
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, encode_all
@@ -81,7 +81,7 @@ def measure(name: str, seed: int, out: Path, steps: Path, outcome: str) -> xr.Da
 
 def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
     """What the ladder keeps of a model."""
-    every = looks(model, encoded, CONTRASTS[:2], senders=0).assign(label_sources(model, encoded).data_vars)
+    every = one_by_one(model, encoded, CONTRASTS[:2]).assign(label_sources(model, encoded).data_vars)
     every = every[[name for name in schema.TABLES["ladder"] if name in every]]
     out = every.mean("prompt", keep_attrs=True)
     out["accuracy"] = (every.logit_difference > 0).mean().assign_attrs(units="share")

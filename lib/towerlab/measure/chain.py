@@ -133,11 +133,14 @@ class Run:
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
         return store.load(path)
 
-    def in_parts(self, name: str, prompts: Sequence[S], measure: Callable[[Sequence[S]], xr.Dataset | Recording]) -> Recording:
+    def in_parts(
+        self, name: str, prompts: Sequence[S], measure: Callable[[Sequence[S]], xr.Dataset | Recording], stage: str = ""
+    ) -> Recording:
         """`measure(prompts)`, some blocks at a time: each part is kept beside the measurement's file until that is written, so
         that what was interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
 
-        For what takes prompt by prompt, or block by block. `prompts`: anything of which it makes one observation each.
+        For what takes prompt by prompt, or block by block. `prompts`: anything of which it makes one observation each; `stage`:
+        tells apart the runs of a measurement that makes several.
         """
         from towerlab.measure.observations import joined_parts
 
@@ -145,7 +148,7 @@ class Run:
         size = 4 * math.ceil(len(prompts) / 4 / self.n_parts(name))
         n = math.ceil(len(prompts) / size)
         for first in range(0, len(prompts), size):
-            path = self.path(name).with_name(f".{name}.{first}.part")
+            path = self.path(name).with_name(f".{name}.{stage}{first}.part")
             recording = _load(path, identity)
             if recording is None:
                 with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
@@ -170,7 +173,7 @@ class Run:
         return encode_all(self.blocks(1, LOCATING, form), self.model.tokenizer)
 
     def _remove_parts(self, name: str) -> None:
-        for path in self.path(name).parent.glob(f".{name}.[0-9]*.part"):
+        for path in self.path(name).parent.glob(f".{name}.*.part"):
             path.unlink(missing_ok=True)
 
     def identity(self, name: str) -> str:

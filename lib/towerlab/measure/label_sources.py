@@ -22,7 +22,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 
-from towerlab.measure.looks import donors_of
 from towerlab.measure.observations import observations
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
@@ -30,6 +29,7 @@ from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.reversal import attention_weights, weighted, with_outputs
 from towerlab.model.routes import logit_differences
+from towerlab.prompts.blocks import donors_of
 from towerlab.prompts.prompt import Encoded
 
 READERS = ("last position", "query's text", "both")

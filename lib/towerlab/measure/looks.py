@@ -40,15 +40,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
-from tqdm import tqdm
-from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
@@ -58,65 +56,54 @@ from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
 from towerlab.model.label_positions import check_labels_left
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.reversal import Weights, attention_weights, places_of, preference, reversed_weights, reversing, weighted
 from towerlab.model.routes import Outputs, Route, Senders, attention_block_output, logit_differences, routed
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.blocks import DONORS, donors_of
+from towerlab.prompts.prompt import Encoded
 
-CONTRASTS = ("reversed", "labels exchanged", "texts exchanged", "both exchanged")
-DONORS = CONTRASTS[1:]
+CONTRASTS = ("reversed", *DONORS)
 PLACES = ("last position", "end of the query's text", "mean over the query's text")
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
+SENDERS = 8
+"""Heads whose ways are followed"""
 SENDER_SETS = ("all", "for the answer", "against the answer")
 ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
 
 
-def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Name of DONORS -> of every prompt, which prompt of its block is the donor. TwoTowersError where a block is not whole."""
-    kinds = {(True, False): "labels exchanged", (False, True): "texts exchanged", (False, False): "both exchanged"}
-    blocks: dict[tuple[str, int], list[int]] = {}
-    for i, e in enumerate(encoded):
-        blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(i)
-    out = {name: [-1] * len(encoded) for name in DONORS}
-    for i, j in (pair for members in blocks.values() for pair in permutations(members, 2)):
-        prompt, other = encoded[i].prompt, encoded[j].prompt
-        same_texts = [d.text for d in prompt.demonstrations] == [d.text for d in other.demonstrations]
-        if kind := kinds.get((same_texts, prompt.true_label == other.true_label)):
-            out[kind][i] = j
-    for of_kind in out.values():
-        if -1 in of_kind:
-            block = encoded[of_kind.index(-1)].prompt.block
-            raise TwoTowersError(f"block {block} is not whole: give all four prompts of every block")
-    return out
-
-
-@torch.inference_mode()
 def looks(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS[:3], senders: int = 8, max_tokens: int = 2048
+    model: Model,
+    encoded: Sequence[Encoded],
+    contrasts: Sequence[str] = CONTRASTS[:3],
+    senders: int = SENDERS,
+    max_tokens: int = 2048,
 ) -> xr.Dataset:
     """See the module. `contrasts`: "reversed", and others of CONTRASTS; `senders`: how many heads' ways are followed.
 
+    Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
+    """
+    alone = one_by_one(model, encoded, contrasts, max_tokens)
+    return alone.assign(ways(model, encoded, contrasts, strongest(alone, senders), max_tokens))
+
+
+@torch.inference_mode()
+def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], max_tokens: int = 2048) -> xr.Dataset:
+    """All of `looks` but the ways.
+
     Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
-    prompt's query; the attribute `left_out` counts these prompts. Cost: seven runs of whole prompts, and for every head
-    and contrast a run of the last position from the head's layer up. Memory: keys, values and attention of `max_tokens`
-    tokens, and what all heads feed to W_O at the last position of all prompts. Raises TwoTowersError for blocks that are
-    not whole, and as `heads` on prompts.
+    prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
+    head's layer up. Memory: keys, values and attention of `max_tokens` tokens, and what all heads feed to W_O at the last
+    position of all prompts.
     """
     check_labels_left(encoded)
     donors = donors_of(encoded)
-    with progress("looks", 3 * len(encoded)) as bar:
-        preferences, z = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens, bar)
-        z_of = partial(_z_of, donors, z)
-        plain, everywhere, outputs_held, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens, bar)
-        mean = effect[list(contrasts).index(CONTRASTS[0])].mean(0)
-        heads = [Head(*divmod(int(i), model.n_heads)) for i in np.argsort(-abs(mean), axis=None, kind="stable")[:senders]]
-        sets = [heads, [head for head in heads if mean[head] > 0], [head for head in heads if mean[head] < 0]]
-        ways = _ways(model, encoded, contrasts, [*([head] for head in heads), *sets], z_of, max_tokens, bar)
-    each, way = ("contrast", "prompt", "layer", "head"), ("contrast", "output", "queries", "mlps")
-    out = observations(
+    preferences = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens)
+    z_of = partial(_z_of, donors, _plain_z(model, encoded, max_tokens))
+    plain, everywhere, outputs_held, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens)
+    each = ("contrast", "prompt", "layer", "head")
+    return observations(
         encoded,
         {
             "logit_difference": (("prompt",), plain, "nats"),
@@ -125,24 +112,56 @@ def looks(
             "direct_effect": (each, direct, "nats"),
             "logit_difference_all_reversed": (("reversed_position", "prompt"), everywhere, "nats"),
             "logit_difference_outputs_held": (("prompt",), outputs_held, "nats"),
-            "effect_by_route": ((*way, "sender", "prompt"), ways[..., : len(heads), :], "nats"),
-            "joint_effect_by_route": ((*way, "sender_set", "prompt"), ways[..., len(heads) :, :], "nats"),
         },
         query_of=list(QUERIES), query_position=list(PLACES), contrast=list(contrasts), reversed_position=list(POSITIONS),
-        output=[0, 1], queries=[0, 1], mlps=[0, 1], sender_set=list(SENDER_SETS),
         layer=range(model.n_layers), head=range(model.n_heads),
+    )  # fmt: skip
+
+
+def strongest(alone: xr.Dataset, n: int) -> dict[Head, float]:
+    """The heads with the largest effect of *reversed*, by its absolute mean over prompts -> that mean (nats)."""
+    mean = alone["effect"].sel(contrast=CONTRASTS[0]).mean("prompt").values
+    heads = np.argsort(-abs(mean), axis=None, kind="stable")[:n]
+    return {Head(*divmod(int(i), mean.shape[1])): float(mean.flat[i]) for i in heads}
+
+
+@torch.inference_mode()
+def ways(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], means: Mapping[Head, float], max_tokens: int = 2048
+) -> xr.Dataset:
+    """Which way the effects of some heads go; head -> mean effect, which says whether it is for or against the answer."""
+    heads = list(means)
+    sets = [heads, [head for head in heads if means[head] > 0], [head for head in heads if means[head] < 0]]
+    z_of = partial(_z_of, donors_of(encoded), _plain_z(model, encoded, max_tokens))
+    effects = _effects_by_route(model, encoded, contrasts, [*([head] for head in heads), *sets], z_of, max_tokens)
+    way = ("contrast", "output", "queries", "mlps")
+    return observations(
+        encoded,
+        {
+            "effect_by_route": ((*way, "sender", "prompt"), effects[..., : len(heads), :], "nats"),
+            "joint_effect_by_route": ((*way, "sender_set", "prompt"), effects[..., len(heads) :, :], "nats"),
+        },
+        contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1], sender_set=list(SENDER_SETS),
         sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
     )  # fmt: skip
-    return out.assign_attrs(left_out=int(np.isnan(preferences[1, 0, :, 0, 0]).sum()))
 
 
-def _preferences(
-    model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int, bar: tqdm
-) -> tuple[np.ndarray, Tensor]:
-    """Preferences (query_of, at, prompt, layer, head), and z of the last position (prompt, layer, head, d_head)."""
+def _plain_z(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Float[Tensor, "prompt layer head d_head"]:
+    """z of the last position."""
+    z: list[Tensor] = [torch.empty(0)] * len(encoded)
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        for i, of_prompt in zip(index, capture(model, batch).attention_out_input.transpose(0, 1), strict=True):
+            z[i] = of_prompt.cpu()
+
+    run_batches("plain runs", encoded, max_tokens, run)
+    return torch.stack(z)
+
+
+def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int) -> np.ndarray:
+    """Preferences (query_of, at, prompt, layer, head)."""
     shape = len(encoded), model.n_layers, model.n_heads
     preferences = np.full((len(QUERIES), len(PLACES), *shape), np.nan)
-    z: list[Tensor] = [torch.empty(0)] * len(encoded)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         fits = [_labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
@@ -166,13 +185,10 @@ def _preferences(
         with _reading(model, keep):
             capture(model, others)
         with _reading(model, read):
-            plain = capture(model, batch)
-        for row, i in enumerate(index):
-            z[i] = plain.attention_out_input[:, row].cpu()
+            capture(model, batch)
 
-    for index, _ in in_memory(run, batches(encoded, max_tokens)):
-        bar.update(len(index))
-    return preferences, torch.stack(z)
+    run_batches("preferences", encoded, max_tokens, run)
+    return preferences
 
 
 def _labels_stand_as(e: Encoded, other: Encoded) -> bool:
@@ -217,7 +233,7 @@ def _z_of(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list
 
 
 def _effects(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], z_of: Callable[..., Outputs], max_tokens: int, bar: tqdm
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], z_of: Callable[..., Outputs], max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The dataset's logit differences, plain and with all heads reversed, with outputs held, too; effects, direct effects."""
     n, n_layers, n_heads = len(encoded), model.n_layers, model.n_heads
@@ -254,8 +270,7 @@ def _effects(
             with reversing(model, of_layers, at):
                 everywhere[row, index] = difference(capture(model, batch).resid_final)
 
-    for index, _ in in_memory(run, batches(encoded, max_tokens)):
-        bar.update(len(index))
+    run_batches("effects", encoded, max_tokens, run)
     return plain, everywhere, outputs_held, effect, direct
 
 
@@ -285,14 +300,13 @@ def _positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
     return at
 
 
-def _ways(
+def _effects_by_route(
     model: Model,
     encoded: Sequence[Encoded],
     contrasts: Sequence[str],
     sets: Sequence[Heads],
     z_of: Callable[..., Outputs],
     max_tokens: int,
-    bar: tqdm,
 ) -> np.ndarray:
     """Effects by route (contrast, output, queries, mlps, set, prompt) of sets of heads: zero of no route, and of no head."""
     out = np.zeros((len(contrasts), len(ROUTES), len(sets), len(encoded)))
@@ -307,8 +321,7 @@ def _ways(
         for at, difference in zip(each, differences, strict=True):
             out[*at, index] = plain - difference
 
-    for index, _ in in_memory(run, batches(encoded, max_tokens)):
-        bar.update(len(index))
+    run_batches("ways", encoded, max_tokens, run)
     return out.reshape(len(contrasts), 2, 2, 2, len(sets), len(encoded))
 
 
@@ -318,4 +331,7 @@ def _looks(run: Run) -> xr.Dataset:
 
     On sentences, which are long, of contrasts the reversed look alone.
     """
-    return looks(run.model, run.encode(run.few()), CONTRASTS[: 3 if run.settings.suite == "words" else 1])
+    encoded, contrasts = run.encode(run.few()), CONTRASTS[: 3 if run.settings.suite == "words" else 1]
+    alone = run.in_parts("looks", encoded, lambda some: one_by_one(run.model, some, contrasts)).data
+    heads = strongest(alone, SENDERS)
+    return alone.assign(run.in_parts("looks", encoded, lambda some: ways(run.model, some, contrasts, heads), "ways").data)

@@ -152,8 +152,11 @@ def _mitigations(run: Run) -> Recording:
     sets = present({"located": run.sets["located"]})
     names = [name for name in CONDITIONS if name != "plain"]
 
-    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
-        parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in run.few()]), sets) for name in names]
+    def measure(sets: Mapping[str, Heads], prompts: Sequence[Prompt]) -> xr.Dataset:
+        parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in prompts]), sets) for name in names]
         return joined(parts, condition=names)
 
-    return with_control(measure, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})
+    def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return run.in_parts("mitigations", run.few(), lambda some: measure(sets, some)).data
+
+    return with_control(in_parts, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 from pydantic import Field
@@ -22,7 +23,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, SEPARATORS, Form, label_pairs
 from twotowers.paths import data_folder
 
-from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode_all
 
 
 class ClassPair(Row):
@@ -39,6 +40,10 @@ class Word(Row):
     cls: Text = Field(alias="class")
     heldout: bool = False
     ambiguous: bool = False
+
+
+DONORS = ("labels exchanged", "texts exchanged", "both exchanged")
+"""What differs in the other prompts of a block: see `donors_of`"""
 
 
 @cache
@@ -171,6 +176,25 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
     out: dict = {name: ("prompt", np.array(values)) for name, values in columns.items()}
     if len({len(p.demonstrations) for p in prompts}) == 1:
         out["true"] = (("prompt", "place"), np.array([p.is_true for p in prompts]))
+    return out
+
+
+def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
+    """Name of DONORS -> of every prompt, which prompt of its block is the donor. TwoTowersError where a block is not whole."""
+    kinds = {(True, False): "labels exchanged", (False, True): "texts exchanged", (False, False): "both exchanged"}
+    blocks: dict[tuple[str, int], list[int]] = {}
+    for i, e in enumerate(encoded):
+        blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(i)
+    out = {name: [-1] * len(encoded) for name in DONORS}
+    for i, j in (pair for members in blocks.values() for pair in permutations(members, 2)):
+        prompt, other = encoded[i].prompt, encoded[j].prompt
+        same_texts = [d.text for d in prompt.demonstrations] == [d.text for d in other.demonstrations]
+        if kind := kinds.get((same_texts, prompt.true_label == other.true_label)):
+            out[kind][i] = j
+    for of_kind in out.values():
+        if -1 in of_kind:
+            block = encoded[of_kind.index(-1)].prompt.block
+            raise TwoTowersError(f"block {block} is not whole: give all four prompts of every block")
     return out
 
 
