@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
@@ -14,11 +15,14 @@ import pytest
 import torch
 import transformers
 import typechecker  # noqa: F401  before anything of twotowers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from towerlab.cache import CACHE, user_cache
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention_hooks import implementation
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
+from twotowers.errors import TwoTowersError
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
 BROWSER = ("test_engine.py", "test_explorer.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
@@ -168,7 +172,7 @@ def tiny_model(request) -> Model:
 
 
 @pytest.fixture
-def any_model(tiny_model, float64) -> Model:
+def model(tiny_model, float64) -> Model:
     """A tiny random model of every architecture in turn, whose stock modules stay in float64."""
     return tiny_model
 
@@ -194,12 +198,38 @@ def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:
     return out
 
 
+def refused(words: str, call, *arguments, **options) -> str:
+    """The one line with which a call is refused, in which `words`, a pattern, stand."""
+    with pytest.raises(TwoTowersError, match=words) as error:
+        call(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
 def shared(path: str) -> Path:
     """A folder of the shared material, or skip."""
     folder = SHARED / path
     if not folder.exists():
         pytest.skip(f"{path} in a folder named shared beside this repository")
     return folder
+
+
+def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:
+    """The same tokens as prompts of numbers and animals, one a block, which ask either class in turn."""
+    classes, out = {"foo": "number", "bar": "animal"}, []
+    for i, e in enumerate(random_prompts(n, (14,), seed)):
+        true = ("foo", "bar")[i % 2]
+        demonstrations = tuple(replace(d, cls=classes[d.label]) for d in e.prompt.demonstrations)
+        about = dict(cls=classes[true], true_label=true, dataset="number/animal", block=i)
+        out.append(replace(e, prompt=replace(e.prompt, demonstrations=demonstrations, **about)))
+    return out
+
+
+def word_tokenizer(words, split=None) -> transformers.PreTrainedTokenizerFast:
+    """Each of some words is one token, the first stands for all others; `split` in place of a cut at spaces."""
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    inner.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=words[0])
 
 
 USER_CACHE = user_cache()
@@ -217,6 +247,6 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def address(tmp_path_factory) -> str:
     """The address of the playground in the page."""
-    import tinker_page
+    from browser import playground
 
-    return tinker_page.written(tmp_path_factory.mktemp("page"))
+    return playground(tmp_path_factory.mktemp("page"))

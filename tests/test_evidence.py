@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from conftest import refused
 from twotowers import claims, evidence
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
@@ -120,8 +121,7 @@ def names(values):
     ],
 )
 def test_what_would_be_judged_wrongly_is_refused(values, others, message):
-    with pytest.raises(TwoTowersError, match=f"^claim 'c', m: .*{message}"):
-        compare(claim(), "m", values, **others)
+    refused(f"^claim 'c', m: .*{message}", compare, claim(), "m", values, **others)
 
 
 def test_names_of_classes_alone_are_judged():
@@ -212,8 +212,7 @@ def test_prompts_are_put_in_the_order_of_another_measurement():
     data = xr.Dataset({"x": ("prompt", [1, 2, 3, 4])}, {name: ("prompt", entries) for name, entries in coords.items()})
     like = data.isel(prompt=[3, 0])
     assert evidence.same_prompts(data, like)["x"].values.tolist() == [4, 1]
-    with pytest.raises(TwoTowersError, match="2 prompts of one measurement are not in the other"):
-        evidence.same_prompts(like, data)
+    refused("2 prompts of one measurement are not in the other", evidence.same_prompts, like, data)
 
 
 def test_holms_p_values_by_hand():
@@ -232,5 +231,4 @@ def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
 
 def test_a_claim_is_judged_once_a_model():
     row = compare(claim(), "m", prompts(UP))
-    with pytest.raises(TwoTowersError, match="judged twice"):
-        check_rows([row, row])
+    refused("judged twice", check_rows, [row, row])

