@@ -48,14 +48,14 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     """Numeric tests run on KINDS only; identities on all. What needs a browser, or another kind, is slow."""
-    kept, dropped = [], []
+    run, dropped = [], []
     for item in items:
         kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", KINDS[0])
-        (dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else kept).append(item)
+        (dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else run).append(item)
         if item.path.name in BROWSER or (kind and kind not in KINDS):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
-    items[:] = sorted(kept, key=lambda item: (*LONG, item.path.name).index(item.path.name))
+    items[:] = sorted(run, key=lambda item: (*LONG, item.path.name).index(item.path.name))
 
 
 def pytest_terminal_summary(terminalreporter):

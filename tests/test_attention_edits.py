@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 from conftest import random_prompts, refused, tiny
+from plain_hooks import every_head, run, weights_of, z_of
 from towerlab.model.attention_edits import EXCHANGES, blocked, exchange, steer
 from towerlab.model.attention_hooks import last_scores, reading_attention
 from towerlab.model.capture import answer, capture
-from towerlab.model.hooks import block_outputs, changing_z, restarted
+from towerlab.model.hooks import block_outputs, restarted
 from towerlab.model.last_position import LastPosition, edited, head_output
 from twotowers.errors import TwoTowersError
 
@@ -28,52 +29,29 @@ def under_exchange(model, base, source, what, heads=HEADS, record=()):
 def test_exchanging_with_oneself_changes_nothing(model, what):
     encoded = random_prompts(3, lengths=(11,))
     plain = capture(model, encoded).logits
-    same = under_exchange(model, encoded, encoded, what, all_heads(model)).logits
+    same = under_exchange(model, encoded, encoded, what, every_head(model)).logits
     torch.testing.assert_close(same, plain, rtol=0, atol=1e-11)
     assert torch.equal(capture(model, encoded).logits, plain)
 
 
-def all_heads(model):
-    return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-
-
 def by_hand(model, base, source, what):
-    """Logits of one prompt under an exchange, a layer, a head and a position at a time: plain runs, outputs put in place."""
-    theirs = capture(model, [source], {"queries", "keys", "values"})
-    edits = {}
-    for layer in range(model.n_layers):
-        with changing_z(model, edits):
-            own = capture(model, [base], {"queries", "keys", "values", "scores"})
-        rows = []
-        for head in [h for at, h in HEADS if at == layer]:
-            group = model.value_head(head)
-            query = (theirs if what in ("query", "all") else own).queries[layer][0, head]
-            weights, vectors = [], []
-            for p in range(len(base.ids)):
-                # Gemma 2's captured values are divided by the scale of the norm after W_O, of their own pass.
-                scales = [1.0 if c.attention_scale is None else c.attention_scale[layer, 0] for c in (own, theirs)]
-                k, v = own.keys[layer][0, group, p], own.values[layer][0, group, p] * scales[0]
-                if p in base.label_positions:
-                    at = source.label_positions[base.label_positions.index(p)]
-                    if what in ("keys", "all"):
-                        k = theirs.keys[layer][0, group, at]
-                    if what in ("values", "all"):
-                        v = theirs.values[layer][0, group, at] * scales[1]
-                score, cap = float(query @ k) * own.scaling[layer], getattr(model.config, "attn_logit_softcapping", 0)
-                score = cap * math.tanh(score / cap) if cap else score
-                plain = own.scores[layer][0, head, p] > -1e30  # a sliding window hides the rest
-                weights.append(math.exp(score) if plain else 0.0)
-                vectors.append(v)
-            rows.append(sum(w / sum(weights) * v for w, v in zip(weights, vectors, strict=True)))
-        if rows:
-            heads = [h for at, h in HEADS if at == layer]
+    """Logits of one prompt under an exchange, a head at a time: a stock run, and attention by its definition."""
+    theirs, (at, of) = run(model, source)["attention"], (list(e.label_positions) for e in (base, source))
 
-            def put(z, heads=heads, rows=rows):
-                z[:, -1, heads] = torch.stack(rows)
+    def change(layer, z, attention):
+        query, key, value = (x.clone() for x in attention[:3])
+        if what in ("query", "all"):
+            query[:, :, -1] = theirs[layer][0][:, :, -1]
+        if what in ("keys", "all"):
+            key[:, :, at] = theirs[layer][1][:, :, of]
+        if what in ("values", "all"):
+            value[:, :, at] = theirs[layer][2][:, :, of]
+        for head in (h for of_head, h in HEADS if of_head == layer):
+            weights = weights_of(model, attention, head, base.last, query, key)
+            z[0, -1, head * model.d_head : (head + 1) * model.d_head] = z_of(model, weights, value, head)
+        return z
 
-            edits[layer] = put
-    with changing_z(model, edits):
-        return capture(model, [base]).logits[0]
+    return run(model, base, change)["logits"]
 
 
 @pytest.mark.parametrize("max_rows", [4, 1024])  # few: edits of several layers in several goes
@@ -143,7 +121,7 @@ def test_in_one_layer_labels_that_differ_say_all_by_keys_and_values_and_nothing_
         ids = [(7, 9, 11)[i // 3] if i in e.label_positions else word for i, word in enumerate(e.ids)]
         source.append(type(e)(**{**vars(e), "ids": tuple(ids)}))
     plain, theirs = (capture(model, side).logits for side in (base, source))
-    result = {what: under_exchange(model, base, source, what, all_heads(model)).logits for what in EXCHANGES}
+    result = {what: under_exchange(model, base, source, what, every_head(model)).logits for what in EXCHANGES}
     torch.testing.assert_close(result["all"], theirs, rtol=0, atol=1e-12)
     torch.testing.assert_close(result["query"], plain, rtol=0, atol=1e-12)
     assert min((result[what] - x).abs().max() for what in ("keys", "values") for x in (plain, theirs)) > 1e-3
@@ -172,7 +150,7 @@ def test_a_run_restarted_at_a_layer_ends_as_the_whole_run_and_lets_go(model):
     assert torch.equal(capture(model, encoded).logits, plain)
 
 
-def weights_of(model, layer, encoded, closed=None):
+def weights_of_all(model, layer, encoded, closed=None):
     """Attention weights of all positions (batch, head, position, position) in one layer."""
     plain = []
 
@@ -198,7 +176,7 @@ def test_blocking_zeroes_these_weights_and_the_others_share_them_in_proportion(m
     encoded = random_prompts(2, lengths=(11,))
     closed = torch.zeros(2, 11, 11, dtype=torch.bool)
     closed[0, 5, 3:5] = closed[1, 10, 7] = closed[1, 4, 9] = True  # the last one is in the future, closed anyway
-    before, after = (weights_of(model, 1, encoded, shut) for shut in (None, closed))
+    before, after = (weights_of_all(model, 1, encoded, shut) for shut in (None, closed))
     shut = closed[:, None].expand_as(after)
     assert (after[shut] == 0).all() and before[0, :, 5, 4].min() > 0
     expected = before.masked_fill(shut, 0)

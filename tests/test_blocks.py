@@ -68,5 +68,5 @@ def test_coordinates_tell_what_a_prompt_is():
     ],
 )
 def test_refusals(wrong, message):
-    given_ = {"n": 1, "form": FORM, "seed": 0} | wrong
-    refused(message, draw_blocks, given_.pop("n"), given_.pop("form"), **given_)
+    arguments = {"n": 1, "form": FORM, "seed": 0} | wrong
+    refused(message, draw_blocks, **arguments)

@@ -84,8 +84,8 @@ def test_pick_names_heads():
 
 @pytest.mark.parametrize("name", ["COMPARES", "WRITES", "LITTLE"])
 def test_the_glossary_states_the_bounds_of_the_rule(name):
-    stated = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
-    assert len(stated) >= 2 and {float(bound) for bound in stated} == {getattr(choose, name)}
+    bounds = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
+    assert len(bounds) >= 2 and {float(bound) for bound in bounds} == {getattr(choose, name)}
 
 
 def of_names(pairs, labels):
@@ -99,11 +99,11 @@ def of_names(pairs, labels):
 @pytest.mark.parametrize("others", [None, "bcd", "ad"])  # class pairs that judge, of a measurement of its own
 def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(labels, others):
     located = of_names("abcde", labels)
-    judged = located if others is None else of_names(others, labels)
-    judging = []
-    for chooses, judges in choose.turns(located, *([] if others is None else [judged])):
+    judging = located if others is None else of_names(others, labels)
+    numbers = []
+    for chooses, judges in choose.turns(located, *([] if others is None else [judging])):
         assert chooses.sizes["prompt"]
         assert not set(chooses["pair"].values) & set(judges["pair"].values)
         assert len(labels) == 1 or not set(chooses["labels"].values) & set(judges["labels"].values)
-        judging += list(judges["x"].values)
-    assert sorted(judging) == list(range(judged.sizes["prompt"]))
+        numbers += list(judges["x"].values)
+    assert sorted(numbers) == list(range(judging.sizes["prompt"]))

@@ -39,8 +39,7 @@ def test_every_number_is_a_sum_of_weights_of_one_prompt(model):
 
 
 def test_what_the_conditions_make_of_a_prompt():
-    orders = ["".join("FT"[true] for true in e.prompt.is_true) for e in tiny_blocks.blocks(20)]
-    prompt = tiny_blocks.blocks(20)[orders.index("TFFT")].prompt
-    made = {name: "".join("FT"[true] for true in change(prompt).is_true) for name, change in CONDITIONS.items()}
-    assert made == EXPECTED
+    prompt = next(e.prompt for e in tiny_blocks.blocks(20) if e.prompt.is_true == (True, False, False, True))
+    orders = {name: "".join("FT"[true] for true in change(prompt).is_true) for name, change in CONDITIONS.items()}
+    assert orders == EXPECTED
     refused("demonstration", conditions, shared_tiny("gpt2"), [CONDITIONS["one true fewer"](prompt)], CONDITIONS, encode)

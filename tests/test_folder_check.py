@@ -130,14 +130,14 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("spoil, said", ODD, ids=[said for _, said in ODD])
-def test_an_odd_folder_is_named_and_left_out(spoil, said, someone, notes, capsys):
+@pytest.mark.parametrize("spoil, fault", ODD, ids=[fault for _, fault in ODD])
+def test_an_odd_folder_is_named_and_left_out(spoil, fault, someone, notes, capsys):
     assert faults(someone) == [] and cli.main(["check", str(someone)]) == 0
     spoil(someone)
     lines = faults(someone)
-    if said.endswith(("than data", "of 'forms'")):  # so is whoever opens one file alone
+    if fault.endswith(("than data", "of 'forms'")):  # so is whoever opens one file alone
         refused("record it again", store.open_recorded, "someone", "words", "singles")
-    assert said in "\n".join(lines) and all(line.isprintable() for line in lines)
+    assert fault in "\n".join(lines) and all(line.isprintable() for line in lines)
     assert cli.main(["check", str(someone)]) == 2 and lines[0] in capsys.readouterr().out
     copied(someone.parent / "sound", ("forms", "locating"))
     chapter = book.open({"model": "sound"})

@@ -1,7 +1,9 @@
 """The identities the method stands on, in float64 on tiny random models of every architecture."""
 
 import copy
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -82,22 +84,24 @@ def test_every_increase_equals_the_slow_reference(model, norm, factored):
     neurons = neuron_increases(plain, model, 1, [0, 3, 5])
     for i in (0, len(encoded) - 1):
         slow, word = Reference(model, encoded[i].ids), encoded[i].true_id
-        for layer in range(model.n_layers):
-            x = slow.resid_pre[layer]
-            expected = slow.increase(x, slow.attention[layer], word, norm)
-            assert attention[i, layer].item() == pytest.approx(expected, abs=1e-9)
-            between = x + slow.attention[layer]
-            assert ffn[i, layer].item() == pytest.approx(slow.increase(between, slow.ffn[layer], word, norm), abs=1e-9)
-            for head in range(model.n_heads):
-                expected = slow.increase(x, slow.head(layer, head), word, norm)
-                assert heads[i, layer, head].item() == pytest.approx(expected, abs=1e-9)
-                for p in (0, 5, 10):
-                    expected = slow.increase(x, slow.position(layer, head, p), word, norm)
-                    assert positions[i, layer, head, p].item() == pytest.approx(expected, abs=1e-9)
+        check(slow, word, norm, attention[i], ffn[i], heads[i], 1e-9)
+        for layer, head, p in product(range(model.n_layers), range(model.n_heads), (0, 5, 10)):
+            expected = slow.increase(slow.resid_pre[layer], slow.position(layer, head, p), word, norm)
+            assert positions[i, layer, head, p].item() == pytest.approx(expected, abs=1e-9)
         for j, neuron in enumerate([0, 3, 5]) if norm == "frozen" else ():
             x = slow.resid_pre[1] + slow.attention[1]
             expected = slow.increase(x, slow.neuron(1, neuron), word, norm)
             assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
+
+
+def check(slow, word, norm, attention, ffn, heads, tolerance):
+    """The increases of one prompt's blocks and heads against the slow reference."""
+    for layer, x in enumerate(slow.resid_pre):
+        between = x + slow.attention[layer]
+        assert attention[layer].item() == pytest.approx(slow.increase(x, slow.attention[layer], word, norm), abs=tolerance)
+        assert ffn[layer].item() == pytest.approx(slow.increase(between, slow.ffn[layer], word, norm), abs=tolerance)
+        expected = [slow.increase(x, slow.head(layer, head), word, norm) for head in range(slow.model.n_heads)]
+        assert heads[layer].tolist() == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.slow
@@ -105,9 +109,9 @@ def test_every_increase_equals_the_slow_reference(model, norm, factored):
 def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(prompts):
     """Both plans and several slabs, in the dtype that models run in."""
     model = loading.load("mini-gpt2")
-    drawn = encode_all(draw_blocks(prompts * 4, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer)
-    length = max((len(e.ids) for e in drawn), key=[len(e.ids) for e in drawn].count)
-    encoded = [e for e in drawn if len(e.ids) == length][:prompts]  # a capture takes prompts of one length
+    encoded = encode_all(draw_blocks(prompts * 4, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer)
+    length = Counter(len(e.ids) for e in encoded).most_common(1)[0][0]
+    encoded = [e for e in encoded if len(e.ids) == length][:prompts]  # a capture takes prompts of one length
     assert len(encoded) == prompts
     plain = capture(model, encoded, {"weights", "values"})
     result = {norm: increases(plain, model, norm) for norm in unembed.NORMS}
@@ -115,15 +119,9 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(promp
     exact = replace(model, hf=copy.deepcopy(model.hf).double())
     for i in (0, len(encoded) - 1):
         slow, word = Reference(exact, encoded[i].ids), encoded[i].true_id
-        for layer in range(model.n_layers):
-            x = slow.resid_pre[layer]
-            for norm, (attention, ffn, heads) in result.items():
-                expected = [slow.increase(x, slow.head(layer, h), word, norm) for h in range(model.n_heads)]
-                assert heads[i, layer].tolist() == pytest.approx(expected, abs=LOGITS)
-                expected = slow.increase(x, slow.attention[layer], word, norm)
-                assert attention[i, layer].item() == pytest.approx(expected, abs=LOGITS)
-                expected = slow.increase(x + slow.attention[layer], slow.ffn[layer], word, norm)
-                assert ffn[i, layer].item() == pytest.approx(expected, abs=LOGITS)
+        for norm, parts in result.items():
+            check(slow, word, norm, *(part[i] for part in parts), LOGITS)
+        for layer, x in enumerate(slow.resid_pre):
             places = range(0, len(encoded[0].ids), 4)
             expected = [slow.increase(x, slow.position(layer, 1, p), word, "frozen") for p in places]
             assert positions[i, layer, 1, ::4].tolist() == pytest.approx(expected, abs=LOGITS)
@@ -150,9 +148,7 @@ def test_batches_lengths_and_order_change_nothing():
 
 
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
-    monkeypatch.setattr(
-        unembed, "vocab_chunks", lambda unembedding: _slabs(unembedding, 7)
-    )  # many slabs even for a tiny vocabulary
+    monkeypatch.setattr(unembed, "vocab_chunks", slabs_of_seven)  # many even for a tiny vocabulary
     unembedding = model.unembedding
     v = torch.randn(3, 5, model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     words = torch.randint(0, unembedding.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
@@ -167,9 +163,9 @@ def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
     torch.testing.assert_close(full.gather(-1, ids), values)
 
 
-def _slabs(unembedding, size):
-    for start in range(0, unembedding.vocabulary, size):
-        yield start, unembedding.weight[start : start + size]
+def slabs_of_seven(unembedding):
+    for start in range(0, unembedding.vocabulary, 7):
+        yield start, unembedding.weight[start : start + 7]
 
 
 def test_a_wrong_row_of_the_table_is_refused(model):
@@ -199,14 +195,11 @@ def test_hooks_come_off_also_after_an_error(model):
 
     before = hooks()
     with pytest.raises(IndexError):
-        capture(model, [_beyond_the_vocabulary(random_prompts(1)[0])], RECORD | {"streams", "queries", "keys"})
+        e = random_prompts(1)[0]
+        capture(model, [replace(e, ids=(10_000, *e.ids[1:]))], RECORD | {"streams", "queries", "keys"})  # beyond the vocabulary
     assert hooks() == before
     own = {"twotowers_reader", model.architecture.attention_method}
     assert not any(own & vars(module).keys() for module in model.hf.modules())
-
-
-def _beyond_the_vocabulary(encoded):
-    return replace(encoded, ids=(10_000, *encoded.ids[1:]))
 
 
 def test_a_trained_model_with_grouped_queries_passes_the_proof():

@@ -25,7 +25,7 @@ def preference_of(weights, e):
     )
 
 
-def turned(weights, e, q):
+def reverse(weights, e, q):
     """The weights of position q with the two sums exchanged, label by label."""
     new = weights.clone()
     sides = [
@@ -47,7 +47,7 @@ def sent_z(model, encoded):
         of_contrast = {"reversed": {}} | {name: {} for name in DONORS}
         for layer, head in every_head(model):
             attention = plain[i]["attention"][layer]
-            weights = turned(weights_of(model, attention, head, e.last), e, e.last)
+            weights = reverse(weights_of(model, attention, head, e.last), e, e.last)
             of_contrast["reversed"][layer, head] = z_of(model, weights, attention[2], head)
             for name in DONORS:
                 theirs = plain[donors[name][i]]["z"][layer][0, -1]
@@ -106,7 +106,7 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
 
             def change(layer, z, attention, positions=positions, e=e, plain=plain):
                 for head, q in product(range(model.n_heads), positions):
-                    weights = turned(weights_of(model, plain["attention"][layer], head, q), e, q)
+                    weights = reverse(weights_of(model, plain["attention"][layer], head, q), e, q)
                     z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(model, weights, attention[2], head)
                 return z
 

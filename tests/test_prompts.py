@@ -112,10 +112,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_positions(name, tokenizer):
-    prompt = CASES[name]
-    check(prompt, encode(prompt, tokenizer), tokenizer)
+def test_positions_one_at_a_time_and_of_many(tokenizer):
+    together = encode_all(list(CASES.values()), tokenizer)
+    assert together == [encode(prompt, tokenizer) for prompt in CASES.values()] and encode_all([], tokenizer) == []
+    for prompt, encoded in zip(CASES.values(), together, strict=True):
+        check(prompt, encoded, tokenizer)
 
 
 # "<" and ">" stand apart so that no special token such as "<s>" can form.
@@ -141,12 +142,6 @@ def test_any_text_keeps_its_labels(tokenizer, pairs, query):
         assert prompt.text[at : at + 3] == label
         assert offsets[position] in ((at - 1, at + 3), (at, at + 3))
         at += 4
-
-
-def test_many_prompts_are_the_same_as_one_at_a_time(tokenizer):
-    prompts = list(CASES.values())
-    assert encode_all(prompts, tokenizer) == [encode(prompt, tokenizer) for prompt in prompts]
-    assert encode_all([], tokenizer) == []
 
 
 def test_labels_of_several_tokens_are_followed_by_their_first(tokenizer):

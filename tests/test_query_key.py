@@ -39,10 +39,10 @@ def test_the_query_carried_back_through_w_k_gives_the_captured_scores(model, run
         for head in range(model.n_heads):
             u, c = query_key.query_in_input_space(model, layer, head, query[:, head], torch.arange(11), normed)
             scores = cap(model, (u * normed).sum(-1) + c)
-            captured = run.scores[layer, :, head]
-            inside = captured > -1e30  # a sliding window masks the rest
+            expected = run.scores[layer, :, head]
+            inside = expected > -1e30  # a sliding window masks the rest
             assert inside.any(-1).all()
-            torch.testing.assert_close(scores[inside], captured[inside])
+            torch.testing.assert_close(scores[inside], expected[inside])
             weights = scores.masked_fill(~inside, float("-inf")).softmax(-1)
             torch.testing.assert_close(weights, run.weights[layer, :, head])
 

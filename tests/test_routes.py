@@ -59,8 +59,8 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
         torch.testing.assert_close(result[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
-        edited = next(last.finals([Sent(heads, z).edit()]))[1][0]
-        torch.testing.assert_close(result[s, -1], edited, rtol=0, atol=1e-11)  # every route: the plain edit
+        expected = next(last.finals([Sent(heads, z).edit()]))[1][0]
+        torch.testing.assert_close(result[s, -1], expected, rtol=0, atol=1e-11)  # every route: the plain edit
     distance = (result - plain).abs().amax((-1, -2))
     assert (distance[:2, 1:] > 1e-5).all() and (distance[2, ROUTES.index(Route(False, True, False))] < 1e-11)
 

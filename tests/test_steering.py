@@ -109,8 +109,8 @@ def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_o
             for q in range(4)
             if q != p
         ]
-        taken = [other["query"].isel(pair=p).values for other in others]
-        assert all(sum(np.allclose(x, y) for y in taken) == 1 for x in lent) and len(taken) == 3
+        others_of = [other["query"].isel(pair=p).values for other in others]
+        assert all(sum(np.allclose(x, y) for y in others_of) == 1 for x in lent) and len(others_of) == 3
 
 
 def test_directions_given_are_steered_along_like_random_ones(float64):

@@ -80,25 +80,14 @@ def test_relations_by_hand():
 def test_relations_stand_beside_their_tokens(float64):
     model, encoded = shared_tiny("gpt2"), of_two_classes(3)
     result = top_tokens(model, encoded, [Head(1, 0)], VOCABULARY, LEXICON, CLASSES)
-    classes = {"word11": "number", "word12": "number", "word13": "animal"}
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
         tokens, codes = (result[name].transpose("prompt", ..., "rank").values for name in (what, variable))
+        dims = result[what].transpose("prompt", ..., "rank").dims
         for at in np.ndindex(tokens.shape):
-            prompt, place = encoded[at[0]].prompt, None
-            if what == "token":
-                place = at[result["token"].transpose("prompt", ..., "rank").dims.index("place")]
-            cls = prompt.cls if place is None else prompt.demonstrations[place].cls
-            inside = {prompt.query, *(d.text for d in prompt.demonstrations)}
-            labels = {f"word{token}": label for label, token in encoded[at[0]].label_ids.items()}
-            label = prompt.true_label if place is None else prompt.demonstrations[place].label
-            expected = "none"
-            if tokens[at] in labels:
-                expected = "own label" if labels[tokens[at]] == label else "other label"
-            elif tokens[at] == (prompt.query if place is None else prompt.demonstrations[place].text):
-                expected = "own text"
-            elif tokens[at] in classes and tokens[at] not in inside:
-                expected = "own class" if classes[tokens[at]] == cls else "other class"
-            assert RELATIONS[codes[at]] == expected
+            e, place = encoded[at[0]], at[dims.index("place")] if "place" in dims else None
+            words = {f"word{token}": label for label, token in e.label_ids.items()}  # labels are known by their tokens
+            expected = relations_of(e.prompt, place, CLASSES).get(words.get(tokens[at], tokens[at]), RELATIONS.index("none"))
+            assert codes[at] == expected
     assert {"own text", "own class", "other class"} <= {RELATIONS[c] for c in np.unique(result["relation"])}
 
 

@@ -32,11 +32,10 @@ def test_every_printed_quantity_is_what_the_reference_computes(model):
     assert result == pytest.approx(expected, abs=1e-9)
 
 
-def test_every_published_quantity_can_be_read():
-    quantities = verify.printed()["quantity"]
-    assert len(quantities) == 28
+def test_every_published_quantity_can_be_read_and_no_other():
     patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
-    assert all(any(p.fullmatch(q) for p in patterns) for q in quantities)
+    assert all(any(pattern.fullmatch(quantity) for pattern in patterns) for quantity in verify.printed()["quantity"])
+    refused("not among the quantities", verify.measure, tiny("gpt2"), IDS, ["attention of head 1-1"])
 
 
 class Words:
@@ -71,7 +70,3 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
 )  # fmt: skip
 def test_the_paper_s_models_are_known_by_name(name, expected):
     assert paper_model(name) == expected
-
-
-def test_a_quantity_that_cannot_be_read_is_refused():
-    refused("not among the quantities", verify.measure, tiny("gpt2"), IDS, ["attention of head 1-1"])

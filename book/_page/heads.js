@@ -1,6 +1,6 @@
 // The explorer of heads: what the reader chose (the state), the prompt in the middle, scenes, keys, and the address.
 (() => {
-  const { draw: { make, percent, table }, heads: { AXES, Heads, Plane, SCENES, card, counted, number } } = window.twotowers;
+  const { draw: { make, button, small, percent, table }, heads: { AXES, Heads, Plane, SCENES, card, counted, number } } = window.twotowers;
   const home = document.getElementById("heads"), data = window.twotowersHeads;
   if (!home || !data?.models.length) return;
 
@@ -104,7 +104,6 @@
   }
 
   // ---- the page ----
-  const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
   const choice = (name, set) => make("select", { "aria-label": name, change: (event) => set(event.target.value) });
   const fields = {
     model: choice("model", (model) => change({ model, head: "", beside: "", prompt: 0 })),
@@ -133,7 +132,7 @@
     make("div", { class: "tinker-buttons" }, button("← prompt", () => step(-1)), button("prompt →", () => step(1)),
       button("exchange labels", () => inBlock(EXCHANGE)), button("mirror", () => inBlock(MIRROR)), place),
     shown, looks, strips,
-    make("p", { class: "tinker-small" }, make("i", { class: "heads-key right" }), "right label ",
+    small(make("i", { class: "heads-key right" }), "right label ",
       make("i", { class: "heads-key other" }), "other label ", make("i", { class: "heads-key before" }),
       "same row before the move. In the strip: all prompts, in blocks of four."));
   const scenes = SCENES.filter(({ model, texts }) => on(model, texts)?.has("effect"));
@@ -183,7 +182,7 @@
       : `Right: ${x} at least ${number(lines.x)}; above: ${y} at least ${number(lines.y)}.`;
     const rows = [["above the line", n.above, n.both], ["below it", n.neither, n.right]].map((row) => row.map(String));
     return [table(["heads", "left of the line", "right of it"], rows, { class: "heads-numbers" }),
-      make("p", { class: "tinker-small" }, said)];
+      small(said)];
   }
 
   // ---- scenes ----
@@ -247,7 +246,7 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click " +
+        small("Area: effect of its preference; purple: it holds the right label down. Click " +
           "pins a head, shift-click puts one beside it.")),
       middle, right),
     more);

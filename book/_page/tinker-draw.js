@@ -15,6 +15,18 @@
     return element;
   }
 
+  const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
+  const small = (...text) => make("p", { class: "tinker-small" }, ...text);
+  const part = (title, ...body) => make("section", {}, make("h2", {}, title), ...body);
+  const parsed = (name) => name.split("-").map(Number);  // "3-1" -> layer, head
+  const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(1)}`;
+  // A query (a cross) or a key (a circle) of a class, on a plane.
+  const mark = ([x, y], r, attributes, query) => (query
+    ? make("svg:path", { d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`, ...attributes })
+    : make("svg:circle", { cx: x, cy: y, r, ...attributes }));
+  // Which colour is which class.
+  const legend = (classes) => classes.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
+
   const percent = (p) => (p > 0 && p < 0.005 ? "<1%" : `${Math.round(100 * p)}%`);
   const short = (value) => value.toFixed(2).replace(/^0\./, ".");
   const signed = (value) => {  // four signs at most: a cell of the map is narrow on a phone
@@ -97,5 +109,7 @@
       { class: "tinker-map", keydown: key });
   }
 
-  window.twotowers = { ...window.twotowers, draw: { make, table, bars, arcs, map, percent, short } };
+  window.twotowers = { ...window.twotowers, draw: {
+    make, button, small, part, parsed, nats, mark, legend, table, bars, arcs, map, percent, short,
+  } };
 })();

@@ -142,8 +142,9 @@
         for (let h = 0; h < heads; h++) this.edit(z, h, edits[`${l}-${h}`]);
         seen.weights.push(weights);
         seen.z.push(z.slice(-heads * dHead));
-        x = add(x.subarray((from - first) * d), linear(z, n - from, layer.out));
-        x = add(x, this.feed(layer, this.normed(x, layer.norm2), n - from));
+        const attended = linear(z, n - from, layer.out), middle = x.subarray((from - first) * d).map((v, i) => v + attended[i]);
+        const fed = linear(linear(this.normed(middle, layer.norm2), n - from, layer.up).map(GELU), n - from, layer.down);
+        x = middle.map((v, i) => v + fed[i]);
       });
       seen.final = x.slice(-d);
       seen.scale = this.scale(seen.final)[0];
@@ -187,10 +188,6 @@
       for (let at = head * dHead; how?.scale !== undefined && at < z.length; at += heads * dHead)
         for (let i = 0; i < dHead; i++) z[at + i] *= how.scale;
       if (how?.instead) z.set(how.instead, last);
-    }
-
-    feed({ up, down }, x, rows) {
-      return linear(linear(x, rows, up).map(GELU), rows, down);
     }
 
     // What heads add to the residual stream: W_O of each head times what it is fed, one row a head.
@@ -261,23 +258,7 @@
     }
   }
 
-  function add(x, y) {
-    const out = new Float64Array(x.length);
-    for (let i = 0; i < x.length; i++) out[i] = x[i] + y[i];
-    return out;
-  }
-
-  function top(values, k) {
-    const best = [];
-    for (let id = 0; id < values.length; id++) {
-      if (best.length === k && values[id] <= values[best[k - 1]]) continue;
-      let at = best.length;
-      while (at && values[best[at - 1]] < values[id]) at--;
-      best.splice(at, 0, id);
-      best.length = Math.min(best.length, k);
-    }
-    return best;
-  }
+  const top = (values, k) => [...values.keys()].sort((a, b) => values[b] - values[a]).slice(0, k);
 
   function loadModel(config, weights) {
     if (config.model_type !== "gpt2" || config.tie_word_embeddings === false) throw new Error("this model is no GPT-2");
