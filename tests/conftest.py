@@ -65,6 +65,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{n} test{'s need' if n > 1 else ' needs'} {needed}")
 
 
+pytest.register_assert_rewrite("browser")
 hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
 hypothesis.settings.load_profile("book")
 ROOT = Path(__file__).parents[1]

@@ -60,6 +60,7 @@ def test_a_line_is_an_object_with_its_numbers(table):
         (GOOD.replace('so"', 'so\nc,one,1,"'), r"line 3: an open quote"),
         (GOOD.replace("size", "length"), r"line 1: its columns are id, class, length, note, not id, class, size, note"),
         (GOOD.replace("size", "id"), r"line 1: its columns"),
+        ("id,class,size,more\na,one,1,x\n", r"line 1: its columns"),
         (GOOD.replace("class,", "").replace("one,", "").replace("two,", ""), r"line 1: its columns"),
         (GOOD[:-5], "unexpected end|cut off"),
         (GOOD.removesuffix("\n"), "cut off"),

@@ -140,9 +140,8 @@ def test_a_head_is_seen_to_follow_the_texts(address, explored):
         start = dict(zip([text for text, _ in rows[0]], shares(page), strict=False))
         for button, now in (("exchange labels", 2), ("mirror", 3)):
             page.get_by_role("button", name=button).click()
-            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt") and "before: " in page.text_content(
-                ".heads-looks"
-            )
+            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt")
+            assert "before: " in page.text_content(".heads-looks")
             texts = [text for text, _ in rows[now][:-1]]
             assert texts[int(np.argmax(shares(page)))] == max(start, key=start.get)
         assert [label for _, label in rows[2]] != [label for _, label in rows[0]]
@@ -154,12 +153,12 @@ def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, expl
     preference, writing = (np.array(columns[name]["mean"]) for name in ("preference", "writing"))
     counts = lambda page: [int(n) for n in page.locator(".heads-counts td").all_text_contents()]  # noqa: E731
 
-    def counted(x, y):
+    def quadrants(x, y):
         right, above = preference >= x, writing >= y
         return [int(part.sum()) for part in (above & ~right, above & right, ~above & ~right, ~above & right)]
 
     with browser(address) as page:
-        assert counts(page) == counted(choose.COMPARES, choose.WRITES)
+        assert counts(page) == quadrants(choose.COMPARES, choose.WRITES)
         says = page.text_content(".heads-counts p")
         at = middle(page.locator(".grip.x").bounding_box())
         page.mouse.move(*at)
@@ -168,13 +167,13 @@ def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, expl
         page.mouse.up()
         page.wait_for_timeout(300)
         x = float(re.search(r"x=([\d.]+)", page.url)[1])
-        assert x > choose.COMPARES and counts(page) == counted(x, choose.WRITES) and page.text_content(".heads-counts p") != says
+        assert x > choose.COMPARES and counts(page) == quadrants(x, choose.WRITES) and page.text_content(".heads-counts p") != says
         page.get_by_label("horizontal line").focus()
         for _ in range(30):
             page.keyboard.press("ArrowUp")
         page.wait_for_timeout(300)
         y = float(re.search(r"y=([\d.]+)", page.url)[1])
-        assert y > choose.WRITES and counts(page) == counted(x, y)
+        assert y > choose.WRITES and counts(page) == quadrants(x, y)
         share = preference[writing >= y].mean() / preference[preference >= x].mean()
         assert f"prefer the right labels {share:.0%} as much" in page.text_content(".heads-counts p")
 

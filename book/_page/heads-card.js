@@ -66,7 +66,8 @@
     const sides = found.pair.split("/"), picture = make("svg:svg", { viewBox: "0 0 220 124", role: "img", class: "tinker-plane",
       "aria-label": `Queries (crosses) and keys (circles) of ${sides.join(" and ")} on a plane.` });
     for (const [u, v, c, query] of found.points.toReversed())  // queries on top
-      picture.append(mark([10 + 2 * u, 114 - 1.04 * v], query ? 4 : 3, { class: `cloud ${query ? "query " : ""}class-${c}` }, query));
+      picture.append(mark([10 + 2 * u, 114 - 1.04 * v], query ? 4 : 3,
+        { class: `cloud ${query ? "query " : ""}class-${c}` }, query));
     return [picture, small("Keys: ", ...legend(sides), ". Crosses: queries.")];
   }
 

@@ -86,7 +86,6 @@
         pointermove: (event) => this.dragging && this.drag(event, moved),
         pointerup: () => { this.dragging = ""; },
       });
-      this.scene = "";
     }
 
     point(event) {

@@ -1,17 +1,14 @@
 // The explorer of heads: what the reader chose (the state), the prompt in the middle, scenes, keys, and the address.
 (() => {
-  const { draw: { make, button, small, percent, table }, heads: { AXES, Heads, Plane, SCENES, card, counted, number } } = window.twotowers;
+  const { make, button, small, percent, table } = window.twotowers.draw;
+  const { AXES, Heads, Plane, SCENES, card, counted, number } = window.twotowers.heads;
   const home = document.getElementById("heads"), data = window.twotowersHeads;
   if (!home || !data?.models.length) return;
 
   const EXCHANGE = 2, MIRROR = 1;  // bits of a prompt's place in its block
-  const known = new Map();
-  const on = (model, texts) => {  // the heads of a model on words or sentences, null where they were not measured
-    const of = data.models.find(({ name }) => name === model), key = `${model} ${texts}`;
-    if (!of?.suites[texts]) return null;
-    if (!known.has(key)) known.set(key, new Heads(of, texts, data.bounds));
-    return known.get(key);
-  };
+  const known = new Map(data.models.flatMap((model) => Object.keys(model.suites).map((texts) =>
+    [`${model.name} ${texts}`, new Heads(model, texts, data.bounds)])));
+  const on = (model, texts) => known.get(`${model} ${texts}`) ?? null;  // a model's heads on words or sentences, if measured
   const texts = (model) => Object.keys(data.models.find(({ name }) => name === model).suites);
   const axesOf = (heads) => Object.keys(AXES).filter((axes) => heads.has(AXES[axes].x) && heads.has(AXES[axes].y));
 
@@ -31,8 +28,7 @@
 
   function change(fields) {
     const moved = "model" in fields || "texts" in fields || "axes" in fields, block = (at) => Math.floor(at / 4);
-    const stays = "prompt" in fields && !moved && block(fields.prompt) === block(state.prompt);
-    before = stays ? state.prompt : null;
+    before = "prompt" in fields && !moved && block(fields.prompt) === block(state.prompt) ? state.prompt : null;
     if (scene && ["model", "texts", "axes", "head"].some((field) => field in fields)) [scene, guess] = [null, null];
     put({ ...state, ...(moved ? { x: null, y: null } : {}), ...fields });
   }
@@ -61,11 +57,7 @@
     return { ...out, elsewhere: Math.max(0, out.elsewhere) };
   }
 
-  const bar = (share, most, kind) => {
-    const element = make("i", { class: `heads-bar ${kind}` });
-    element.style.width = `${(100 * share) / most}%`;
-    return element;
-  };
+  const bar = (share, most, kind) => make("i", { class: `heads-bar ${kind}`, style: { width: `${(100 * share) / most}%` } });
 
   function promptOf() {
     const { prompts } = heads(), { rows, right } = prompts[state.prompt], names = pinned(), all = names.map((name) => look(name));

@@ -126,16 +126,11 @@
           x[r * d + i] = this.embedding[id * d + i] + this.positions[(first + r) * d + i];
       });
       layers.forEach((layer, l) => {
-        const joined = (kept, rows, wide) => {
-          if (!first) return rows;
-          const all = new Float64Array(n * wide);
-          all.set(kept[l].subarray(0, first * wide));
-          all.set(rows, first * wide);
-          return all;
-        };
+        const joined = (part, rows, wide) =>
+          (first ? Float64Array.of(...before[part][l].subarray(0, first * wide), ...rows) : rows);
         const fresh = linear(this.normed(x, layer.norm1), n - first, layer.qkv);
-        seen.inputs.push(joined(before?.inputs, x, d));
-        seen.qkv.push(joined(before?.qkv, fresh, 3 * d));
+        seen.inputs.push(joined("inputs", x, d));
+        seen.qkv.push(joined("qkv", fresh, 3 * d));
         // Of the last layer only the last position is read.
         const from = l === layers.length - 1 ? n - 1 : first;
         const { z, weights } = this.attend(seen.qkv[l], from, n, (h) => edits[`${l}-${h}`]?.push);
@@ -251,10 +246,7 @@
 
     // Ids of the highest bs-values of each vector; their order does not depend on the norm's scale.
     topWords(vectors, k) {
-      const { d, unembedding } = this, words = unembedding.width, rows = new Float64Array(vectors.length * d);
-      vectors.forEach((vector, r) => rows.set(vector, r * d));
-      const projected = linear(rows, vectors.length, unembedding);
-      return vectors.map((_, r) => top(projected.subarray(r * words, (r + 1) * words), k));
+      return vectors.map((vector) => top(linear(vector, 1, this.unembedding), k));
     }
   }
 

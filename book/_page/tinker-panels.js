@@ -1,6 +1,7 @@
 // What stands beside the prompt: the map of heads, the towers of one, the push of the query, and words.
 (() => {
-  const { ACTIONS, MEASURES, classOf, quoted, draw: { make, button, small, part, parsed, legend, table, map, plane, curve, short } } = window.twotowers;
+  const { ACTIONS, MEASURES, classOf, quoted } = window.twotowers;
+  const { make, button, small, part, parsed, legend, table, map, plane, curve, short } = window.twotowers.draw;
 
   window.twotowers.panels = (page) => {
     const { model, tokenizer, data, towers: known, writers, pushed, buttons, factor, change, state } = page;

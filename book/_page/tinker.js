@@ -247,6 +247,7 @@
   }
 
   function ask(found, asks) {
+    if (!asks) return [make("p", {}, `You said ${guess ? quoted(guess) : "another word"}; the model says ${saying(found.after)}.`)];
     const answer = (word) => {
       guess = word;
       const truth = said(found.after).word;
@@ -255,10 +256,6 @@
       refresh();
       home.querySelectorAll(".tinker-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
     };
-    if (!asks) {
-      const yours = guess ? quoted(guess) : "another word";
-      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}.`)];
-    }
     return [make("p", {}, "What will the model say next?"),
       ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
       button("another word", () => answer(""))];
