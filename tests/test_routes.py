@@ -11,7 +11,7 @@ from towerlab.model.last_position import UNCHANGED, LastPosition
 from towerlab.model.routes import Route, Sent, logit_differences, routed
 
 
-def manual(model, last, sent, route):
+def manual(model, last, senders, route):
     """The last position of one prompt, layer by layer and reader by reader, from weights and plain keys and values."""
     stream, messages = last.plain[0].x[0], 0.0
     for layer in range(model.n_layers):
@@ -27,8 +27,8 @@ def manual(model, last, sent, route):
             weights = softmax(scores, plain.softcap, None if plain.mask is None else plain.mask[0, 0, 0])
             z.append(weights @ torch.cat([plain.value[0, group, :-1], own[None]]))
         new = plain.z[0].clone()
-        for head in (h for at, h in sent.heads if at == layer):
-            z[head] = new[head] = sent.z[layer][0, head]
+        for head in (h for at, h in senders.heads if at == layer):
+            z[head] = new[head] = senders.z[layer][0, head]
         norm = model.norm_after(layer, "attention") or (lambda x: x)
         output, with_sent, before = (
             norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, plain.z[0])
@@ -52,9 +52,9 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     versions = [(Sent(heads, z), route) for heads in sets for route in ROUTES]
     result = routed(last, versions, max_rows=6)
     for i, e in enumerate(encoded[:2]):
-        alone, sent = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
+        alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
         for row, (of, route) in enumerate(versions):
-            torch.testing.assert_close(result[row, i], manual(model, alone, Sent(of.heads, sent), route), rtol=0, atol=1e-10)
+            torch.testing.assert_close(result[row, i], manual(model, alone, Sent(of.heads, own_z), route), rtol=0, atol=1e-10)
     result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):

@@ -1,5 +1,5 @@
 // A GPT-2 language model in plain JavaScript, read from the files that Python reads: config.json and
-// model.safetensors. Every number here is held to PyTorch's by tests/test_tinker.py.
+// model.safetensors. Every number here is held to PyTorch's by tests/test_tinker_engine.py.
 //
 //   const model = twotowers.loadModel(config, safetensorsBytes);
 //   const seen = model.run(ids);                 seen.logits, seen.weights[layer][head * seen.n + position]
