@@ -15,7 +15,7 @@ def evidence_of(chapter: str, monkeypatch, folder: Path, **parameters) -> pd.Dat
     """The rows of evidence of one chapter; where it judges nothing, an empty table. `folder` is empty before."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(folder))
-    monkeypatch.setattr(book, "display", lambda shown: shown.to_dict() if isinstance(shown, alt.TopLevelMixin) else None)
+    monkeypatch.setattr(book, "display", lambda part: part.to_dict() if isinstance(part, alt.TopLevelMixin) else None)
     names = {"display": book.display}
     for cell in json.loads((ROOT / f"book/{chapter}.ipynb").read_text("utf8"))["cells"]:
         if cell["cell_type"] == "code":

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 # Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
@@ -14,11 +15,14 @@ import pytest
 import torch
 import transformers
 import typechecker  # noqa: F401  before anything of twotowers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from towerlab.cache import CACHE, user_cache
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention_hooks import implementation
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
+from twotowers.errors import TwoTowersError
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
 BROWSER = ("test_engine.py", "test_explorer.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
@@ -44,14 +48,14 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     """Numeric tests run on KINDS only; identities on all. What needs a browser, or another kind, is slow."""
-    kept, dropped = [], []
+    run, dropped = [], []
     for item in items:
         kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", KINDS[0])
-        (dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else kept).append(item)
+        (dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else run).append(item)
         if item.path.name in BROWSER or (kind and kind not in KINDS):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
-    items[:] = sorted(kept, key=lambda item: (*LONG, item.path.name).index(item.path.name))
+    items[:] = sorted(run, key=lambda item: (*LONG, item.path.name).index(item.path.name))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -61,6 +65,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{n} test{'s need' if n > 1 else ' needs'} {needed}")
 
 
+pytest.register_assert_rewrite("browser")
 hypothesis.settings.register_profile("book", deadline=None)  # no test is timed
 hypothesis.settings.load_profile("book")
 ROOT = Path(__file__).parents[1]
@@ -168,7 +173,7 @@ def tiny_model(request) -> Model:
 
 
 @pytest.fixture
-def any_model(tiny_model, float64) -> Model:
+def model(tiny_model, float64) -> Model:
     """A tiny random model of every architecture in turn, whose stock modules stay in float64."""
     return tiny_model
 
@@ -194,12 +199,38 @@ def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:
     return out
 
 
+def refused(words: str, call, *arguments, **options) -> str:
+    """The one line with which a call is refused, in which `words`, a pattern, stand."""
+    with pytest.raises(TwoTowersError, match=words) as error:
+        call(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
 def shared(path: str) -> Path:
     """A folder of the shared material, or skip."""
     folder = SHARED / path
     if not folder.exists():
         pytest.skip(f"{path} in a folder named shared beside this repository")
     return folder
+
+
+def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:
+    """The same tokens as prompts of numbers and animals, one a block, which ask either class in turn."""
+    classes, out = {"foo": "number", "bar": "animal"}, []
+    for i, e in enumerate(random_prompts(n, (14,), seed)):
+        true = ("foo", "bar")[i % 2]
+        demonstrations = tuple(replace(d, cls=classes[d.label]) for d in e.prompt.demonstrations)
+        about = dict(cls=classes[true], true_label=true, dataset="number/animal", block=i)
+        out.append(replace(e, prompt=replace(e.prompt, demonstrations=demonstrations, **about)))
+    return out
+
+
+def word_tokenizer(words, split=None) -> transformers.PreTrainedTokenizerFast:
+    """Each of some words is one token, the first stands for all others; `split` in place of a cut at spaces."""
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    inner.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=words[0])
 
 
 USER_CACHE = user_cache()
@@ -217,6 +248,6 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def address(tmp_path_factory) -> str:
     """The address of the playground in the page."""
-    import tinker_page
+    from browser import playground
 
-    return tinker_page.written(tmp_path_factory.mktemp("page"))
+    return playground(tmp_path_factory.mktemp("page"))

@@ -8,9 +8,9 @@ from towerlab.model.attention_hooks import reading_attention
 
 
 def run(model, e, z=None, ffn=None):
-    """A stock run of one prompt: its logits and their difference, and layer -> z, FFN output and what attention was given.
+    """A stock run of one prompt: its logits and their difference, and layer -> z, FFN output and arguments of attention.
 
-    `z(layer, z, value)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
+    `z(layer, z, attention)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
     """
     plain = {"z": {}, "ffn": {}, "attention": {}}
     with ExitStack() as stack:
@@ -18,7 +18,7 @@ def run(model, e, z=None, ffn=None):
 
             def before(_, args, layer=layer):
                 own = args[0].clone()
-                plain["z"][layer] = own if z is None else z(layer, own, plain["attention"][layer][2][0])
+                plain["z"][layer] = own if z is None else z(layer, own, plain["attention"][layer])
                 return (plain["z"][layer],)
 
             def after(_, args, output, layer=layer):
@@ -36,26 +36,30 @@ def run(model, e, z=None, ffn=None):
     return plain | {"logits": logits, "difference": float(logits[true] - logits[other])}
 
 
-def weights_of(model, plain, layer, head, q, query_of=None, key_of=None):
-    """Attention of position q, by its definition, in a run of `run`; query and keys may be those of other runs."""
-    query, key = ((of or plain)["attention"][layer][i] for i, of in ((0, query_of), (1, key_of)))
-    _, _, _, mask, scaling, softcap = plain["attention"][layer]
+def weights_of(model, attention, head, q, query=None, key=None):
+    """Attention of position q, by its definition, from the arguments of a layer's attention; query and keys may be others'."""
+    own_query, own_key, _, mask, scaling, softcap = attention
+    query, key = own_query if query is None else query, own_key if key is None else key
     scores = key[0, model.value_head(head), : q + 1] @ query[0, head, q] * scaling
+    return softmax(scores, softcap, None if mask is None else mask[0, 0, q, : q + 1])
+
+
+def softmax(scores, softcap, mask):
+    """Weights of one row of scaled scores, which the mask hides or is added to."""
     scores = scores if softcap is None else softcap * (scores / softcap).tanh()
     if mask is not None:
-        row = mask[0, 0, q, : q + 1]
-        scores = scores.masked_fill(~row, -np.inf) if row.dtype == torch.bool else scores + row
+        scores = scores.masked_fill(~mask, -np.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
 
 
 def z_of(model, weights, value, head):
-    return weights @ value[model.value_head(head), : len(weights)]
+    return weights @ value[0, model.value_head(head), : len(weights)]
 
 
 def put(model, heads, new, q=-1):
-    """A change of z for `run`: some heads replaced at a position by new[layer, head]."""
+    """A change of z for `run`: some heads replaced, at a position or at a slice of them, by new[layer, head]."""
 
-    def change(layer, z, value):
+    def change(layer, z, _):
         for head in (h for at, h in heads if at == layer):
             z[0, q, head * model.d_head : (head + 1) * model.d_head] = new[layer, head]
         return z

@@ -20,39 +20,32 @@ class Reference:
 
     def __init__(self, model: Model, ids):
         self.model = model
-        outputs = {}
-        handles = []
+        outputs, handles = {}, []
+
+        def keep_input(name, layer, part):
+            def hook(_module, args, kwargs):
+                outputs[name, layer] = args[0] if args else kwargs["hidden_states"]
+
+            handles.append(model.part(layer, part).register_forward_pre_hook(hook, with_kwargs=True))
+
+        def keep_output(name, layer, part):
+            def hook(_module, _args, output):
+                outputs[name, layer] = output
+
+            handles.append(model.part(layer, part).register_forward_hook(hook))
+
         for layer in range(model.n_layers):
-            handles.append(
-                model.part(layer, "attention").register_forward_pre_hook(
-                    lambda m, args, kwargs, key=("attention_in", layer): outputs.__setitem__(
-                        key, args[0] if args else kwargs["hidden_states"]
-                    ),
-                    with_kwargs=True,
-                )
-            )
-            for name, path in {"attention": "attention_block", "ffn": "ffn_block"}.items():
-                module = model.part(layer, path)
-                handles.append(module.register_forward_hook(lambda m, a, out, key=(name, layer): outputs.__setitem__(key, out)))
-            handles.append(
-                model.part(layer, "ffn_out").register_forward_pre_hook(
-                    lambda m, args, key=("coefficients", layer): outputs.__setitem__(key, args[0])
-                )
-            )
+            keep_input("attention_in", layer, "attention")
+            keep_input("coefficients", layer, "ffn_out")
             for block in ("attention", "ffn"):
-                handles.append(
-                    model.part(layer, f"{block}_out").register_forward_hook(
-                        lambda m, a, out, key=(f"{block} map", layer): outputs.__setitem__(key, out)
-                    )
-                )
+                keep_output(block, layer, f"{block}_block")
+                keep_output(f"{block} map", layer, f"{block}_out")
         implementation = model.hf.config._attn_implementation
-        if implementation != "eager":
-            model.hf.set_attn_implementation("eager")
+        model.hf.set_attn_implementation("eager")
         try:
             out = model.hf(torch.tensor([ids]), output_attentions=True, output_hidden_states=True, use_cache=False)
         finally:
-            if implementation != "eager":
-                model.hf.set_attn_implementation(implementation)
+            model.hf.set_attn_implementation(implementation)
             for handle in handles:
                 handle.remove()
         self.attentions = [a[0, :, -1] for a in out.attentions]  # per layer (head, position)
@@ -98,6 +91,16 @@ class Reference:
         value = values[group * d : (group + 1) * d]
         out = next(getattr(attention, name) for name in ("o_proj", "out_proj", "dense") if hasattr(attention, name))
         return out.weight[:, head * d : (head + 1) * d] @ value
+
+    def query_key(self, layer, head, x):
+        """Query (times the scaling) and key of one head from rows of what its layer's W_Q and W_K multiply; not for all kinds."""
+        model, attention, d = self.model, self.model.part(layer, "attention"), self.model.d_head
+        if hasattr(attention, "c_attn"):
+            query, key, _ = attention.c_attn(x).split(model.d_model, -1)
+        else:
+            query, key = attention.q_proj(x), attention.k_proj(x)
+        group = head * model.n_key_value_heads // model.n_heads
+        return query[..., head * d : (head + 1) * d] / d**0.5, key[..., group * d : (group + 1) * d]
 
     def position(self, layer, head, position):
         return self.attentions[layer][head, position] * self.value_output(layer, head, position)

@@ -16,6 +16,10 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.attributes += attrs
 
+    def values(self, *names):
+        """Of all attributes with one of these names, where they have any."""
+        return [value for name, value in self.attributes if name in names and value]
+
     def handle_data(self, data):
         if self.tags[-1:] == ["script"] and data.startswith("{"):
             self.script += data

@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
+from conftest import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from towerlab.prompts.blocks import about, class_pairs, draw_blocks
-from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, Form, label_pairs
 
 FORM = Form(2, "space")
@@ -68,6 +68,5 @@ def test_coordinates_tell_what_a_prompt_is():
     ],
 )
 def test_refusals(wrong, message):
-    given_ = {"n": 1, "form": FORM, "seed": 0} | wrong
-    with pytest.raises(TwoTowersError, match=message):
-        draw_blocks(given_.pop("n"), given_.pop("form"), **given_)
+    arguments = {"n": 1, "form": FORM, "seed": 0} | wrong
+    refused(message, draw_blocks, **arguments)

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from conftest import ROOT
+from conftest import ROOT, refused
 from twotowers import book, claims, evidence, pages, store
-from twotowers.errors import TwoTowersError
 from twotowers.recording import Recording
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
@@ -27,15 +26,11 @@ def prompts(n=120):
 def dataset(answer=2.0, **variables):
     """A measurement of a model of two layers with four heads, whose true label leads by `answer` nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
-    held = {"log_prob_true": lead, "log_prob_other": np.zeros(120), "logit_difference": lead}
-    held = {name: ("prompt", values) for name, values in held.items()} | variables
+    numbers = {"log_prob_true": lead, "log_prob_other": np.zeros(120), "logit_difference": lead}
+    numbers = {name: ("prompt", values) for name, values in numbers.items()} | variables
     identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
-    return xr.Dataset(held, prompts(), sizes | {"identity": identity})
-
-
-def of(data):
-    return None if data is None else Recording(data)
+    return Recording(xr.Dataset(numbers, prompts(), sizes | {"identity": identity}))
 
 
 @pytest.fixture
@@ -45,12 +40,12 @@ def chapter(monkeypatch):
     files |= {(model, "steering"): dataset(1.0) for model in "ab"}
     monkeypatch.setattr(store, "recorded_models", lambda: dict.fromkeys("abc"))
     monkeypatch.setattr(book.folder_check, "faults", lambda folder: [])
-    monkeypatch.setattr(store, "open_recorded", lambda model, suite, name: of(files.get((model, name))))
-    monkeypatch.setattr(book, "display", lambda shown: output.append(getattr(shown, "data", "")))
-    output: list = []
-    made = book.open({"model": "a"})
-    made.said, made.files = output, files
-    return made
+    monkeypatch.setattr(store, "open_recorded", lambda model, suite, name: files.get((model, name)))
+    texts: list[str] = []
+    monkeypatch.setattr(book, "display", lambda part: texts.append(getattr(part, "data", "")))
+    of_a = book.open({"model": "a"})
+    of_a.texts, of_a.files = texts, files
+    return of_a
 
 
 def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
@@ -58,18 +53,18 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
     rows = {row.model: row for row in chapter.rows}
     assert {m: row.verdict for m, row in rows.items()} == {"a": "holds", "b": "absent", "c": "holds"}
     assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)  # without names of classes
-    assert "a: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space" in chapter.said[0]
+    assert "a: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space" in chapter.texts[0]
 
 
 def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
-    steered = chapter.measured("steering")
-    chapter.compare("attention-chooses", {m: d.logit_difference for m, d in steered.items()}, untestable={})
+    steering = chapter.measured("steering")
+    chapter.compare("attention-chooses", {m: d.logit_difference for m, d in steering.items()}, untestable={})
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
     assert chapter.rows[1].note.startswith("does not learn the task: accuracy ")
     command = "twotowers record c steering --blocks 30"
-    assert f"c: not recorded; <code>{command}</code> makes it" in chapter.said[0]
+    assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
-    assert f"this makes it: {command}" in chapter.said[-1] and "Not learned, so in no verdict: b" in chapter.said[-1]
+    assert f"this makes it: {command}" in chapter.texts[-1] and "Not learned, so in no verdict: b" in chapter.texts[-1]
 
 
 def test_effects_in_nats_are_measured_by_the_models_choice(chapter):
@@ -80,12 +75,14 @@ def test_effects_in_nats_are_measured_by_the_models_choice(chapter):
 
 def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
-    with pytest.raises(TwoTowersError, match="no claim 'learnt' in data"):
-        chapter.compare("learnt", values)
-    with pytest.raises(TwoTowersError, match="claim 'learned', a: give whole= for this model, too"):
-        chapter.compare("learned", values, whole={})
-    with pytest.raises(TwoTowersError, match=r"claim 'learned': values over \(layer, prompt\)"):
-        chapter.compare("learned", {m: x.expand_dims(layer=2) for m, x in values.items()})
+    refused("no claim 'learnt' in data", chapter.compare, "learnt", values)
+    refused("claim 'learned', a: give whole= for this model, too", chapter.compare, "learned", values, whole={})
+    refused(
+        r"claim 'learned': values over \(layer, prompt\)",
+        chapter.compare,
+        "learned",
+        {m: x.expand_dims(layer=2) for m, x in values.items()},
+    )
 
 
 def test_a_table_goes_through_dimensions(chapter):
@@ -100,8 +97,7 @@ def test_a_table_goes_through_dimensions(chapter):
     assert chapter.table(values, clusters=["block"]).loc[0, "n"] == 28
     assert np.isnan(chapter.table(values, whole={"a": values["a"] * 0}).loc[0, "value"])
     for by in ((), ("side",), ("side", "dose", "cut")):
-        with pytest.raises(TwoTowersError, match=r"a table of values over \(side, dose, prompt\), wanted \(prompt"):
-            chapter.table(many, by=by)
+        refused(r"a table of values over \(side, dose, prompt\), wanted \(prompt", chapter.table, many, by=by)
 
 
 def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
@@ -118,19 +114,18 @@ def cell(*lines):
 
 def test_a_quick_look_is_called_one(monkeypatch):
     """On the pages of a chapter, and where evidence of all chapters is shown; recorded models are not measured anew."""
-    said = []
-    monkeypatch.setattr(pages, "note", said.append)
+    notes = []
+    monkeypatch.setattr(pages, "note", notes.append)
     for settings in ({"blocks": 50}, {"blocks": 8, "model": "smollm2-135m"}, {"blocks": 8}):
         book.open({"model": "mini-gpt2"} | settings)
-    assert len(said) == 1 and "mini-gpt2: 8 class pairs" in said[0]
+    assert len(notes) == 1 and "mini-gpt2: 8 class pairs" in notes[0]
     monkeypatch.setattr(evidence, "read", lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}))
     pages.all_evidence()
-    assert len(said) == 2 and "b: 8 class pairs" in said[1]
+    assert len(notes) == 2 and "b: 8 class pairs" in notes[1]
 
 
 def test_a_parameter_that_nobody_knows_is_refused():
-    with pytest.raises(TwoTowersError, match="unknown parameter 'blcoks': did you mean 'blocks'"):
-        book.open(cell("# Parameters", "blcoks = 20"))
+    refused("unknown parameter 'blcoks': did you mean 'blocks'", book.open, cell("# Parameters", "blcoks = 20"))
     assert book.open(cell("# Parameters", "blocks = 20") | {"blocks": 20}).settings.blocks == 20
     assert book.open(cell("# Parameters", 'texts = "own"'), own=["texts"]).settings.model == "a"
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter

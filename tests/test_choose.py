@@ -5,9 +5,8 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import ROOT
+from conftest import ROOT, refused
 from twotowers import choose
-from twotowers.errors import TwoTowersError
 from twotowers.heads import Head
 
 
@@ -69,8 +68,7 @@ def test_controls_come_from_other_groups(group):
 def test_controls_of_a_full_layer_come_from_the_next():
     controls = choose.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
     assert all({layer for layer, _ in heads} == {2} for heads in controls)
-    with pytest.raises(TwoTowersError, match="too few"):
-        choose.matched_sets([Head(0, h) for h in range(4)], 1, 4, 1, draws=1)
+    refused("too few", choose.matched_sets, [Head(0, h) for h in range(4)], 1, 4, 1, draws=1)
 
 
 def test_siblings_share_the_group():
@@ -86,8 +84,8 @@ def test_pick_names_heads():
 
 @pytest.mark.parametrize("name", ["COMPARES", "WRITES", "LITTLE"])
 def test_the_glossary_states_the_bounds_of_the_rule(name):
-    stated = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
-    assert len(stated) >= 2 and {float(bound) for bound in stated} == {getattr(choose, name)}
+    bounds = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
+    assert len(bounds) >= 2 and {float(bound) for bound in bounds} == {getattr(choose, name)}
 
 
 def of_names(pairs, labels):
@@ -101,11 +99,11 @@ def of_names(pairs, labels):
 @pytest.mark.parametrize("others", [None, "bcd", "ad"])  # class pairs that judge, of a measurement of its own
 def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(labels, others):
     located = of_names("abcde", labels)
-    judged = located if others is None else of_names(others, labels)
-    judging = []
-    for chooses, judges in choose.turns(located, *([] if others is None else [judged])):
+    judging = located if others is None else of_names(others, labels)
+    numbers = []
+    for chooses, judges in choose.turns(located, *([] if others is None else [judging])):
         assert chooses.sizes["prompt"]
         assert not set(chooses["pair"].values) & set(judges["pair"].values)
         assert len(labels) == 1 or not set(chooses["labels"].values) & set(judges["labels"].values)
-        judging += list(judges["x"].values)
-    assert sorted(judging) == list(range(judged.sizes["prompt"]))
+        numbers += list(judges["x"].values)
+    assert sorted(numbers) == list(range(judging.sizes["prompt"]))

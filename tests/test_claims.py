@@ -2,11 +2,11 @@
 
 import csv
 import io
+import re
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, refused
 from twotowers import claims
-from twotowers.errors import TwoTowersError
 
 
 def test_the_shipped_tables_are_whole():
@@ -18,21 +18,21 @@ def test_the_shipped_tables_are_whole():
 
 
 @pytest.fixture
-def edited(tmp_path, monkeypatch):
-    """(table, change): the shipped tables with one of them changed, where `claims` reads them."""
+def edit(tmp_path, monkeypatch):
+    """edit(table, change): the shipped tables with one of them changed, where `claims` reads them."""
     folder = tmp_path / "data"
     folder.mkdir()
     for name in ("claims", "findings", "rules"):
         (folder / f"{name}.csv").write_bytes((ROOT / f"data/{name}.csv").read_bytes())
     monkeypatch.setattr(claims, "data_folder", lambda: folder)
 
-    def edit(name, change):
+    def write(name, change):
         path = folder / f"{name}.csv"
         rows = list(csv.reader(io.StringIO(path.read_text("utf8"))))
         with path.open("w", newline="", encoding="utf8") as out:
             csv.writer(out, lineterminator="\n").writerows(change(rows))
 
-    return edit
+    return write
 
 
 def cell(column, value, line=3):
@@ -45,20 +45,10 @@ def cell(column, value, line=3):
     return change
 
 
-def without(column):
-    def change(rows):
-        at = rows[0].index(column)
-        return [row[:at] + row[at + 1 :] for row in rows]
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         (cell("null", "O"), "line 3: null 'O'"),
-        (cell("null", ""), "line 3: null ''"),
-        (cell("smallest", "nan"), "line 3: smallest 'nan'"),
         (cell("smallest", "0", 2), "line 2: give a 'smallest' above 0"),
         (cell("smallest", "", 5), "line 5: only where the unit is nats may 'smallest' be empty"),
         (cell("id", "learned"), "line 3: id 'learned' stands in line 2, too"),
@@ -66,16 +56,11 @@ def without(column):
         (cell("control", "random"), "line 3: control 'random'"),
         (cell("statement", "Heads look"), "line 3: statement 'Heads look'"),
         (cell("rule", ""), "line 3: rule ''"),
-        (without("control"), "line 1: its columns are"),
-        (lambda rows: [[*row, ""] for row in rows[:1]] + rows[1:], "line 1: its columns are"),
-        (lambda rows: rows[:1], "it has no rows"),
     ],
 )
-def test_a_wrong_claim_is_named_with_its_line(edited, change, message):
-    edited("claims", change)
-    with pytest.raises(TwoTowersError) as caught:
-        claims.claims()
-    assert message in str(caught.value) and "claims.csv" in str(caught.value) and "\n" not in str(caught.value)
+def test_a_wrong_claim_is_named_with_its_line(edit, change, message):
+    edit("claims", change)
+    assert "claims.csv" in refused(re.escape(message), claims.claims)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +73,9 @@ def test_a_wrong_claim_is_named_with_its_line(edited, change, message):
         (lambda rows: [*rows[:3], rows[2], *rows[3:]], "line 4: 'exchange-query' of smollm2-135m stands twice under a sentence"),
     ],
 )
-def test_a_wrong_finding_is_named_with_its_line(edited, change, message):
-    edited("findings", change)
-    with pytest.raises(TwoTowersError) as caught:
-        claims.findings()
-    assert message in str(caught.value) and "findings.csv" in str(caught.value)
+def test_a_wrong_finding_is_named_with_its_line(edit, change, message):
+    edit("findings", change)
+    assert "findings.csv" in refused(re.escape(message), claims.findings)
 
 
 def test_a_finding_goes_on_with_the_sentence_before():

@@ -28,7 +28,7 @@ def cluster():
         node.stdin.close()  # it stops what it started
 
 
-def measured(home):
+def result_of(home):
     """What the chapter was made from, and what it says."""
     with xr.open_dataset(*(home / "_build/measurements/mini-gpt2").glob("words-*/heads.nc")) as data:
         cells = nbformat.read(home / "_build/chapters/91-one.ipynb", 4).cells
@@ -37,8 +37,8 @@ def measured(home):
 
 def test_a_book_on_slurm_killed_and_taken_up_is_the_book_without_it(cluster, tmp_path):
     alone, home = tiny_book.make(tmp_path / "alone"), tiny_book.make(tmp_path / "on a cluster")
-    code, said = tiny_book.build(alone)
-    assert code == 0, said
+    code, output = tiny_book.build(alone)
+    assert code == 0, output
     command = ["book", "--profile", str(ROOT / "profiles/slurm"), "--set", tiny_book.SETTINGS]
 
     def running():
@@ -47,8 +47,8 @@ def test_a_book_on_slurm_killed_and_taken_up_is_the_book_without_it(cluster, tmp
 
     tiny_book.kill_when(tiny_book.start(home, *command, **cluster), running)
     process = tiny_book.start(home, *command, **cluster)
-    said, _ = process.communicate()
-    assert process.returncode == 0 and "The book is ready" in said, said
-    (data, outputs), (without, of_alone) = measured(home), measured(alone)
+    output, _ = process.communicate()
+    assert process.returncode == 0 and "The book is ready" in output, output
+    (data, outputs), (without, of_alone) = result_of(home), result_of(alone)
     assert data.identical(without) and outputs == of_alone
     assert not list((home / "_build").rglob(".*.part*"))

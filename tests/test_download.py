@@ -6,9 +6,9 @@ from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 import pytest
+from conftest import refused
 from towerlab import cache
 from towerlab.prompts import download
-from twotowers.errors import TwoTowersError
 
 CONTENT = b"two lines\nof a set\n"
 FILE = "mine/some file.txt"
@@ -17,7 +17,7 @@ COMMIT = "abc123de" * 5
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
-        self.server.asked.append(self.path)
+        self.server.paths.append(self.path)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def server(pinned, monkeypatch):
     remote.parent.mkdir(parents=True)
     remote.write_bytes(CONTENT)
     with HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=pinned / "remote")) as http:
-        http.asked, http.remote = [], remote
+        http.paths, http.remote = [], remote
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
         monkeypatch.setattr(download, "SERVER", f"http://127.0.0.1:{http.server_port}")
@@ -50,60 +50,54 @@ def server(pinned, monkeypatch):
         thread.join()
 
 
-def refused(words):
-    with pytest.raises(TwoTowersError, match=words) as error:
-        download.fetch(FILE)
-    assert "\n" not in str(error.value)
+def not_fetched(words):
+    refused(words, download.fetch, FILE)
 
 
-def test_a_file_is_downloaded_once(server, pinned):
+def test_a_file_is_downloaded_once(server, pinned, monkeypatch):
+    monkeypatch.setenv(download.DATA, "")  # an empty name of a folder is none
     assert download.fetch(FILE) == download.fetch(FILE) == CONTENT
-    assert server.asked == [f"/someone/repo/{COMMIT}/data/some%20file.txt"]
+    assert server.paths == [f"/someone/repo/{COMMIT}/data/some%20file.txt"]
     assert (pinned / "cache" / FILE).read_bytes() == CONTENT
-
-
-def test_an_empty_name_of_a_folder_is_none(server, monkeypatch):
-    monkeypatch.setenv(download.DATA, "")
-    assert download.fetch(FILE) == CONTENT
 
 
 def test_a_changed_cache_is_fetched_again(server, pinned):
     (pinned / "cache" / "mine").mkdir(parents=True)
     (pinned / "cache" / FILE).write_bytes(b"half a fi")
-    assert download.fetch(FILE) == CONTENT and len(server.asked) == 1
+    assert download.fetch(FILE) == CONTENT and len(server.paths) == 1
 
 
 def test_a_download_that_is_another_file_is_thrown_away(server, pinned):
     server.remote.write_bytes(CONTENT + b"and more")
-    refused("another SHA-256.*set TWOTOWERS_DATA to a folder that holds mine/some file.txt")
+    not_fetched("another SHA-256.*set TWOTOWERS_DATA to a folder that holds mine/some file.txt")
     assert [p for p in (pinned / "cache").rglob("*") if p.is_file()] == []
 
 
 def test_a_missing_file_on_the_server_is_refused(server):
     server.remote.unlink()
-    refused("HTTPError.*TWOTOWERS_DATA.*mine/some file.txt")
+    not_fetched("HTTPError.*TWOTOWERS_DATA.*mine/some file.txt")
 
 
 def test_offline_names_the_folder_to_set(pinned, monkeypatch):
     monkeypatch.setattr(download, "SERVER", "http://127.0.0.1:9")  # nothing listens on the discard port
-    refused("cannot be fetched.*ConnectionError.*set TWOTOWERS_DATA to a folder that holds mine/some file.txt")
+    not_fetched("cannot be fetched.*ConnectionError.*set TWOTOWERS_DATA to a folder that holds mine/some file.txt")
 
 
 def test_a_cache_that_cannot_be_written_is_refused(server, pinned, monkeypatch):
     (pinned / "afile").write_text("")
     monkeypatch.setenv(cache.CACHE, str(pinned / "afile"))
-    refused("TWOTOWERS_")
+    not_fetched("TWOTOWERS_")
 
 
 def test_the_users_folder_goes_first_and_is_proved_too(server, pinned, monkeypatch):
     monkeypatch.setenv(download.DATA, str(pinned / "own"))
-    refused("own' lacks mine/some file.txt: put it there")
+    not_fetched("own' lacks mine/some file.txt: put it there")
     (pinned / "own" / "mine").mkdir(parents=True)
     (pinned / "own" / FILE).write_bytes(CONTENT.replace(b"\n", b"\r\n"))
-    refused("not the pinned file")
+    not_fetched("not the pinned file")
     (pinned / "own" / FILE).write_bytes(CONTENT)
     assert download.fetch(FILE) == CONTENT
-    assert server.asked == []
+    assert server.paths == []
 
 
 def test_the_shipped_pins_name_the_file_of_each_set():

@@ -14,7 +14,7 @@ import time
 import pytest
 import tiny_book
 import xarray as xr
-from conftest import ROOT
+from conftest import ROOT, refused
 from tiny_book import FIGURE, MEASURED, SETTINGS, build, kill_when, notebook, start
 from towerlab import building, cli
 from towerlab.progress import progress
@@ -50,32 +50,32 @@ def built(home):
     process = start(home, "book", "--jobs", "2", "--set", SETTINGS)
     kill_when(process, lambda: any((home / ".snakemake/incomplete").glob("*")))
     assert not list((home / "_build/measurements").rglob("heads.nc"))
-    code, said = build(home)
-    assert code == 0, said
-    (home / "said.txt").write_text(said)
+    code, output = build(home)
+    assert code == 0, output
+    (home / "output.txt").write_text(output)
     return home
 
 
 def test_after_kill_9_of_a_measurement_the_same_command_builds_the_book(built):
-    with xr.open_dataset(*(built / "_build/measurements/mini-gpt2").glob("words-*/heads.nc")) as measured:
-        assert measured.sizes["prompt"] == 8 and measured.attrs["command"].startswith("twotowers measure heads")
+    with xr.open_dataset(*(built / "_build/measurements/mini-gpt2").glob("words-*/heads.nc")) as heads:
+        assert heads.sizes["prompt"] == 8 and heads.attrs["command"].startswith("twotowers measure heads")
     assert "'prompt': 8" in (built / "_build/html/book/91-one.html").read_text()
     page = (built / "_build/html/book/92-two.html").read_text()
     assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
 
 
 def test_a_build_says_a_line_for_each_measurement_and_chapter_and_snakemake_goes_into_its_log(built):
-    said = (built / "said.txt").read_text().splitlines()
+    lines = (built / "output.txt").read_text().splitlines()
     whats = ("heads measured", "chapter_91-one: done", "chapter_92-two: done", "The book is ready")
-    assert all(sum(what in line for line in said) == 1 for what in whats), said
-    assert not [line for line in said if re.search(r"[Jj]obs?\b|DAG", line)] and len(said) < 12, said
+    assert all(sum(what in line for line in lines) == 1 for what in whats), lines
+    assert not [line for line in lines if re.search(r"[Jj]obs?\b|DAG", line)] and len(lines) < 12, lines
     assert "Select jobs" in (built / "_build/log/snakemake.txt").read_text()
 
 
 def test_nothing_changed_does_nothing(built):
     before = times(built)
-    code, said = build(built)
-    assert code == 0 and times(built) == before, said
+    code, output = build(built)
+    assert code == 0 and times(built) == before, output
 
 
 def planned(home):
@@ -83,9 +83,9 @@ def planned(home):
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--printshellcmds", "--cores", "1"]
     command += ["--configfile", "_build/settings.json"]
     lib = {"PYTHONPATH": str(home / "lib"), "TWOTOWERS_HOME": str(home)}
-    done = subprocess.run(command, cwd=home, env=os.environ | lib, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return set(re.findall(r"towerlab.cli measure (\w+)", done.stdout + done.stderr))
+    process = subprocess.run(command, cwd=home, env=os.environ | lib, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return set(re.findall(r"towerlab.cli measure (\w+)", process.stdout + process.stderr))
 
 
 def test_versions_and_texts_say_what_is_measured_again_and_code_and_dates_do_not(built):
@@ -112,23 +112,23 @@ def test_versions_and_texts_say_what_is_measured_again_and_code_and_dates_do_not
 def test_a_changed_notebook_runs_itself_and_the_pages(built):
     before = times(built)
     notebook(built / "book/92-two.ipynb", FIGURE.replace("Bars.", "Other bars."))
-    code, said = build(built)
+    code, output = build(built)
     changed = [a != b for a, b in zip(before, times(built), strict=True)]
-    assert code == 0 and changed == [False, False, True, True], said
+    assert code == 0 and changed == [False, False, True, True], output
     assert "Other bars." in (built / "_build/html/book/92-two.html").read_text()
 
 
 def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):
     notebook(built / "book/91-one.ipynb", MEASURED, "raise ValueError('no <b>luck</b>')", measurements=["heads"])
     notebook(built / "book/92-two.ipynb", FIGURE.replace("Bars.", "Third bars."))
-    code, said = build(built)
-    assert code == 1 and "91-one failed: cell 4 says ValueError: no <b>luck</b>" in said, said
+    code, output = build(built)
+    assert code == 1 and "91-one failed: cell 4 says ValueError: no <b>luck</b>" in output, output
     page = (built / "_build/html/book/91-one.html").read_text()
     assert "'prompt': 8" in page and "This chapter failed when it was last run" in page and "<b>luck" not in page
     assert "Third bars." in (built / "_build/html/book/92-two.html").read_text()
     notebook(built / "book/91-one.ipynb", MEASURED, measurements=["heads"])
-    code, said = build(built)
-    assert code == 0 and "This chapter failed" not in (built / "_build/html/book/91-one.html").read_text(), said
+    code, output = build(built)
+    assert code == 0 and "This chapter failed" not in (built / "_build/html/book/91-one.html").read_text(), output
 
 
 def test_after_kill_9_of_the_pages_the_last_good_ones_stand_and_the_same_command_goes_on(built):
@@ -136,21 +136,24 @@ def test_after_kill_9_of_the_pages_the_last_good_ones_stand_and_the_same_command
     unfinished = built / "_build/sphinx.unfinished"
     kill_when(start(built, "book", "--set", SETTINGS), unfinished.exists)
     assert "Changed." not in (built / "_build/html/book/intro.html").read_text()
-    code, said = build(built)
-    assert code == 0 and "Changed." in (built / "_build/html/book/intro.html").read_text(), said
+    code, output = build(built)
+    assert code == 0 and "Changed." in (built / "_build/html/book/intro.html").read_text(), output
 
 
 def test_a_warning_of_sphinx_fails_the_pages_in_words(built):
     text = (built / "book/intro.md").read_text()
     (built / "book/intro.md").write_text(f"{text}\n```{{nosuch}}\n```\n")
-    code, said = build(built)
-    assert code == 1 and "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in said
+    code, output = build(built)
+    assert code == 1 and "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in output
     assert "Changed." in (built / "_build/html/book/intro.html").read_text()
 
 
 BAD = [
     (["measure", "--blocks", "0"], "at least 1"),
     (["measure", "--blocks", "many"], "whole number"),
+    (["measure", "--blocks", "1000000000"], "blocks='1000000000': give a whole number of at most 100,000"),
+    (["measure", "--device-map", "banana"], "device_map='banana': choose 'auto'"),
+    (["measure", "--model", ""], "model='': give a shipped or named model, a folder"),
     (["measure", "--labels", "foo"], "give different ones"),
     (["measure", "--separator", "comma"], "choose"),
     (["measure", "--k=-1"], "whole number"),
@@ -173,16 +176,22 @@ BAD = [
 @pytest.mark.parametrize(("arguments", "remedy"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_refused_in_one_line_before_weights_are_read(arguments, remedy, capsys, monkeypatch):
     monkeypatch.setattr("towerlab.model.loading.load", None)
+    assert remedy in error_of(arguments, capsys)
+
+
+def error_of(arguments, capsys):
+    """The one line with which the command line refuses."""
     assert cli.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("twotowers: ") and said.count("\n") == 1 and remedy in said
+    line = capsys.readouterr().err
+    assert line.startswith("twotowers: ") and line.count("\n") == 1
+    return line
 
 
 def test_a_second_build_is_told_to_wait(home):
     (home / "_build").mkdir(exist_ok=True)
     with building.locked(home / "_build/.lock"):
-        code, said = build(home)
-    assert code == 2 and "another `twotowers book` is at work" in said and said.count("\n") == 1
+        code, output = build(home)
+    assert code == 2 and "another `twotowers book` is at work" in output and output.count("\n") == 1
 
 
 SLEEPS = """
@@ -223,10 +232,14 @@ def test_a_closed_terminal_ends_a_build_and_all_that_it_started(built, how):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(how)
-    said, _ = process.communicate()
-    assert process.returncode == 130 and "interrupted" in said, said
+    output, _ = process.communicate()
+    assert process.returncode == 130 and "interrupted" in output, output
     with building.locked(built / "_build/.lock"):
         pass
+
+
+def read_only(path, *_, **__):
+    raise OSError(errno.EROFS, "Read-only file system", str(path))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("NetCDF: HDF error"), OSError(errno.ENOSPC, "No space left on device")])
@@ -235,43 +248,32 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(e
         path.write_bytes(b"half")
         raise error
 
-    def refuses(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
-
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
-    with pytest.raises(TwoTowersError, match=r"cannot write .*x\.nc.* make room"):
-        store.save(Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+    refused(r"cannot write .*x\.nc.* make room", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("pathlib.Path.unlink", refuses)
-    with pytest.raises(TwoTowersError, match="cannot write"):
-        store.save(Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    refused("cannot write", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
 
 
 def test_what_a_killed_process_wrote_is_removed_and_what_another_writes_is_not(tmp_path):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
-    left, kept = (tmp_path / f".x.nc.{platform.node()}.{pid}.part" for pid in (dead.pid, os.getppid()))
-    left.touch(), kept.touch()
+    of_dead, of_other = (tmp_path / f".x.nc.{platform.node()}.{pid}.part" for pid in (dead.pid, os.getppid()))
+    of_dead.touch(), of_other.touch()
     store.save(Recording(xr.Dataset(attrs={store.NOT_TESTABLE: "no"})), tmp_path / "x.nc", {"measurement": "forms"})
-    assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "x.nc"]
+    assert sorted(tmp_path.iterdir()) == [of_other, tmp_path / "x.nc"]
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
 def test_a_folder_that_cannot_be_written_is_refused_before_weights_are_read(out, capsys, monkeypatch):
     monkeypatch.setattr("towerlab.model.loading.load", None)
-    assert cli.main(["measure", "forms", "--out", out]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("twotowers: cannot write") and said.count("\n") == 1
+    assert error_of(["measure", "forms", "--out", out], capsys).startswith("twotowers: cannot write")
 
 
 def test_a_disk_that_can_only_be_read_is_told_in_one_line(capsys, monkeypatch):
-    def refuses(path, *_, **__):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr("pathlib.Path.mkdir", refuses)
-    assert cli.main(["book"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("twotowers: cannot write") and said.count("\n") == 1 and "Read-only" in said
+    monkeypatch.setattr("pathlib.Path.mkdir", read_only)
+    line = error_of(["book"], capsys)
+    assert line.startswith("twotowers: cannot write") and "Read-only" in line
 
 
 @pytest.mark.parametrize("text", ["{}", "", "[1]", '{"cells": [{"cell_type": "code", "outputs": [{}]}]}'])
@@ -284,9 +286,9 @@ def test_progress_in_a_file_is_a_line_a_minute_and_no_empty_line(capfd, monkeypa
     monkeypatch.setattr("towerlab.progress.QUIET", 0.05)
     lines = []
     with progress("heads", 4) as bar:
-        for done, line in ((0, "heads: 0 of 4 prompts, 0 min 0 s so far"), (2, "heads: 2 of 4 prompts, 0 min ")):
-            bar.update(done)
-            while not any(said.startswith(line) for said in lines):  # however slow the machine is
+        for n, line in ((0, "heads: 0 of 4 prompts, 0 min 0 s so far"), (2, "heads: 2 of 4 prompts, 0 min ")):
+            bar.update(n)
+            while not any(output.startswith(line) for output in lines):  # however slow the machine is
                 lines += capfd.readouterr().err.splitlines()
     assert all(lines)
 

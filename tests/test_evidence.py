@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from conftest import refused
 from twotowers import claims, evidence
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
@@ -120,8 +121,7 @@ def names(values):
     ],
 )
 def test_what_would_be_judged_wrongly_is_refused(values, others, message):
-    with pytest.raises(TwoTowersError, match=f"^claim 'c', m: .*{message}"):
-        compare(claim(), "m", values, **others)
+    refused(f"^claim 'c', m: .*{message}", compare, claim(), "m", values, **others)
 
 
 def test_names_of_classes_alone_are_judged():
@@ -132,7 +132,7 @@ def test_names_of_classes_alone_are_judged():
 SETS = {"comparers": [(0, 1)], "writers": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
 NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["comparers", "none"], name="heads"))
-DRAWN = xr.concat([random_sets(USUAL)], pd.Index(["comparers"], name="heads")).assign_coords(control="random sets")
+RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["comparers"], name="heads")).assign_coords(control="random sets")
 COMPARERS = {"heads": "comparers", "control": "random sets"}
 
 
@@ -140,7 +140,7 @@ def one_turn(values):
     yield SETS, values
 
 
-def chosen(cells, values, control=None, turns=one_turn):
+def of_claim(cells, values, control=None, turns=one_turn):
     return of_set(claim(**cells), values, control, SETS, turns, lambda heads: [[(1, 0)] * len(heads), [(1, 2)] * len(heads)])
 
 
@@ -151,20 +151,20 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
         for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
             yield {"comparers": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
 
-    effect, control = chosen(COMPARERS, values, turns=turns)
+    effect, control = of_claim(COMPARERS, values, turns=turns)
     np.testing.assert_allclose(effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10))
     assert control.dims == ("draw", "prompt") and set(effect.coords) == {"pair", "labels"}
     assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
-    effect, control = chosen(COMPARERS, NAMED, DRAWN)
+    effect, control = of_claim(COMPARERS, NAMED, RANDOM)
     assert effect.identical(NAMED.sel(heads="comparers")) and set(control.dims) == {"draw", "prompt"}
-    effect, control = chosen(COMPARERS | {"control": "none"}, NAMED)
+    effect, control = of_claim(COMPARERS | {"control": "none"}, NAMED)
     assert control is None
-    effect, control = chosen(COMPARERS, SINGLE)  # random sets are drawn
+    effect, control = of_claim(COMPARERS, SINGLE)  # random sets are drawn
     assert effect.dims == ("prompt",) and control.shape == (2, 16)
-    effect, control = chosen({}, prompts(UP))
+    effect, control = of_claim({}, prompts(UP))
     assert control is None and effect.identical(prompts(UP))
 
 
@@ -175,27 +175,27 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
         (COMPARERS, prompts(UP), None, r"wanted \(heads, prompt\)"),
         (COMPARERS, SINGLE.expand_dims(place=2), None, r"wanted \(prompt, layer, head\)"),
         (COMPARERS, NAMED, None, "its control is 'random sets': give control="),
-        (COMPARERS, SINGLE, DRAWN, "it is drawn here, give none"),
+        (COMPARERS, SINGLE, RANDOM, "it is drawn here, give none"),
         ({"control": "random sets"}, prompts(UP), None, "give control="),
         ({}, prompts(UP), random_sets(USUAL), "its control is 'none': give none"),
-        (COMPARERS | {"control": "none"}, NAMED, DRAWN, "its control is 'none': give none"),
-        (COMPARERS | {"control": "random directions"}, NAMED, DRAWN, "random sets are given"),
-        (COMPARERS, NAMED, DRAWN.isel(draw=0), r"control over \(heads, prompt\), wanted \(heads, draw, prompt\)"),
-        (COMPARERS, NAMED.sel(heads=["none"]), DRAWN, r"no 'comparers' among the heads of values \(none\)"),
-        (COMPARERS, NAMED, DRAWN.assign_coords(heads=["writers"]), "no 'comparers' among the heads of control"),
+        (COMPARERS | {"control": "none"}, NAMED, RANDOM, "its control is 'none': give none"),
+        (COMPARERS | {"control": "random directions"}, NAMED, RANDOM, "random sets are given"),
+        (COMPARERS, NAMED, RANDOM.isel(draw=0), r"control over \(heads, prompt\), wanted \(heads, draw, prompt\)"),
+        (COMPARERS, NAMED.sel(heads=["none"]), RANDOM, r"no 'comparers' among the heads of values \(none\)"),
+        (COMPARERS, NAMED, RANDOM.assign_coords(heads=["writers"]), "no 'comparers' among the heads of control"),
         (COMPARERS | {"heads": "paper's twelve"}, SINGLE, None, "chapters do not choose"),
     ],
 )
 def test_what_a_claim_does_not_want_is_refused(cells, values, control, message):
     with pytest.raises(TwoTowersError, match=f"^claim 'c': .*{message}") as caught:
-        chosen(cells, values, control)
+        of_claim(cells, values, control)
     assert not isinstance(caught.value, NotTestable)
 
 
 @pytest.mark.parametrize("values", [SINGLE, NAMED])
 def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
     with pytest.raises(NotTestable, match="the rule names no writers"):
-        chosen({"heads": "writers", "control": "random sets"}, values)
+        of_claim({"heads": "writers", "control": "random sets"}, values)
 
 
 def test_means_over_sets_equal_a_loop():
@@ -212,8 +212,7 @@ def test_prompts_are_put_in_the_order_of_another_measurement():
     data = xr.Dataset({"x": ("prompt", [1, 2, 3, 4])}, {name: ("prompt", entries) for name, entries in coords.items()})
     like = data.isel(prompt=[3, 0])
     assert evidence.same_prompts(data, like)["x"].values.tolist() == [4, 1]
-    with pytest.raises(TwoTowersError, match="2 prompts of one measurement are not in the other"):
-        evidence.same_prompts(like, data)
+    refused("2 prompts of one measurement are not in the other", evidence.same_prompts, like, data)
 
 
 def test_holms_p_values_by_hand():
@@ -232,5 +231,4 @@ def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
 
 def test_a_claim_is_judged_once_a_model():
     row = compare(claim(), "m", prompts(UP))
-    with pytest.raises(TwoTowersError, match="judged twice"):
-        check_rows([row, row])
+    refused("judged twice", check_rows, [row, row])

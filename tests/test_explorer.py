@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from heads_page import explorer, written
-from tinker_page import AXE, browser, needs_browser, text
+from browser import browser, check_screen, explorer, explorer_page, needs_browser, refuses, text
 from twotowers import choose, intervals, recording
 from twotowers.paths import data_folder
 from twotowers.store import open_recorded
@@ -28,8 +27,7 @@ def explored(script):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heads")
-    return written(folder, folder)
+    return explorer_page(tmp_path_factory.mktemp("heads"))
 
 
 def recorded_data(name, suite="words", model=MODEL):
@@ -44,9 +42,10 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
     assert "effect" in columns and "label sent" not in columns  # sentences are recorded without prompts of exchanged labels
     columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded_data("singles")
     for layer, head in ((18, 6), (24, 4)):
-        i, lost = layer * 9 + head, intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
-        found = [columns["lost"][key][i] for key in ("mean", "low", "high")]
-        assert found == pytest.approx([lost.estimate, lost.low, lost.high], abs=6e-5)
+        i, of = layer * 9 + head, intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
+        assert [columns["lost"][key][i] for key in ("mean", "low", "high")] == pytest.approx(
+            [of.estimate, of.low, of.high], abs=6e-5
+        )
         assert columns["text part"]["mean"][i] + columns["label part"]["mean"][i] == pytest.approx(own(layer, head), abs=2e-4)
 
 
@@ -65,21 +64,21 @@ def test_parts_add_up_to_the_sender_s_total_where_ways_were_opened(explored):
 
 @pytest.mark.parametrize(("model", "suite"), [(MODEL, "words"), (QWEN, "words"), (QWEN, "sentences")])
 def test_a_block_is_an_order_its_mirror_and_both_with_exchanged_labels(explored, model, suite):
-    shown, heads = explored[model]["suites"][suite], recorded_data("heads", suite, model)
+    page, heads = explored[model]["suites"][suite], recorded_data("heads", suite, model)
     texts, values = list(heads["text"].values), heads["attention"].values
-    width = len(shown["prompts"][0]["rows"]) - 1
-    attention = (np.array(list(map(ord, shown["attention"]))) - explorer.FIRST) / explorer.LEVELS
-    attention = attention.reshape(len(shown["prompts"]), -1, width)
-    rows = [prompt["rows"] for prompt in shown["prompts"]]
+    width = len(page["prompts"][0]["rows"]) - 1
+    attention = (np.array(list(map(ord, page["attention"]))) - explorer.FIRST) / explorer.LEVELS
+    attention = attention.reshape(len(page["prompts"]), -1, width)
+    rows = [prompt["rows"] for prompt in page["prompts"]]
     assert len(rows) == 4 * explorer.SHOWN
-    for i, prompt in enumerate(shown["prompts"]):
+    for i, prompt in enumerate(page["prompts"]):
         exchanged, mirrored = rows[i ^ 2], rows[i ^ 1]
         others = lambda a, b: all(x[1] != y[1] for x, y in zip(a[:-1], b[:-1], strict=True))  # noqa: E731
         assert [t for t, _ in exchanged] == [t for t, _ in rows[i]] and others(exchanged, rows[i])
         assert sorted(mirrored) == sorted(rows[i]) and others(mirrored, rows[i])
-        assert shown["prompts"][i ^ 2]["right"] != prompt["right"] == shown["prompts"][i ^ 1]["right"]
-        written = [" : ".join(pair) if pair[1] else f"{pair[0]} :" for pair in rows[i]]
-        of = next(n for n, t in enumerate(texts) if re.split(r"\s+", t) == re.split(r"\s+", " ".join(written)))
+        assert page["prompts"][i ^ 2]["right"] != prompt["right"] == page["prompts"][i ^ 1]["right"]
+        words = " ".join(" : ".join(pair) if pair[1] else f"{pair[0]} :" for pair in rows[i]).split()
+        of = next(n for n, t in enumerate(texts) if t.split() == words)
         assert attention[i] == pytest.approx(values[of].reshape(-1, values.shape[-1])[:, :width], abs=0.51 / explorer.LEVELS)
 
 
@@ -101,6 +100,10 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path):
     assert names == [MODEL, QWEN, "mine"]
 
 
+def middle(box):
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 def card(page):
     """Quantity -> the cells of its row, of the card's first table."""
     rows = page.locator(".heads-card tbody tr").evaluate_all(
@@ -112,21 +115,19 @@ def card(page):
 @needs_browser
 def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(address, explored):
     suite = explored[MODEL]["suites"]["words"]
-    where = "(svg, name) => { const dot = [...svg.querySelectorAll('circle')].find((c) => c.textContent === name);" \
-        "const { x, y, width, height } = dot.getBoundingClientRect(); return [x + width / 2, y + height / 2]; }"  # fmt: skip
+    dot = lambda name: page.locator(".heads-plane circle").filter(has_text=re.compile(f"^{name}$")).bounding_box()  # noqa: E731
     with browser(address, reduced_motion="reduce") as page:
-        plane = page.locator(".heads-plane")
-        page.mouse.click(*plane.evaluate(where, "24-4"))
+        page.mouse.click(*middle(dot("24-4")))
         assert page.get_by_role("heading", name="Head 24-4").is_visible()
         assert card(page)["effect of its preference, nats"][0].startswith(f"−{-suite['columns']['effect']['mean'][24 * 9 + 4]:.2f}")
         page.keyboard.down("Shift")
-        page.mouse.click(*plane.evaluate(where, "18-6"))
+        page.mouse.click(*middle(dot("18-6")))
         page.keyboard.up("Shift")
         assert page.get_by_role("heading", name="Heads 24-4 and 18-6").is_visible() and len(card(page)["… direct"]) == 2
         page.locator(".heads-prompt").focus()
-        for key, shown in (("ArrowRight", 2), ("ArrowLeft", 1), ("ArrowLeft", 24)):
+        for key, number in (("ArrowRight", 2), ("ArrowLeft", 1), ("ArrowLeft", 24)):
             page.keyboard.press(key)
-            assert f"prompt {shown} of 24" in page.text_content(".heads-prompt")
+            assert f"prompt {number} of 24" in page.text_content(".heads-prompt")
         assert page.locator(".heads-prompt li bdi").all_text_contents() == [row[0] for row in suite["prompts"][23]["rows"]]
 
 
@@ -139,9 +140,8 @@ def test_a_head_is_seen_to_follow_the_texts(address, explored):
         start = dict(zip([text for text, _ in rows[0]], shares(page), strict=False))
         for button, now in (("exchange labels", 2), ("mirror", 3)):
             page.get_by_role("button", name=button).click()
-            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt") and "before: " in page.text_content(
-                ".heads-looks"
-            )
+            assert f"prompt {now + 1} of 24" in page.text_content(".heads-prompt")
+            assert "before: " in page.text_content(".heads-looks")
             texts = [text for text, _ in rows[now][:-1]]
             assert texts[int(np.argmax(shares(page)))] == max(start, key=start.get)
         assert [label for _, label in rows[2]] != [label for _, label in rows[0]]
@@ -153,28 +153,27 @@ def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, expl
     preference, writing = (np.array(columns[name]["mean"]) for name in ("preference", "writing"))
     counts = lambda page: [int(n) for n in page.locator(".heads-counts td").all_text_contents()]  # noqa: E731
 
-    def counted(x, y):
+    def quadrants(x, y):
         right, above = preference >= x, writing >= y
         return [int(part.sum()) for part in (above & ~right, above & right, ~above & ~right, ~above & right)]
 
     with browser(address) as page:
-        assert counts(page) == counted(choose.COMPARES, choose.WRITES)
+        assert counts(page) == quadrants(choose.COMPARES, choose.WRITES)
         says = page.text_content(".heads-counts p")
-        box = page.locator(".grip.x").bounding_box()
-        at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        at = middle(page.locator(".grip.x").bounding_box())
         page.mouse.move(*at)
         page.mouse.down()
         page.mouse.move(at[0] + 60, at[1] + 5, steps=3)
         page.mouse.up()
         page.wait_for_timeout(300)
         x = float(re.search(r"x=([\d.]+)", page.url)[1])
-        assert x > choose.COMPARES and counts(page) == counted(x, choose.WRITES) and page.text_content(".heads-counts p") != says
+        assert x > choose.COMPARES and counts(page) == quadrants(x, choose.WRITES) and page.text_content(".heads-counts p") != says
         page.get_by_label("horizontal line").focus()
         for _ in range(30):
             page.keyboard.press("ArrowUp")
         page.wait_for_timeout(300)
         y = float(re.search(r"y=([\d.]+)", page.url)[1])
-        assert y > choose.WRITES and counts(page) == counted(x, y)
+        assert y > choose.WRITES and counts(page) == quadrants(x, y)
         share = preference[writing >= y].mean() / preference[preference >= x].mean()
         assert f"prefer the right labels {share:.0%} as much" in page.text_content(".heads-counts p")
 
@@ -214,9 +213,8 @@ def test_the_address_holds_the_state_and_refuses_another(address):
     with browser(link) as page:
         assert page.text_content(".heads-card") == before and "prompt 2 of 24" in page.text_content(".heads-prompt")
         for wrong in ("head=99-9", "prompt=99", "prompt=1.5", "x=abc", "axes=<b>", "texts=none", "model=none", "more=1"):
-            page.evaluate("(hash) => { location.hash = hash; }", f"{link.partition('#')[2]}&{wrong}")
-            page.wait_for_function("document.querySelector('.tinker-error').textContent")
-            assert "cannot read" in text(page, "error") and page.text_content(".heads-card") == before
+            refuses(page, f"{link.partition('#')[2]}&{wrong}")
+            assert page.text_content(".heads-card") == before
             page.evaluate("(hash) => { location.hash = hash; }", link.partition("#")[2])
             page.wait_for_function("!document.querySelector('.tinker-error').textContent")
 
@@ -224,11 +222,6 @@ def test_the_address_holds_the_state_and_refuses_another(address):
 @needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, scheme):
-    with browser(address, width, color_scheme=scheme, bypass_csp=True) as page:
+    with browser(address, width, color_scheme=scheme) as page:
         page.get_by_label("beside").select_option("23-0")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        sizes = "all => all.map((e) => e.getBoundingClientRect()).map(({ width, height }) => Math.min(width, height))"
-        assert min(page.locator("#heads :is(button, input, select)").evaluate_all(sizes)) >= 24
-        page.add_script_tag(path=AXE)
-        rules = "async () => (await axe.run({ preload: false })).violations.map((v) => [v.id, v.nodes[0].html])"
-        assert page.evaluate(rules) == []
+        check_screen(page, "#heads", width)

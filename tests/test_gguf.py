@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import USER_CACHE, VOCABULARY, random_prompts
+from conftest import USER_CACHE, VOCABULARY, random_prompts, refused
 from tolerances import LOGITS
 from towerlab import cli
 from towerlab.model import files, gguf_header, loading, packages
@@ -111,8 +111,7 @@ def test_what_transformers_would_leave_out_is_refused(words, llama, tmp_path):
 
 def test_a_file_that_is_not_read_as_it_is_can_be_converted_to_a_folder_that_loads(llama, tmp_path, capsys):
     path, folder = write(llama, tmp_path / "tiny.gguf", lambda w: w.add_expert_count(0)), tmp_path / "tiny"
-    with pytest.raises(TwoTowersError, match=r"expert_count.*twotowers convert"):
-        loading.load(path)
+    refused(r"expert_count.*twotowers convert", loading.load, path)
     assert cli.main(["convert", str(path), str(folder)]) == 0
     assert f"{folder}: tiny@" in capsys.readouterr().out
     model, ids = loading.load(folder), torch.tensor([e.ids for e in random_prompts(2, lengths=(14,))])
@@ -134,8 +133,7 @@ def test_a_conversion_overwrites_nothing_and_leaves_nothing_half_written(llama, 
 def test_a_file_that_is_cut_off_is_refused(length, llama, tmp_path):
     path = write(llama, tmp_path / "tiny.gguf")
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(TwoTowersError, match="no whole GGUF file"):
-        gguf_header.read(path)
+    refused("no whole GGUF file", gguf_header.read, path)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 import xarray as xr
 from conftest import ROOT
 from towerlab.measure.looks import looks
@@ -13,7 +12,6 @@ from towerlab.prompts.prompt import encode_all
 from twotowers import forms, store
 
 from training import ladder
-from training.configuration import LADDER, STOPPING
 
 MINI = ROOT / "data/models/mini-gpt2"
 
@@ -23,47 +21,38 @@ def test_checkpoints_are_named_by_stages_and_by_falls_of_the_repeats(tmp_path):
     for step, reached in ((10, stages[:1]), (20, stages), (35, stages), (50, stages), (90, [*stages, ["end", 90]])):
         (tmp_path / f"step-{step:06d}").mkdir()
         (tmp_path / f"step-{step:06d}/training.json").write_text(json.dumps({"step": step, "stages": reached}))
-    named = ladder.checkpoints(MINI, tmp_path)
-    assert list(named) == ["few repeats", "colon", "episodes, 90% repeats", "episodes, 80% repeats", "end", "chosen on validation"]
-    assert set(named) <= set(ladder.CHECKPOINTS) and named["episodes, 80% repeats"].name == "step-000050"
-
-
-def test_the_pilot_is_four_models_and_the_ladder_has_every_configuration():
-    assert ladder.models(pilot=True) == [("depth-4", 0), ("depth-4", 1), ("depth-8", 0), ("depth-8", 1)]
-    assert {name for name, _ in ladder.models(pilot=False)} == {one.name for one in LADDER}
-    assert [seed for name, seed in ladder.models(pilot=False) if name == STOPPING.name] == [0, 1]
+    folders = ladder.checkpoints(MINI, tmp_path)
+    names = ["few repeats", "colon", "episodes, 90% repeats", "episodes, 80% repeats", "end", "chosen on validation"]
+    assert list(folders) == names and set(names) <= set(ladder.CHECKPOINTS)
+    assert folders["episodes, 80% repeats"].name == "step-000050"
 
 
 def test_labels_are_in_no_prompt_of_the_book():
     assert not set("/".join(ladder.label_pairs()).split("/")) & set("/".join(forms.label_pairs()).split("/"))
 
 
-@pytest.fixture
-def measured(monkeypatch, tmp_path):
+def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "BLOCKS", 4)
-    return ladder.measure("depth-4", 0, MINI, tmp_path, ladder.outcome(MINI))
-
-
-def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(measured, tmp_path):
+    data = ladder.measure("depth-4", 0, MINI, tmp_path, ladder.outcome(MINI))
     failed = ladder.measure("depth-8", 1, tmp_path / "none", tmp_path, "repeats: the loss stayed at 6.00")
-    deeper = measured.assign_coords(model=["depth-6"], layer=measured.layer + 2)
-    ladder.gather([measured, failed, deeper], tmp_path / "ladder.nc", "for a test")
-    kept = store.load(tmp_path / "ladder.nc").data
-    assert list(kept.checkpoint.values) == ladder.CHECKPOINTS and dict(kept.sizes)["layer"] == 6
-    assert kept.outcome.sel(seed=0).values.tolist() == ["learned", "learned", "not run"]
-    assert kept.outcome.sel(seed=1).values.tolist() == ["not run", "not run", "repeats: the loss stayed at 6.00"]
-    assert kept.effect.sel(model="depth-8").isnull().all() and kept.effect.sel(model="depth-4", layer=[4, 5]).isnull().all()
+    deeper = data.assign_coords(model=["depth-6"], layer=data.layer + 2)
+    ladder.gather([data, failed, deeper], tmp_path / "ladder.nc", "for a test")
+    ladders = store.load(tmp_path / "ladder.nc").data
+    assert list(ladders.checkpoint.values) == ladder.CHECKPOINTS and dict(ladders.sizes)["layer"] == 6
+    assert ladders.outcome.sel(seed=0).values.tolist() == ["learned", "learned", "not run"]
+    assert ladders.outcome.sel(seed=1).values.tolist() == ["not run", "not run", "repeats: the loss stayed at 6.00"]
+    assert ladders.effect.sel(model="depth-8").isnull().all() and ladders.effect.sel(model="depth-4", layer=[4, 5]).isnull().all()
 
     model = load(str(MINI))
-    drawn = draw_blocks(4, forms.Form(2, "space"), seed=ladder.SEED, labels=ladder.label_pairs())
-    plain = looks(model, encode_all(drawn, model.tokenizer), ["reversed", "labels exchanged"])
-    shipped = kept.sel(model="depth-4", seed=0, checkpoint="chosen on validation", layer=slice(0, 3))
+    prompts = draw_blocks(4, forms.Form(2, "space"), seed=ladder.SEED, labels=ladder.label_pairs())
+    plain = looks(model, encode_all(prompts, model.tokenizer), ["reversed", "labels exchanged"])
+    of_mini = ladders.sel(model="depth-4", seed=0, checkpoint="chosen on validation", layer=slice(0, 3))
     for name in ("effect", "direct_effect", "preference", "logit_difference_all_reversed", "logit_difference"):
-        xr.testing.assert_allclose(shipped[name].drop_vars(["model", "seed", "checkpoint"]), plain[name].mean("prompt"), atol=0.02)
-    np.testing.assert_allclose(shipped.accuracy, (plain.logit_difference > 0).mean(), atol=1e-6)
+        xr.testing.assert_allclose(of_mini[name].drop_vars(["model", "seed", "checkpoint"]), plain[name].mean("prompt"), atol=0.02)
+    np.testing.assert_allclose(of_mini.accuracy, (plain.logit_difference > 0).mean(), atol=1e-6)
 
 
 def test_a_model_that_only_guesses_counts_as_one_that_did_not_learn(tmp_path):
-    for right, said in ((98.0, "learned"), (51.0, "at chance: 51% right on validation")):
+    for right, outcome in ((98.0, "learned"), (51.0, "at chance: 51% right on validation")):
         (tmp_path / "training.json").write_text(json.dumps({"step": 5, "validation": [{"step": 5, "original": right}]}))
-        assert ladder.outcome(tmp_path) == said
+        assert ladder.outcome(tmp_path) == outcome

@@ -9,42 +9,36 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCABULARY, random_prompts, tiny
+from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers import models as tokenizer_models
 from towerlab.model import files, loading, packages, proof
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.capture import capture
-from twotowers.errors import TwoTowersError
 
 
 @pytest.fixture
-def saved(tmp_path):
+def save(tmp_path):
     """Saves a tiny model as a folder, and gives its path."""
-    words = Tokenizer(tokenizer_models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
 
-    def save(kind: str, dtype=torch.float32, **config) -> Path:
+    def write(kind: str, dtype=torch.float32, **config) -> Path:
         folder = tmp_path / kind.replace(" ", "-")
         tiny(kind, dtype).hf.save_pretrained(folder)
-        transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+        word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(folder)
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
         return folder
 
-    return save
+    return write
 
 
-def refused(name, words: str, **options) -> None:
-    with pytest.raises(TwoTowersError, match=words) as error:
-        loading.load(name, **options)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+def not_loaded(name, words: str, **options) -> None:
+    assert len(refused(words, loading.load, name, **options)) < 600
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(TINY))
-def test_every_architecture_loads_from_a_folder_and_is_proven(saved, kind):
-    folder = saved(kind)
+def test_every_architecture_loads_from_a_folder_and_is_proven(save, kind):
+    folder = save(kind)
     model = loading.load(folder)
     assert model.architecture is ARCHITECTURES[kind.split()[0]]
     assert max(proof.prove(model).values()) < 1e-4
@@ -63,8 +57,8 @@ def test_narrow_models_keep_their_scores_wide_and_stay_near_float32(kind, dtype)
     assert (plain.weights - expected.weights).abs().max() < proof.TOLERANCE[loading.DTYPES[dtype]]
 
 
-def test_a_device_map_gives_the_same_model_and_may_not_offload(saved, tmp_path, monkeypatch):
-    folder, encoded = saved("llama"), random_prompts(2, lengths=(11,))
+def test_a_device_map_gives_the_same_model_and_may_not_offload(save, tmp_path, monkeypatch):
+    folder, encoded = save("llama"), random_prompts(2, lengths=(11,))
     spread, whole = loading.load(folder, device_map={"": "cpu"}), loading.load(folder)
     assert torch.equal(capture(spread, encoded).logits, capture(whole, encoded).logits)
     full = transformers.AutoModelForCausalLM.from_pretrained
@@ -75,7 +69,7 @@ def test_a_device_map_gives_the_same_model_and_may_not_offload(saved, tmp_path, 
     )
     on_disk = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
     on_disk |= {"model.layers.0": "cpu", "model.layers.1": "cpu", "model.layers.2": "disk"}
-    refused(folder, "offloads", device_map=on_disk)
+    not_loaded(folder, "offloads", device_map=on_disk)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +87,17 @@ def test_a_device_map_gives_the_same_model_and_may_not_offload(saved, tmp_path, 
         ("llama", {"quantization": {"bits": 4}}, r"quantised \(quantization\)"),
     ],
 )
-def test_an_architecture_or_format_that_is_not_supported_is_refused(saved, kind, config, words):
-    refused(saved(kind, **config), words)
+def test_an_architecture_or_format_that_is_not_supported_is_refused(save, kind, config, words):
+    not_loaded(save(kind, **config), words)
 
 
-def test_an_edited_checkpoint_is_caught_by_the_proof(saved, monkeypatch):
+def test_an_edited_checkpoint_is_caught_by_the_proof(save, monkeypatch):
     """A model that adds something of its own to the stream is refused, though its type is in the table."""
-    folder = saved("llama")
+    folder = save("llama")
     block = transformers.models.llama.modeling_llama.LlamaDecoderLayer
     forward = block.forward
     monkeypatch.setattr(block, "forward", lambda self, *args, **kwargs: 1.1 * forward(self, *args, **kwargs))
-    refused(folder, "embeddings and blocks")
+    not_loaded(folder, "embeddings and blocks")
 
 
 class Trap:
@@ -116,8 +110,8 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(saved, tmp_path):
-    folder = saved("llama")
+def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
+    folder = save("llama")
     for name in ("pytorch_model.bin", "model.pt", "training_args.bin"):
         (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "was-run")))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
@@ -126,9 +120,9 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(saved, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     loading.load(folder)
     (folder / "model.safetensors").unlink()
-    refused(folder, "pickled weights only.*save it as safetensors")
+    not_loaded(folder, "pickled weights only.*save it as safetensors")
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
-    refused(folder, "own model, which is not supported")
+    not_loaded(folder, "own model, which is not supported")
     assert not (tmp_path / "was-run").exists()
 
 
@@ -136,20 +130,21 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def drop_weights(path):
-    tensors = load_file(path)
-    save_file({k: t for k, t in tensors.items() if "h.1.attn.c_proj" not in k}, path, metadata={"format": "pt"})
+def changing(part, change):
+    """A change of a file's weights with this part in their names; None leaves them out."""
+
+    def rewrite(path):
+        tensors = {name: change(tensor) if part in name else tensor for name, tensor in load_file(path).items()}
+        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, metadata={"format": "pt"})
+
+    return rewrite
 
 
-def zero_weights(path):
-    tensors = {k: t * ("h.2.mlp.c_fc.weight" not in k) for k, t in load_file(path).items()}
-    save_file(tensors, path, metadata={"format": "pt"})
+def one_nan(weight):
+    return weight.where(weight != weight.max(), torch.nan)
 
 
-def nan_weights(path):
-    tensors = load_file(path)
-    tensors["transformer.h.1.attn.c_proj.weight"][0, 0] = float("nan")
-    save_file(tensors, path, metadata={"format": "pt"})
+C_PROJ = "h.1.attn.c_proj"
 
 
 @pytest.mark.parametrize(
@@ -158,28 +153,25 @@ def nan_weights(path):
         ("model.safetensors", cut, "the weights of .* cannot be read .* again"),
         ("model.safetensors", lambda path: path.write_text("version https://git-lfs"), "weights of .* cannot be read"),
         ("model.safetensors", Path.unlink, "no safetensors weights: put model.safetensors there"),
-        ("model.safetensors", drop_weights, r"lacks 2 weights .*h\.1\.attn\.c_proj.* same whole checkpoint"),
-        ("model.safetensors", zero_weights, r"h\.2\.mlp\.c_fc\.weight of .* zero throughout"),
-        ("model.safetensors", nan_weights, r"h\.1\.attn\.c_proj\.weight of .* not finite: copy or download"),
+        ("model.safetensors", changing(C_PROJ, lambda _: None), rf"lacks 2 weights .*{C_PROJ}.* same whole checkpoint"),
+        ("model.safetensors", changing("h.2.mlp.c_fc.weight", torch.zeros_like), r"h\.2\.mlp\.c_fc\.weight of .* zero throughout"),
+        ("model.safetensors", changing(f"{C_PROJ}.weight", one_nan), rf"{C_PROJ}.weight of .* not finite: copy or download"),
         ("config.json", cut, r"config\.json of .* cannot be read"),
         ("config.json", lambda path: path.write_text("{}"), "has no model_type"),
         ("config.json", Path.unlink, "holds no config.json: give a folder"),
         ("tokenizer.json", cut, "the tokenizer of .* cannot be read"),
     ],
 )
-def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(saved, file, damage, words):
-    folder = saved("gpt2")
+def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(save, file, damage, words):
+    folder = save("gpt2")
     damage(folder / file)
-    refused(folder, words)
+    not_loaded(folder, words)
 
 
-def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(saved):
-    folder = saved("llama")
-    tensors = load_file(folder / "model.safetensors")
-    for name, scale in (("gate", 1e3), ("up", 1e3), ("down", 1e3)):
-        tensors[f"model.layers.1.mlp.{name}_proj.weight"] *= scale
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    refused(folder, "not finite in float16: take dtype=bfloat16 or float32", dtype="float16")
+def test_a_model_that_overflows_in_float16_is_refused_naming_wider_numbers(save):
+    folder = save("llama")
+    changing("layers.1.mlp.", lambda weight: 1e3 * weight)(folder / "model.safetensors")
+    not_loaded(folder, "not finite in float16: take dtype=bfloat16 or float32", dtype="float16")
     loading.load(folder)
 
 
@@ -190,70 +182,69 @@ def test_a_run_warns_of_no_padding(monkeypatch):
     assert not output
 
 
-def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(saved):
-    folder = saved("llama")
-    refused(folder / "model.safetensors", "one file of a model: give its folder")
+def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
+    folder = save("llama")
+    not_loaded(folder / "model.safetensors", "one file of a model: give its folder")
     (folder / "adapter_config.json").write_text("{}")
     (folder / "model.safetensors").unlink()
-    refused(folder, "merge_and_unload")
+    not_loaded(folder, "merge_and_unload")
     (folder / "config.json").unlink()
-    refused(folder, "merge_and_unload")
+    not_loaded(folder, "merge_and_unload")
 
 
-def test_a_config_with_other_sizes_than_the_weights_is_refused(saved):
-    refused(saved("gpt2", n_layer=2), r"holds 11 weights .*transformer\.h\.2")
-    refused(saved("gpt2", n_embd=32), "other shapes")
+def test_a_config_with_other_sizes_than_the_weights_is_refused(save):
+    not_loaded(save("gpt2", n_layer=2), r"holds 11 weights .*transformer\.h\.2")
+    not_loaded(save("gpt2", n_embd=32), "other shapes")
 
 
-def test_the_buffers_of_old_checkpoints_are_no_fault(saved):
-    folder = saved("llama")
+def test_the_buffers_of_old_checkpoints_are_no_fault(save):
+    folder = save("llama")
     tensors = load_file(folder / "model.safetensors") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     loading.load(folder)
 
 
-def test_a_model_in_several_files_must_have_them_all(saved):
-    folder = saved("gpt2")
+def test_a_model_in_several_files_must_have_them_all(save):
+    folder = save("gpt2")
     (folder / "model.safetensors").unlink()
     tiny("gpt2", torch.float32).hf.save_pretrained(folder, max_shard_size="20KB")
     assert loading.load(folder).fingerprint == files.fingerprint(str(folder))
     part = files.weights(folder, "it")[1]
     part.unlink()
-    refused(folder, f"lacks {part.name}")
+    not_loaded(folder, f"lacks {part.name}")
 
 
 @pytest.mark.parametrize("name", ["./no-such-folder", "/no/such/folder", "a/b/c", "", " ", "x" * 5000, "no-such.gguf"])
 def test_a_name_of_nothing_is_refused_naming_what_there_is(name):
     for refuse in (loading.load, files.fingerprint, files.describe):
-        with pytest.raises(TwoTowersError, match=r"there is no model .*mini-gpt2.*smollm2-135m"):
-            refuse(name)
+        refused(r"there is no model .*mini-gpt2.*smollm2-135m", refuse, name)
 
 
-def test_a_hub_model_that_cannot_be_had_is_one_line_and_one_in_the_cache_loads(saved, tmp_path, monkeypatch):
+def test_a_hub_model_that_cannot_be_had_is_one_line_and_one_in_the_cache_loads(save, tmp_path, monkeypatch):
     from huggingface_hub import snapshot_download
 
     folder = tmp_path / "hub" / "models--some--model"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
     (folder / "snapshots").mkdir()
-    saved("gpt2").rename(folder / "snapshots" / ("0" * 40))
+    save("gpt2").rename(folder / "snapshots" / ("0" * 40))
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download",
         lambda *args, **kwargs: snapshot_download(*args, **kwargs, cache_dir=tmp_path / "hub", local_files_only=True),
     )
     assert loading.load("some/model").fingerprint == files.fingerprint("some/model")
     assert files.fingerprint("some/model").startswith("some/model@")
-    refused("no-such-owner/no-such-model", "cannot be fetched from the hub")
+    not_loaded("no-such-owner/no-such-model", "cannot be fetched from the hub")
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta"])
 def test_a_missing_device_or_unknown_dtype_is_refused_naming_those_there_are(device):
-    refused("mini-gpt2", "choose one of cpu", device=device)
-    refused("mini-gpt2", "float32, bfloat16, float16, float64", dtype="int8")
+    not_loaded("mini-gpt2", "choose one of cpu", device=device)
+    not_loaded("mini-gpt2", "float32, bfloat16, float16, float64", dtype="int8")
 
 
-def test_a_fingerprint_follows_every_byte_that_defines_the_model(saved):
-    folder = saved("gpt2")
+def test_a_fingerprint_follows_every_byte_that_defines_the_model(save):
+    folder = save("gpt2")
     whole = files.fingerprint(str(folder))
     assert whole.startswith("gpt2@") and len(whole.split("@")[1]) == 12
     (folder / "README.md").write_text("a card")

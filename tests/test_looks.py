@@ -1,17 +1,18 @@
 """What every head asks, sends and does: against slow references in float64, and on a model made by hand."""
 
+from itertools import product
+
 import numpy as np
 import planted
 import pytest
 import tiny_blocks
 import torch
-from conftest import tiny
+from conftest import refused, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from towerlab.measure.looks import CONTRASTS, POSITIONS, looks
 from towerlab.model.reversal import Places, places_of, reversed_weights, reversing
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers.errors import TwoTowersError
 
 EXACT = dict(rtol=0, atol=1e-9)
 
@@ -24,7 +25,7 @@ def preference_of(weights, e):
     )
 
 
-def turned(weights, e, q):
+def reverse(weights, e, q):
     """The weights of position q with the two sums exchanged, label by label."""
     new = weights.clone()
     sides = [
@@ -38,15 +39,16 @@ def turned(weights, e, q):
     return new
 
 
-def sent_of(model, encoded):
+def sent_z(model, encoded):
     """Of every prompt: its plain run, and contrast -> (layer, head) -> what that head feeds to W_O."""
     plain, donors = [run(model, e) for e in encoded], donors_of(encoded)
     out = []
     for i, e in enumerate(encoded):
         of_contrast = {"reversed": {}} | {name: {} for name in DONORS}
         for layer, head in every_head(model):
-            weights = turned(weights_of(model, plain[i], layer, head, e.last), e, e.last)
-            of_contrast["reversed"][layer, head] = z_of(model, weights, plain[i]["attention"][layer][2][0], head)
+            attention = plain[i]["attention"][layer]
+            weights = reverse(weights_of(model, attention, head, e.last), e, e.last)
+            of_contrast["reversed"][layer, head] = z_of(model, weights, attention[2], head)
             for name in DONORS:
                 theirs = plain[donors[name][i]]["z"][layer][0, -1]
                 of_contrast[name][layer, head] = theirs[head * model.d_head : (head + 1) * model.d_head]
@@ -54,71 +56,67 @@ def sent_of(model, encoded):
     return out
 
 
-def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(any_model):
+def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(model):
     encoded = tiny_blocks.blocks(2)
-    result, other = looks(any_model, encoded, max_tokens=60), donors_of(encoded)["labels exchanged"]
-    runs = [run(any_model, e) for e in encoded]
+    result, other = looks(model, encoded, max_tokens=60), donors_of(encoded)["labels exchanged"]
+    runs = [run(model, e) for e in encoded]
     for i, e in enumerate(encoded):
         theirs, span = runs[other[i]], range(*e.query_span)
-        for layer, head in every_head(any_model):
-            for query_of, query in (("own", None), ("labels exchanged", theirs)):
-
-                def at(*positions, query=query, layer=layer, head=head, e=e, own=runs[i]):
-                    weights = [weights_of(any_model, own, layer, head, q, query) for q in positions]
-                    return np.mean([preference_of(w, e) for w in weights])
-
-                expected = [at(e.last), at(span[-1]), at(*span)]
+        for layer, head in every_head(model):
+            own, (their_query, their_key, *_) = runs[i]["attention"][layer], theirs["attention"][layer]
+            for query_of, query in (("own", None), ("labels exchanged", their_query)):
+                positions = ([e.last], span[-1:], span)
+                expected = [np.mean([preference_of(weights_of(model, own, head, q, query), e) for q in at]) for at in positions]
                 np.testing.assert_allclose(result.preference.sel(query_of=query_of)[:, i, layer, head], expected, **EXACT)
             # With the other prompt's keys: what the other prompt has with the query of this one; with both: its own.
-            for query, query_of in ((None, "labels exchanged"), (theirs, "own")):
-                weights = weights_of(any_model, runs[i], layer, head, e.last, query, key_of=theirs)
+            for query, query_of in ((None, "labels exchanged"), (their_query, "own")):
+                weights = weights_of(model, own, head, e.last, query, their_key)
                 partner = result.preference.sel(query_of=query_of)[0, other[i], layer, head]
                 np.testing.assert_allclose(preference_of(weights, e), partner, **EXACT)
     own, exchanged = result.preference
     assert float(abs(own - exchanged).isel(query_position=0).max()) > 1e-4
 
 
-def test_effects_equal_whole_runs_with_plain_hooks(any_model):
+def test_effects_equal_whole_runs_with_plain_hooks(model):
     encoded = tiny_blocks.blocks(2)
-    result = looks(any_model, encoded, CONTRASTS, max_tokens=60)
-    for i, (plain, sent) in enumerate(sent_of(any_model, encoded)):
+    result = looks(model, encoded, CONTRASTS, max_tokens=60)
+    for i, (plain, sent_of) in enumerate(sent_z(model, encoded)):
         np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
-        for name, (layer, head) in ((c, h) for c in CONTRASTS for h in every_head(any_model)):
-            change = put(any_model, [(layer, head)], sent[name])
-            total = run(any_model, encoded[i], change)
-            held = run(any_model, encoded[i], lambda at, z, v: change(at, plain["z"][at].clone(), v), plain["ffn"])  # noqa: B023
-            for variable, other in (("effect", total), ("direct_effect", held)):
+        for name, (layer, head) in ((c, h) for c in CONTRASTS for h in every_head(model)):
+            change = put(model, [(layer, head)], sent_of[name])
+            total = run(model, encoded[i], change)
+            direct = run(model, encoded[i], lambda at, *_: change(at, plain["z"][at].clone(), None), plain["ffn"])  # noqa: B023
+            for variable, other in (("effect", total), ("direct_effect", direct)):
                 effect = result[variable].sel(contrast=name, layer=layer, head=head)[i]
                 np.testing.assert_allclose(effect, plain["difference"] - other["difference"], **EXACT)
     assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
 
-def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_positions(any_model):
+def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_positions(model):
     encoded = tiny_blocks.blocks(1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()})
-    data = looks(any_model, encoded, senders=1)
+    data = looks(model, encoded, senders=1)
     result = data.logit_difference_all_reversed
-    for i, (e, (plain, sent)) in enumerate(zip(encoded, sent_of(any_model, encoded), strict=True)):
-        held = run(any_model, e, put(any_model, every_head(any_model), sent["reversed"]))
-        np.testing.assert_allclose(data.logit_difference_outputs_held[i], held["difference"], **EXACT)
+    for i, (e, (plain, z)) in enumerate(zip(encoded, sent_z(model, encoded), strict=True)):
+        outputs_held = run(model, e, put(model, every_head(model), z["reversed"]))
+        np.testing.assert_allclose(data.logit_difference_outputs_held[i], outputs_held["difference"], **EXACT)
         start, stop = e.query_span
         sets = ([e.last], range(start, stop), range(start, len(e.ids)), range(len(e.ids)))
         for name, positions in zip(POSITIONS, sets, strict=True):
 
-            def change(layer, z, value, positions=positions, e=e, plain=plain):
-                for head in range(any_model.n_heads):
-                    for q in positions:
-                        weights = turned(weights_of(any_model, plain, layer, head, q), e, q)
-                        z[0, q, head * any_model.d_head : (head + 1) * any_model.d_head] = z_of(any_model, weights, value, head)
+            def change(layer, z, attention, positions=positions, e=e, plain=plain):
+                for head, q in product(range(model.n_heads), positions):
+                    weights = reverse(weights_of(model, plain["attention"][layer], head, q), e, q)
+                    z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(model, weights, attention[2], head)
                 return z
 
-            np.testing.assert_allclose(result.sel(reversed_position=name)[i], run(any_model, e, change)["difference"], **EXACT)
+            np.testing.assert_allclose(result.sel(reversed_position=name)[i], run(model, e, change)["difference"], **EXACT)
     every = [*result.values.flat, *data.logit_difference_outputs_held.values]
     assert len(np.unique(np.round(every, 6))) == len(every)
 
 
-def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(any_model):
+def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model):
     encoded = tiny_blocks.blocks(2)
-    result = looks(any_model, encoded, CONTRASTS, senders=3, max_tokens=60)
+    result = looks(model, encoded, CONTRASTS, senders=3, max_tokens=60)
     mean = abs(result.effect.sel(contrast="reversed").mean("prompt"))
     at = dict(layer=result.sender_layer, head=result.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]
@@ -146,8 +144,7 @@ def test_donors_differ_from_a_prompt_in_what_their_name_says():
             assert (e.true_label == other.true_label) == (name == "texts exchanged")
             assert (texts[0] == texts[1]) == (name == "labels exchanged")
             assert (labels[0] == labels[1]) == (name == "both exchanged")
-    with pytest.raises(TwoTowersError, match="block 2 is not whole"):
-        donors_of(encoded[:-1])
+    refused("block 2 is not whole", donors_of, encoded[:-1])
 
 
 def test_labels_of_unequal_length_have_no_preference_with_exchanged_labels():
@@ -189,7 +186,7 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
     plain, places = run(model, encoded[0]), places_of(encoded[:1])
     weights = {
         layer: torch.stack([torch.stack([
-            torch.nn.functional.pad(weights_of(model, plain, layer, head, q), (0, len(encoded[0].ids) - 1 - q))
+            torch.nn.functional.pad(weights_of(model, plain["attention"][layer], head, q), (0, len(encoded[0].ids) - 1 - q))
             for q in range(len(encoded[0].ids))]) for head in range(model.n_heads)])[None]
         for layer in range(model.n_layers)
     }  # fmt: skip

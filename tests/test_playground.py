@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers import models as tokenizer_models
+from conftest import refused, word_tokenizer
 from towerlab.measure.ablations import ablations
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.steering import BLOCKS, class_directions, steering
@@ -18,27 +16,18 @@ from towerlab.playground import EXAMPLE, Playground, State, explore
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode, encode_all
 from towerlab.scenes import SCENES, SWITCH_OFF, push, true_label
-from transformers import PreTrainedTokenizerFast
-from twotowers.errors import TwoTowersError
 from twotowers.forms import Form
 from twotowers.heads import Head
 
 ABLATED = (Head(0, 1), Head(1, 1))
 
 
-def with_words(model):
-    """The tiny model with a tokenizer of words: those of the paper's example, and numbers for the rest."""
+@pytest.fixture
+def model(tiny_model, float64):
+    """A tiny model with a tokenizer of words: those of the paper's example, and numbers for the rest."""
     words = ["?", ":", "foo", "bar", "love", "like", "eight", "two", "one", "river", "seven"]
-    words += [str(i) for i in range(model.unembedding.vocabulary - len(words))]
-    backend = Tokenizer(tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
-    return model
-
-
-@pytest.fixture(params=["gpt2", "gptj", "llama"])
-def model(request, float64):
-    return with_words(tiny(request.param))
+    words += [str(i) for i in range(tiny_model.unembedding.vocabulary - len(words))]
+    return replace(tiny_model, tokenizer=word_tokenizer(words))
 
 
 def test_numbers_equal_those_of_the_measurements(model):
@@ -76,8 +65,7 @@ def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
     effect = explore(model, State(EXAMPLE))
     for table in (effect.answer, effect.attention, effect.heads):
         assert (table["before"] == table["after"]).all()
-    with pytest.raises(TwoTowersError, match="is not in"):
-        explore(model, State(EXAMPLE, (Head(9, 9),)))
+    refused("is not in", explore, model, State(EXAMPLE, (Head(9, 9),)))
 
 
 def test_the_true_label_follows_the_querys_class():
@@ -108,8 +96,9 @@ def test_a_push_is_the_steering_of_chapter_6(model):
     ]
     weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]
     assert effect.attention["after"].to_numpy() == pytest.approx(weights.numpy(), abs=1e-6)
-    with pytest.raises(TwoTowersError, match="two classes"):
-        explore(model, State(replace(EXAMPLE, demonstrations=EXAMPLE.demonstrations[2:] * 2, query="qwx"), dose=1.0))
+    refused(
+        "two classes", explore, model, State(replace(EXAMPLE, demonstrations=EXAMPLE.demonstrations[2:] * 2, query="qwx"), dose=1.0)
+    )
 
 
 def test_widgets_change_the_numbers_and_undo_brings_them_back(model):

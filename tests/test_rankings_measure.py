@@ -1,31 +1,15 @@
 """Rankings of heads against whole runs with one head changed, eager attention, and projections by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from conftest import VOCABULARY, random_prompts, shared_tiny
+from conftest import VOCABULARY, of_two_classes, random_prompts, refused, shared_tiny
 from reference import Reference
-from towerlab.measure import rankings as measured
+from towerlab.measure import rankings as module
 from towerlab.measure.attribution import attribution_patching
 from towerlab.measure.heads import heads
 from towerlab.model.hooks import changing_z
 from twotowers import choose
-from twotowers.errors import TwoTowersError
-
-KINDS = ["gpt2", "gptj", "llama"]
-
-
-def of_one_task(n, lengths=(14,), seed=0):
-    """The same tokens as blocks of one task, in which either class is asked in turn."""
-    cls, out = {"foo": "number", "bar": "animal"}, []
-    for i, e in enumerate(random_prompts(n, lengths, seed)):
-        true = ("foo", "bar")[i % 2]
-        demonstrations = tuple(replace(d, cls=cls[d.label]) for d in e.prompt.demonstrations)
-        prompt = replace(e.prompt, demonstrations=demonstrations, cls=cls[true], true_label=true, block=i)
-        out.append(replace(e, prompt=prompt))
-    return out
 
 
 def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)):
@@ -38,9 +22,8 @@ def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)
         return model.hf(torch.tensor([e.ids])).logits[0, -1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_attribution_is_the_slope_of_whole_runs(kind, float64):
-    model, encoded, step = shared_tiny(kind), random_prompts(3), 1e-5
+def test_attribution_is_the_slope_of_whole_runs(model):
+    encoded, step = random_prompts(3), 1e-5
     result = attribution_patching(model, encoded, max_tokens=30)
     for i, e in enumerate(encoded):
         for layer, head in ((0, 1), (1, model.n_heads - 1)):
@@ -49,43 +32,40 @@ def test_attribution_is_the_slope_of_whole_runs(kind, float64):
             assert result[i, layer, head] == pytest.approx(float(slope), abs=1e-6, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(kind, float64):
-    model, encoded, shuffled = shared_tiny(kind), of_one_task(6), of_one_task(6, seed=9)
-    result = measured.function_vector_scores(model, encoded, shuffled, max_tokens=30)
-    asked = [[2, 4], [1, 3, 5]]  # of prompt 0, whose own block is left out
+def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model):
+    encoded, shuffled = of_two_classes(6), of_two_classes(6, seed=9)
+    result = module.function_vector_scores(model, encoded, shuffled, max_tokens=30)
+    of_class = [[2, 4], [1, 3, 5]]  # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
         rows = []
         for e in encoded:
             with changing_z(model, {layer: lambda z: rows.append(z[0, -1, head].clone())}):  # noqa: B023
                 model.hf(torch.tensor([e.ids]))
-        mean = sum(sum(rows[j] for j in some) / len(some) for some in asked) / 2
+        mean = sum(sum(rows[j] for j in some) / len(some) for some in of_class) / 2
         prompt = shuffled[0]
         plain = head_scaled(model, prompt, layer, head, 1.0).softmax(-1)[prompt.true_id]
         put = head_scaled(model, prompt, layer, head, 0.0, mean, -1).softmax(-1)[prompt.true_id]
         assert result[0, layer, head] == pytest.approx(float(put - plain), abs=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_task_subspace_scores_are_those_of_a_least_squares_projection(kind, float64):
-    model, encoded = shared_tiny(kind), random_prompts(3)
-    recognition, learning = measured.task_subspace_scores(model, encoded)
+def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
+    encoded = random_prompts(3)
+    recognition, learning = module.task_subspace_scores(model, encoded)
     for i, e in enumerate(encoded):
         slow = Reference(model, e.ids)
         rows = model.unembedding.weight[[e.true_id, 16 - e.true_id]]
         for layer, head in ((0, 1), (1, model.n_heads - 1)):
-            written = slow.head(layer, head)
-            projected = rows.T @ torch.linalg.lstsq(rows.T, written[:, None]).solution[:, 0]
-            assert recognition[i, layer, head] == pytest.approx(float(projected.norm()), abs=1e-9)
-            difference = float(written @ rows[0] - written @ rows[1])
-            assert learning[i, layer, head] == pytest.approx(difference / float(projected.norm()), abs=1e-8)
+            output = slow.head(layer, head)
+            projection = rows.T @ torch.linalg.lstsq(rows.T, output[:, None]).solution[:, 0]
+            assert recognition[i, layer, head] == pytest.approx(float(projection.norm()), abs=1e-9)
+            difference = float(output @ rows[0] - output @ rows[1])
+            assert learning[i, layer, head] == pytest.approx(difference / float(projection.norm()), abs=1e-8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_induction_scores_are_those_of_eager_attention(kind, float64):
-    model, ids = shared_tiny(kind), []
+def test_induction_scores_are_those_of_eager_attention(model):
+    ids = []
     hook = model.hf.get_input_embeddings().register_forward_pre_hook(lambda _, args: ids.append(args[0]))
-    result = measured.induction_scores(model, length=7, n=3, tokens=range(2, VOCABULARY))
+    result = module.induction_scores(model, length=7, n=3, tokens=range(2, VOCABULARY))
     hook.remove()
     (ids,) = ids
     assert ids.shape == (3, 14) and torch.equal(ids[:, :7], ids[:, 7:]) and ids.min() >= 2
@@ -100,20 +80,18 @@ def test_induction_scores_are_those_of_eager_attention(kind, float64):
 
 
 def test_the_dataset_holds_every_ranking_and_the_observations(float64):
-    model, encoded = shared_tiny("gpt2"), of_one_task(6)
-    looked = heads(model, encoded)
-    result = measured.rankings(model, looked, encoded, of_one_task(6, seed=9), tokens=range(2, VOCABULARY))
-    assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *measured.EACH]
+    model, encoded = shared_tiny("gpt2"), of_two_classes(6)
+    of_heads = heads(model, encoded)
+    result = module.rankings(model, of_heads, encoded, of_two_classes(6, seed=9), tokens=range(2, VOCABULARY))
+    assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
-    for name in measured.EACH:
+    for name in module.EACH:
         np.testing.assert_allclose(result["score"].sel(ranking=name), result[name.replace(" ", "_")].mean("prompt"))
-    np.testing.assert_allclose(result["score"].sel(ranking="writing"), looked["writing"].mean("prompt"))
+    np.testing.assert_allclose(result["score"].sel(ranking="writing"), of_heads["writing"].mean("prompt"))
 
 
 def test_what_cannot_be_ranked_is_refused():
     model = shared_tiny("gpt2")
-    few = of_one_task(3)  # the other blocks of the second one ask one class only
-    with pytest.raises(TwoTowersError, match="lacks other blocks that ask each class"):
-        measured.function_vector_scores(model, few, few)
-    with pytest.raises(TwoTowersError, match="takes 2 to 29"):
-        measured.induction_scores(model, False, length=30, tokens=range(2, VOCABULARY))
+    few = of_two_classes(3)  # the other blocks of the second one ask one class only
+    refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few)
+    refused("takes 2 to 29", module.induction_scores, model, False, length=30, tokens=range(2, VOCABULARY))

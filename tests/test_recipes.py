@@ -50,7 +50,7 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
     def datasets(encoded):
         return {e.prompt.dataset for e in encoded}
 
-    def steered(model, encoded, directions, sets, *args, **kwargs):
+    def steer(model, encoded, directions, sets, *args, **kwargs):
         same = labels(encoded) == directions
         assert same or (labels(encoded) | directions == set(LABELS) and not labels(encoded) & directions)
         values = np.full((1, len(encoded)), same, np.float32)
@@ -61,7 +61,7 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
         return labels(encoded)
 
     monkeypatch.setattr(steering, "class_directions", directions)
-    monkeypatch.setattr(steering, "steering", steered)
+    monkeypatch.setattr(steering, "steering", steer)
     run = Run(Settings(k=1, separator="space", labels=LABELS, seed=seed))
     run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
     data = measurements()["steering_labels"].make(run)
@@ -77,9 +77,9 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
 def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatch, tmp_path):
     """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them."""
 
-    def blocks(run, n, seed, form=None, drawn=Run.blocks):
+    def blocks(run, n, seed, form=None, draw=Run.blocks):
         assert seed != JUDGING
-        return drawn(run, n, seed, form)
+        return draw(run, n, seed, form)
 
     monkeypatch.setattr(Run, "blocks", blocks)
     few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", out=str(tmp_path))) for n in (20, 200))
@@ -107,26 +107,25 @@ class NotingRun(Run):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Settings of a few blocks under which no recipe is without meaning, with what others are made from already there."""
+    """small(kind, ...): a run of a few blocks of two class pairs, under which no recipe is without meaning; what others are
+    made from is already there."""
     settings = Settings(blocks=4, locate=4, k=2, labels=LABELS[:2], out=str(tmp_path_factory.mktemp("small")))
-    run = run_of_two_pairs(Run, settings)
+    model = Run(settings).model
+
+    def run(kind, **changes):
+        of_two_pairs = kind(settings.model_copy(update=changes))
+        of_two_pairs.__dict__.update(pairs=class_pairs()[:2], model=model)
+        return of_two_pairs
+
     for need in {need for name in catalogue() for need in about(name).needs}:
-        run.measured(need)
-    return settings, run.model
-
-
-def run_of_two_pairs(kind, settings):
-    run = kind(settings)
-    run.__dict__["pairs"] = class_pairs()[:2]
+        run(Run).measured(need)
     return run
 
 
 @pytest.mark.parametrize("name", catalogue())
 def test_a_recipe_reads_what_it_says_it_needs(name, small):
     """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
-    settings, model = small
-    run = run_of_two_pairs(NotingRun, settings)
-    run.__dict__["model"] = model
+    run = small(NotingRun)
     measurement = measurements()[name].make(run)
     schema.check(name, measurement if isinstance(measurement, Recording) else Recording(measurement))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
@@ -134,20 +133,16 @@ def test_a_recipe_reads_what_it_says_it_needs(name, small):
 
 def test_named_sets_sizes_and_draws_of_one_name_are_kept_apart(small):
     """Five writers zeroed are the same as a named set and as the first five by size; none of the random sets is."""
-    settings, model = small
-    run = run_of_two_pairs(Run, settings)
-    run.__dict__["model"] = model
-    named, control, by_size = measurements()["ablations"].make(run)
-    assert set(present({**run.sets, "paper's twelve": [Head(0, 0)]})) <= set(named["heads"].values.tolist())
-    writers = named.sel(heads="writers")["log_prob_true"]
+    run = small(Run)
+    data, control, by_size = measurements()["ablations"].make(run)
+    assert set(present({**run.sets, "paper's twelve": [Head(0, 0)]})) <= set(data["heads"].values.tolist())
+    writers = data.sel(heads="writers")["log_prob_true"]
     np.testing.assert_array_equal(by_size.sel(heads="writers", size=5)["log_prob_true"].values.ravel(), writers.values.ravel())
     assert not (control.sel(heads="writers")["log_prob_true"] == writers).all("prompt").any()
 
 
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
-    settings, model = small
-    run = run_of_two_pairs(Run, settings)
-    run.__dict__["model"] = model
+    run = small(Run)
     encoded = run.encode(run.few())
 
     def measure(sets, at):
@@ -155,9 +150,9 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
         numbers = [[100 * heads[0].layer + heads[0].head] * len(at) for heads in sets.values()]
         return observations([encoded[i] for i in at], {"number": (("heads", "prompt"), numbers, "1")}, heads=list(sets))
 
-    named = measure({"located": [Head(0, 0)]}, range(len(encoded)))
-    both = with_other_halves(run, Recording(named), "located", encoded, measure).data
-    assert both["number"].sel(heads="located").identical(named["number"].sel(heads="located"))
+    data = measure({"located": [Head(0, 0)]}, range(len(encoded)))
+    both = with_other_halves(run, Recording(data), "located", encoded, measure).data
+    assert both["number"].sel(heads="located").identical(data["number"].sel(heads="located"))
     for chooses, judges in choose.turns(run.measured("locating"), both):
         layer, head = choose.head_sets(chooses)["located"][0]
         assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
@@ -166,9 +161,7 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
 @pytest.mark.parametrize("name", catalogue())
 def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
     """What one prompt's numbers owe to another block would be lost where a measurement goes by parts."""
-    settings, model = small
-    run = run_of_two_pairs(Run, settings)
-    run.__dict__["model"] = model
+    run = small(Run)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
     parts = measurements()[name].make(run)
     if not list(run.path(name).parent.glob(f".{name}.*.part")):
@@ -183,36 +176,33 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
 
 
 def test_a_long_run_says_beforehand_what_it_costs(small):
-    settings, model = small
-    of_days, of_seconds = (Run(settings.model_copy(update={"blocks": blocks})) for blocks in (100_000, settings.blocks))
-    of_days.__dict__["model"] = of_seconds.__dict__["model"] = model
     line = r"mini-gpt2: 2 measurements to make, about as long as 2,200,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
-    assert re.fullmatch(line, of_days.cost(["heads", "answers"]))  # what they need is there
-    assert of_seconds.cost(["heads"]) == ""
+    assert re.fullmatch(line, small(Run, blocks=100_000).cost(["heads", "answers"]))  # what they need is there
+    assert small(Run).cost(["heads"]) == ""
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
     """Only the part that was under way is made again; the file is the same as without an interruption, with nothing beside it."""
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 4)
-    made, measure = [], heads_module.heads
+    blocks, measure = [], heads_module.heads
 
     def heads(model, encoded):
-        if made == stop_after:
+        if blocks == stop_after:
             raise KeyboardInterrupt
-        made.append(encoded[0].prompt.block)
+        blocks.append(encoded[0].prompt.block)
         return measure(model, encoded)
 
     monkeypatch.setattr(heads_module, "heads", heads)
     straight, broken = (Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / name))) for name in "ab")
     stop_after = None
     straight.measured("heads")
-    assert made == [0, 1, 2, 3]
-    made.clear()
+    assert blocks == [0, 1, 2, 3]
+    blocks.clear()
     stop_after = [0, 1]
     with pytest.raises(KeyboardInterrupt):
         broken.measured("heads")
-    assert not broken.path("heads").is_file() and made == [0, 1]
+    assert not broken.path("heads").is_file() and blocks == [0, 1]
     stop_after = None
     xr.testing.assert_identical(*(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight)))
-    assert made == [0, 1, 2, 3]
+    assert blocks == [0, 1, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import shared_tiny
+from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
 from towerlab.measure.sets import rows, with_control
 from twotowers import schema
-from twotowers.errors import TwoTowersError
 from twotowers.recording import Recording, of_labels, with_shared
 from twotowers.store import catalogue, digest, load, save
 
@@ -18,7 +17,7 @@ SIZED = {"own": [[(0, 1)], [(0, 1), (1, 0)]], "two": [[(0, 0)]]}
 
 
 @pytest.fixture(scope="module")
-def measured():
+def recorded():
     """Ablations of two sets, of three random sets matched to each, and of sets of growing size."""
     model, encoded = shared_tiny("gpt2"), blocks(2)
 
@@ -31,8 +30,8 @@ def measured():
     return recording._replace(by_size=by_size), measure
 
 
-def test_random_sets_and_sizes_are_dimensions(measured):
-    recording, measure = measured
+def test_random_sets_and_sizes_are_dimensions(recorded):
+    recording, measure = recorded
     assert recording.data["heads"].values.tolist() == ["none", "own", "two"]
     assert recording.control["heads"].values.tolist() == ["own", "two"] and recording.control["draw"].values.tolist() == [0, 1, 2]
     assert recording.control["control"] == "random sets"
@@ -46,13 +45,17 @@ def test_random_sets_and_sizes_are_dimensions(measured):
     assert with_control(measure, PLACE, {}).control is None
 
 
-def test_every_part_comes_back_from_its_file(measured, tmp_path):
-    recording, _ = measured
+def test_every_part_comes_back_from_its_file(recorded, tmp_path):
+    recording, _ = recorded
     save(recording, tmp_path / "a.nc", {"measurement": "ablations", "model": "m"})
     for part, again in zip(recording, load(tmp_path / "a.nc"), strict=True):
         xr.testing.assert_allclose(part.drop_attrs(deep=False), again.drop_attrs(deep=False), rtol=2**-9, atol=0.02)
         assert again["pair"].dims == ("prompt",) and again.attrs["model"] == "m"
         np.testing.assert_array_equal(again["logit_difference"], again["log_prob_true"] - again["log_prob_other"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.nc"]
+    (tmp_path / "a.nc").write_bytes((tmp_path / "a.nc").read_bytes()[:200])
+    refused("damaged", load, tmp_path / "a.nc")
+    refused("measure it first", load, tmp_path / "none.nc")
 
 
 def test_prompts_have_labels_of_one_kind():
@@ -64,12 +67,11 @@ def test_prompts_have_labels_of_one_kind():
     assert [part.sizes["prompt"] for part in of_labels(every, "arbitrary")[:2]] == [3, 3]
     assert of_labels(every, "names").data["pair"].values.tolist() == ["c/d"]
     assert of_labels(every, "all").data.sizes["prompt"] == 4
-    with pytest.raises(TwoTowersError, match="no labels 'nonsense'"):
-        of_labels(every, "nonsense")
+    refused("no labels 'nonsense'", of_labels, every, "nonsense")
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda d: d.drop_vars("logit_difference"), "it lacks logit_difference"),
         (lambda d: d.drop_vars("pair"), "it lacks pair"),
@@ -80,13 +82,12 @@ def test_prompts_have_labels_of_one_kind():
         (lambda d: d.assign(says=d["says"].assign_attrs(units="words")), "'says' is not in 0 true label"),
     ],
 )
-def test_another_form_is_refused_by_name(change, said, measured, tmp_path):
-    data = measured[0].data
+def test_another_form_is_refused_by_name(change, message, recorded, tmp_path):
+    data = recorded[0].data
     schema.check("ablations", Recording(data))
-    with pytest.raises(schema.OtherForm, match=said):
+    with pytest.raises(schema.OtherForm, match=message):
         schema.check("ablations", Recording(change(data)))
-    with pytest.raises(TwoTowersError, match=f"is not written: {said}"):
-        save(Recording(change(data)), tmp_path / "a.nc", {"measurement": "ablations"})
+    refused(f"is not written: {message}", save, Recording(change(data)), tmp_path / "a.nc", {"measurement": "ablations"})
     with pytest.raises(schema.OtherForm, match="in its group 'control'"):
         schema.check("ablations", Recording(data, data))
 
@@ -96,8 +97,8 @@ def test_no_variable_has_the_name_of_a_dimension():
     assert set(schema.VARIABLES) == set(catalogue())
 
 
-def test_equal_numbers_have_equal_digests_whatever_is_told_of_their_making(measured):
-    recording, _ = measured
+def test_equal_numbers_have_equal_digests_whatever_is_told_of_their_making(recorded):
+    recording, _ = recorded
     again = recording._replace(data=recording.data.assign_attrs(seconds=3.0))
     other = recording._replace(control=recording.control.assign(logit_difference=recording.control["logit_difference"] + 1e-6))
     assert digest(again) == digest(recording) != digest(other)

@@ -1,17 +1,17 @@
 """Routes of what heads send against a last position computed by hand, layer by layer and reader by reader."""
 
-import numpy as np
 import pytest
 import tiny_blocks
 import torch
 from conftest import random_prompts, tiny
+from plain_hooks import softmax
 from towerlab.measure.looks import ROUTES
 from towerlab.model import query_key
 from towerlab.model.last_position import UNCHANGED, LastPosition
 from towerlab.model.routes import Route, Senders, logit_differences, routed
 
 
-def manual(model, last, sent, route):
+def manual(model, last, senders, route):
     """The last position of one prompt, layer by layer and reader by reader, from weights and plain keys and values."""
     stream, messages = last.plain[0].x[0], 0.0
     for layer in range(model.n_layers):
@@ -23,17 +23,12 @@ def manual(model, last, sent, route):
         for head in range(model.n_heads):
             group = model.value_head(head)
             scores = torch.cat([plain.key[0, group, :-1], key[group][None]]) @ query[head]
-            scores = scores if plain.softcap is None else plain.softcap * (scores / plain.softcap).tanh()
-            if plain.mask is not None:
-                row = plain.mask[0, 0, 0]
-                scores = scores.masked_fill(~row, -np.inf) if row.dtype == torch.bool else scores + row
             own = query_key._through(*model._projection(layer, 2, model.n_key_value_heads), read)[group]
-            z.append(scores.softmax(-1) @ torch.cat([plain.value[0, group, :-1], own[None]]))
-        for head in (h for at, h in sent.heads if at == layer):
-            z[head] = sent.z[layer][0, head]
+            weights = softmax(scores, plain.softcap, None if plain.mask is None else plain.mask[0, 0, 0])
+            z.append(weights @ torch.cat([plain.value[0, group, :-1], own[None]]))
         new = plain.z[0].clone()
-        for head in (h for at, h in sent.heads if at == layer):
-            new[head] = sent.z[layer][0, head]
+        for head in (h for at, h in senders.heads if at == layer):
+            z[head] = new[head] = senders.z[layer][0, head]
         norm = model.norm_after(layer, "attention") or (lambda x: x)
         output, with_sent, before = (
             norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, plain.z[0])
@@ -57,23 +52,23 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     versions = [(Senders(heads, z), route) for heads in sets for route in ROUTES]
     result = routed(last, versions, max_rows=6)
     for i, e in enumerate(encoded[:2]):
-        alone, sent = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
+        alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
         for row, (of, route) in enumerate(versions):
-            torch.testing.assert_close(result[row, i], manual(model, alone, Senders(of.heads, sent), route), rtol=0, atol=1e-10)
+            torch.testing.assert_close(result[row, i], manual(model, alone, Senders(of.heads, own_z), route), rtol=0, atol=1e-10)
     result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
         torch.testing.assert_close(result[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
-        edited = next(last.finals([Senders(heads, z).edit()]))[1][0]
-        torch.testing.assert_close(result[s, -1], edited, rtol=0, atol=1e-11)  # every route: the plain edit
+        expected = next(last.finals([Senders(heads, z).edit()]))[1][0]
+        torch.testing.assert_close(result[s, -1], expected, rtol=0, atol=1e-11)  # every route: the plain edit
     distance = (result - plain).abs().amax((-1, -2))
     assert (distance[:2, 1:] > 1e-5).all() and (distance[2, ROUTES.index(Route(False, True, False))] < 1e-11)
 
 
-def test_logit_differences_are_those_of_the_model(any_model):
+def test_logit_differences_are_those_of_the_model(model):
     encoded = random_prompts(3, lengths=(11,))
-    last = LastPosition(any_model, encoded)
+    last = LastPosition(model, encoded)
     _, log_prob = last.plain_answer()
     sign = torch.tensor([1 if list(e.label_ids).index(e.prompt.true_label) == 0 else -1 for e in encoded])
-    result = logit_differences(any_model, torch.stack([last.capture.resid_final] * 2), encoded)
+    result = logit_differences(model, torch.stack([last.capture.resid_final] * 2), encoded)
     torch.testing.assert_close(result, ((log_prob[:, 0] - log_prob[:, 1]) * sign).expand(2, -1), rtol=0, atol=1e-10)

@@ -69,8 +69,8 @@ def test_charts_that_altair_writes_in_another_way_are_refused():
 def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     claim = Claim.model_construct(**dict.fromkeys(Claim.model_fields, text) | {"id": "a-b", "null": 0.0, "smallest": None})
     sizes = {"prompts": 12, "n": 3, "label_pairs": 2, "form": text, "share": 0.1, "draws": 20}
-    judged = EvidenceRow(text, text, text, model, text, effect=1.0, effect_low=0.5, effect_high=1.5, control=0.1, **sizes)
-    rows = check_rows([not_testable(claim, model, text), judged])
+    row = EvidenceRow(text, text, text, model, text, effect=1.0, effect_low=0.5, effect_high=1.5, control=0.1, **sizes)
+    rows = check_rows([not_testable(claim, model, text), row])
     assert set(Page(pages.sentence(claim, rows, {model: [text]})).tags) <= {"div", "p", "ul", "li", "b", "small", "code"}
     rows = rows.assign(claim=text, statement=text, chapter=text, unit=text)
     assert set(Page(pages.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a"}
@@ -83,9 +83,9 @@ def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):
         "source": "",
         "outputs": [{"output_type": "display_data", "metadata": {}, "data": {stage.WIDGET: {}, "text/plain": "x"}}],
     }
-    made = stage.for_the_page({"metadata": {"widgets": {}}, "cells": [cell]}, tmp_path)
-    assert made["cells"][0]["outputs"][0]["data"] == {"text/markdown": stage.RUN_LIVE}
-    assert "hide-input" in made["cells"][0]["metadata"]["tags"] and not made["metadata"]
+    page = stage.for_the_page({"metadata": {"widgets": {}}, "cells": [cell]}, tmp_path)
+    assert page["cells"][0]["outputs"][0]["data"] == {"text/markdown": stage.RUN_LIVE}
+    assert "hide-input" in page["cells"][0]["metadata"]["tags"] and not page["metadata"]
 
 
 @pytest.mark.parametrize(("lines", "tags", "folded"), [(6, [], []), (7, [], ["hide-input"]), (7, ["hide-cell"], ["hide-cell"])])

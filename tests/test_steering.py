@@ -1,18 +1,14 @@
 """Steering against hooks on the model's own maps and against edited caches of keys; directions by plain loops."""
 
 import numpy as np
-import pytest
 import tiny_blocks
 import torch
 import xarray as xr
-from conftest import tiny
+from conftest import refused, tiny
 from towerlab.measure.steering import class_directions, directions_of_other_pairs, random_directions, steering
 from towerlab.model import query_key
 from towerlab.model.capture import answer, capture
 from transformers import DynamicCache
-from twotowers.errors import TwoTowersError
-
-KINDS = ("gpt2", "gptj", "llama")
 
 
 def log_prob_true(log_prob, encoded):
@@ -31,18 +27,16 @@ def test_directions_are_differences_of_class_means(float64):
     for name, of_class in (("query", queries), ("keys", keys)):
         expected = np.mean(of_class["a"], 0) - np.mean(of_class["b"], 0)
         np.testing.assert_allclose(directions[name].sel(pair="a/b"), expected, rtol=0, atol=1e-9)
-    with pytest.raises(TwoTowersError, match="two blocks a pair"):
-        class_directions(model, encoded[:4])
+    refused("two blocks a pair", class_directions, model, encoded[:4])
 
 
-def query_map(model, kind, layer):
+def query_map(model, layer):
     """The module whose output begins with, or is, the queries of all heads before rotation."""
-    return model.part(layer, "attention").get_submodule("c_attn" if kind == "gpt2" else "q_proj")
+    return model.part(layer, "attention").get_submodule("c_attn" if model.name == "gpt2" else "q_proj")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind):
-    model, encoded, heads = tiny(kind), tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
+def test_steering_queries_is_adding_to_the_output_of_the_query_map(model):
+    encoded, heads = tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
     data = steering(model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60).data
 
@@ -57,7 +51,7 @@ def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind
         return hook
 
     for dose in (-1.0, 0.0, 2.0):
-        hooks = [query_map(model, kind, at).register_forward_hook(hook_of(at, head, dose)) for at, head in heads]
+        hooks = [query_map(model, at).register_forward_hook(hook_of(at, head, dose)) for at, head in heads]
         expected = log_prob_true(answer(model, encoded)[1], encoded)
         for hook in hooks:
             hook.remove()
@@ -65,9 +59,8 @@ def test_steering_queries_is_adding_to_the_output_of_the_query_map(float64, kind
     assert (abs(data["log_prob_true"].diff("dose")) > 1e-7).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(float64, kind):
-    model, encoded = tiny(kind), tiny_blocks.blocks(2, seed=1)
+def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(model):
+    encoded = tiny_blocks.blocks(2, seed=1)
     heads = [(1, head) for head in range(model.n_heads) if model.value_head(head) == 1]  # all that share its keys
     directions = class_directions(model, tiny_blocks.blocks(4))
     data = steering(model, encoded, directions, {"group": heads}, (0.0, 1.5), ("keys",), random=0).data
@@ -116,8 +109,8 @@ def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_o
             for q in range(4)
             if q != p
         ]
-        taken = [other["query"].isel(pair=p).values for other in others]
-        assert all(sum(np.allclose(x, y) for y in taken) == 1 for x in lent) and len(taken) == 3
+        others_of = [other["query"].isel(pair=p).values for other in others]
+        assert all(sum(np.allclose(x, y) for y in others_of) == 1 for x in lent) and len(others_of) == 3
 
 
 def test_directions_given_are_steered_along_like_random_ones(float64):
@@ -138,5 +131,5 @@ def test_what_cannot_be_steered_is_refused():
         (dict(sets={"x": [(7, 0)]}), "head 7-0"),
         (dict(directions=directions.assign_coords(pair=["c/d"])), "no direction for a/b"),
     ):
-        with pytest.raises(TwoTowersError, match=remedy):
-            steering(**{"model": model, "encoded": encoded, "directions": directions, "sets": {"one": [(0, 0)]}} | settings)
+        whole = {"directions": directions, "sets": {"one": [(0, 0)]}} | settings
+        refused(remedy, steering, model, encoded, **whole)

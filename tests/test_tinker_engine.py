@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tinker_page import PUSHED, browser, needs_browser, tinker
+from browser import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.steering import BLOCKS, class_directions, steering
@@ -44,9 +44,9 @@ STEER = """([state, pair, name, dose]) => {
   const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
     [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
   const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
-  const found = [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
+  const answers = [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
     prompt.labels.map(({ id }) => logits[id] - twotowers.logSumExp(logits)));
-  return { direction: [...towers.direction(...pair, name)], found };
+  return { direction: [...towers.direction(...pair, name)], answers };
 }"""
 
 
@@ -77,14 +77,14 @@ def test_the_engine_equals_pytorch_on_100_prompts(address):
         e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
         assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
         assert result["label"] == (true_label([(d.text, d.label) for d in p.demonstrations], p.query) or "")
-        seen, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
-        close(result["logits"], seen.logits[0])
-        close(result["again"], seen.logits[0])
-        close(result["weights"], seen.weights[:, 0].flatten(1))
-        close(result["differences"], head_logit_differences(seen, model).flatten())
-        scale = norm_scale(seen.resid_final, model.unembedding)
-        parts = seen.resid_pre, seen.z[:, :, :, None], seen.ffn_output
-        close(result["up"], increases_along(model, *parts, scale, seen.true_ids)[2][0, :, :, 0].flatten())
+        plain, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
+        close(result["logits"], plain.logits[0])
+        close(result["again"], plain.logits[0])
+        close(result["weights"], plain.weights[:, 0].flatten(1))
+        close(result["differences"], head_logit_differences(plain, model).flatten())
+        scale = norm_scale(plain.resid_final, model.unembedding)
+        parts = plain.resid_pre, plain.z[:, :, :, None], plain.ffn_output
+        close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0, :, :, 0].flatten())
         with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3, :].mul_(-0.5),
                                 3: lambda z, new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
             close(result["edited"], capture(model, [e]).logits[0])
@@ -97,17 +97,17 @@ def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
     assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
     directions = class_directions(run.model, locating)
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
-    shown = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
-    prompt = replace(EXAMPLE, demonstrations=shown, cls="number", dataset="sentiment/number")
+    demonstrations = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
+    prompt = replace(EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number")
     heads = {"pushed": list(map(Head.parse, PUSHED))}
-    measured = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0)
-    measured = measured.data.isel(tower=0, heads=0, prompt=0)
+    data = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0).data
+    data = data.isel(tower=0, heads=0, prompt=0)
     state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
     with browser(address) as page:
-        for dose in measured.dose.values:
+        for dose in data.dose.values:
             pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
             result = page.evaluate(STEER, [state, pair[::-1], "3-1", float(dose)])
-            at = measured.sel(dose=dose)
-            for found in result["found"]:
-                assert found == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
+            at = data.sel(dose=dose)
+            for answer in result["answers"]:
+                assert answer == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
     close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))

@@ -1,22 +1,14 @@
 """What tokens spell: GPT-2's bytes, SentencePiece's, padding; and which words say nothing."""
 
-from conftest import shared
-from tokenizers import Tokenizer, models
+from conftest import shared, word_tokenizer
 from towerlab.model.token_text import Lexicon, content_words, stop_words
 from towerlab.prompts.blocks import class_words
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-
-def tokenizer(*tokens: str) -> PreTrainedTokenizerFast:
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])), unk_token=tokens[0]
-    )
+from transformers import AutoTokenizer
 
 
 def test_byte_level_tokens_are_readable():
     tokens = ("<unk>", "Ġlove", "ll", ":", "ĠZÃ¼rich", "Ã", "âĢ", "Ġ", "Ċ", "Ġ7", "A", "ĠLove")
-    result = Lexicon.of(tokenizer(*tokens), len(tokens) + 1)
+    result = Lexicon.of(word_tokenizer(tokens), len(tokens) + 1)
     assert result.texts == (
         "<unk>", "love", "-ll", ":", "Zürich", "byte C3", "bytes E2 80", "space", "\\n", "7", "-A", "Love", "<id 12>",
     )  # fmt: skip
@@ -26,7 +18,7 @@ def test_byte_level_tokens_are_readable():
 
 def test_sentencepiece_tokens_are_readable():
     tokens = ("<unk>", "▁love", "ly", "<0xE2>", "▁", "▁the", "語", "Ġ")
-    result = Lexicon.of(tokenizer(*tokens), len(tokens))
+    result = Lexicon.of(word_tokenizer(tokens), len(tokens))
     assert result.texts == ("<unk>", "love", "-ly", "byte E2", "space", "the", "-語", "-Ġ")
     assert result.stopword_ids.tolist() == [0, 3, 4, 5]
 

@@ -1,13 +1,10 @@
 """Top tokens of values, keys and queries against sorted projections; relations by hand."""
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 import torch
-from conftest import VOCABULARY, random_prompts, shared_tiny
+from conftest import VOCABULARY, of_two_classes, shared_tiny
 from reference import Reference
-from towerlab.measure import top_tokens as measured
+from towerlab.measure.top_tokens import RELATIONS, carried_query, relations_of, top_tokens
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon
@@ -16,20 +13,8 @@ from twotowers.heads import Head
 from twotowers.recording import Recording
 from twotowers.store import load, save
 
-KINDS = ["gpt2", "gptj", "llama"]
 LEXICON = Lexicon(tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY)))
 CLASSES = {"number": ["word11", "word12"], "animal": ["word13"]}
-
-
-def of_a_pair(n):
-    """Prompts of two classes, in which either is asked in turn."""
-    cls, out = {"foo": "number", "bar": "animal"}, []
-    for i, e in enumerate(random_prompts(n, lengths=(14,))):
-        true = ("foo", "bar")[i % 2]
-        demonstrations = tuple(replace(d, cls=cls[d.label]) for d in e.prompt.demonstrations)
-        prompt = replace(e.prompt, demonstrations=demonstrations, cls=cls[true], true_label=true, dataset="number/animal")
-        out.append(replace(e, prompt=prompt))
-    return out
 
 
 def sorted_tokens(model, v, scale, k):
@@ -38,10 +23,9 @@ def sorted_tokens(model, v, scale, k):
     return [f"word{i}" for i in order], bs[order].numpy()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_reading_is_the_sorted_projection_of_the_slow_reference(kind, float64, tmp_path):
-    model, encoded, heads = shared_tiny(kind), of_a_pair(3), [Head(1, 1), Head(0, 0)]
-    result = measured.top_tokens(model, encoded, heads, 5, LEXICON, CLASSES, max_tokens=30)
+def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp_path):
+    encoded, heads = of_two_classes(3), [Head(1, 1), Head(0, 0)]
+    result = top_tokens(model, encoded, heads, 5, LEXICON, CLASSES, max_tokens=30)
     slow = [Reference(model, e.ids) for e in encoded]
     runs = [model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded]
     plain = [capture(model, [e], {"streams"}) for e in encoded]
@@ -54,40 +38,37 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(kind, floa
             }
             for what, rows in vectors.items():
                 mean = sum(rows) / len(rows)
-                for name, taken in (("kept", 0), ("taken out", mean)):
+                for name, subtrahend in (("kept", 0), ("taken out", mean)):
                     at = result.sel(what=what, mean=name).isel(prompt=2, listed_head=j, place=place)
                     if what == "key, attention only" and layer == 0:
                         assert set(at["token"].values) == {""} and at["bs_value"].isnull().all()
                         continue
-                    tokens, bs = sorted_tokens(model, rows[2] - taken, slow[2].scale, 5)
+                    tokens, bs = sorted_tokens(model, rows[2] - subtrahend, slow[2].scale, 5)
                     assert at["token"].values.tolist() == tokens
                     np.testing.assert_allclose(at["bs_value"], bs, atol=1e-9)
     save(Recording(result), tmp_path / "top.nc", {"measurement": "top_tokens"})
     assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_carried_query_meets_keys_as_the_model_without_positions_does(kind, float64):
-    model, encoded = shared_tiny(kind), of_a_pair(2)
+def test_a_carried_query_meets_keys_as_the_model_without_positions_does(model):
+    encoded = of_two_classes(2)
     plain = capture(model, encoded, {"queries", "streams"})
     normed = query_key.normed(model, 1, plain.stream_inputs[1])
     query, key = query_key.queries(model, 1, normed[:, -1]), query_key.keys(model, 1, normed)
     bias = model.key_weight(1)[1]
     for head in range(model.n_heads):
-        shared = model.value_head(head)
-        constant = 0 if bias is None else query[:, head] @ bias[shared]
-        expected = torch.einsum("bk,bpk->bp", query[:, head], key[:, :, shared])
-        carried = measured.carried_query(plain, model, 1, head)
-        met = torch.einsum("bd,bpd->bp", carried, normed)
-        met = met + torch.as_tensor(constant).reshape(-1, 1)
-        torch.testing.assert_close(met, expected, rtol=1e-5, atol=1e-5)  # stock models turn queries in float32
+        group = model.value_head(head)
+        constant = torch.zeros(2) if bias is None else query[:, head] @ bias[group]
+        expected = torch.einsum("bk,bpk->bp", query[:, head], key[:, :, group])
+        scores = torch.einsum("bd,bpd->bp", carried_query(plain, model, 1, head), normed) + constant[:, None]
+        torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)  # stock models turn queries in float32
 
 
 def test_relations_by_hand():
     demonstrations = (Demonstration("word11", "foo", "number"), Demonstration("word13 word20", "bar", "animal"))
     prompt = Prompt(demonstrations, "word12", "foo", ("foo", "bar"), "number", "number/animal")
     words = {"number": ["word11", "word12", "word14"], "animal": ["word13", "word15"]}
-    names = lambda place: {w: measured.RELATIONS[c] for w, c in measured.relations_of(prompt, place, words).items()}  # noqa: E731
+    names = lambda place: {w: RELATIONS[c] for w, c in relations_of(prompt, place, words).items()}  # noqa: E731
     labels = {"foo": "own label", "bar": "other label"}
     assert names(0) == labels | {"word11": "own text", "word12": "none", "word13": "none", "word20": "none",
                                  "word14": "own class", "word15": "other class"}  # fmt: skip
@@ -97,36 +78,25 @@ def test_relations_by_hand():
 
 
 def test_relations_stand_beside_their_tokens(float64):
-    model, encoded = shared_tiny("gpt2"), of_a_pair(3)
-    result = measured.top_tokens(model, encoded, [Head(1, 0)], VOCABULARY, LEXICON, CLASSES)
-    classes = {"word11": "number", "word12": "number", "word13": "animal"}
+    model, encoded = shared_tiny("gpt2"), of_two_classes(3)
+    result = top_tokens(model, encoded, [Head(1, 0)], VOCABULARY, LEXICON, CLASSES)
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
         tokens, codes = (result[name].transpose("prompt", ..., "rank").values for name in (what, variable))
+        dims = result[what].transpose("prompt", ..., "rank").dims
         for at in np.ndindex(tokens.shape):
-            prompt, place = encoded[at[0]].prompt, None
-            if what == "token":
-                place = at[result["token"].transpose("prompt", ..., "rank").dims.index("place")]
-            cls = prompt.cls if place is None else prompt.demonstrations[place].cls
-            inside = {prompt.query, *(d.text for d in prompt.demonstrations)}
-            labels = {f"word{token}": label for label, token in encoded[at[0]].label_ids.items()}
-            label = prompt.true_label if place is None else prompt.demonstrations[place].label
-            expected = "none"
-            if tokens[at] in labels:
-                expected = "own label" if labels[tokens[at]] == label else "other label"
-            elif tokens[at] == (prompt.query if place is None else prompt.demonstrations[place].text):
-                expected = "own text"
-            elif tokens[at] in classes and tokens[at] not in inside:
-                expected = "own class" if classes[tokens[at]] == cls else "other class"
-            assert measured.RELATIONS[codes[at]] == expected
-    assert {"own text", "own class", "other class"} <= {measured.RELATIONS[c] for c in np.unique(result["relation"])}
+            e, place = encoded[at[0]], at[dims.index("place")] if "place" in dims else None
+            words = {f"word{token}": label for label, token in e.label_ids.items()}  # labels are known by their tokens
+            expected = relations_of(e.prompt, place, CLASSES).get(words.get(tokens[at], tokens[at]), RELATIONS.index("none"))
+            assert codes[at] == expected
+    assert {"own text", "own class", "other class"} <= {RELATIONS[c] for c in np.unique(result["relation"])}
 
 
 def test_a_label_is_known_by_its_token_and_never_passed_over(float64):
-    model, encoded = shared_tiny("gpt2"), of_a_pair(2)
+    model, encoded = shared_tiny("gpt2"), of_two_classes(2)
     token = encoded[0].label_ids["foo"]
     plain = ["the" if i == token else f"word{i}" for i in range(VOCABULARY)]  # a piece of "foo", and a stop word
-    result = measured.top_tokens(model, encoded, [Head(1, 1)], VOCABULARY, Lexicon(LEXICON.texts, tuple(plain)), CLASSES)
+    result = top_tokens(model, encoded, [Head(1, 1)], VOCABULARY, Lexicon(LEXICON.texts, tuple(plain)), CLASSES)
     at = result.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
     for place, d in enumerate(encoded[0].prompt.demonstrations):
         relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]
-        assert relation.tolist() == [measured.RELATIONS.index("own label" if d.label == "foo" else "other label")]
+        assert relation.tolist() == [RELATIONS.index("own label" if d.label == "foo" else "other label")]

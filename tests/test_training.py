@@ -12,19 +12,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training import card, prompts, train, trainer
-from training.configuration import CONFIGURATIONS, DEPTHS, FACTORS, LADDER, STOPPING
+from training.configuration import CONFIGURATIONS, FACTORS, STOPPING
 from training.text import APART
 from training.tokenizer import LABELS
 
-MODELS = ROOT / "data/models"
+MINI = ROOT / "data/models/mini-gpt2"
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
 
-def shipped(name):
-    folder = MODELS / name
-    record = json.loads((folder / "training.json").read_text())
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True), record
+@pytest.fixture(scope="module")
+def mini():
+    """The shipped model, its tokenizer and its card."""
+    model = AutoModelForCausalLM.from_pretrained(MINI, local_files_only=True).eval()
+    return model, AutoTokenizer.from_pretrained(MINI, local_files_only=True), (MINI / "README.md").read_text()
 
 
 SHORT = replace(CONFIGURATIONS["mini-gpt2"], batch=8, updates=20, validate_every=10, validation_prompts=4, save_every=5)
@@ -74,8 +74,8 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     again = Short(3, tmp_path / "killed")
     assert again.take_up() and not Short(4, tmp_path / "killed").take_up()
     again.run(tmp_path / "out")
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out"))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out"))
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
     assert json.loads((tmp_path / "out/training.json").read_text()) == record
 
 
@@ -122,15 +122,6 @@ def test_long_texts_keep_their_word_and_are_the_same_wherever_it_stands():
         assert len(long.text.split()) == 3 and short.text in long.text.split() and short.label == long.label
 
 
-def test_the_ladder_names_every_model_once_and_changes_one_thing():
-    base = DEPTHS[6]
-    assert len({one.name for one in LADDER}) == len(LADDER) == len(DEPTHS) + len(FACTORS) + 1
-    assert replace(DEPTHS[4], name="mini-gpt2") == CONFIGURATIONS["mini-gpt2"]
-    for one in FACTORS:
-        changed = {name for name in vars(base) if getattr(one, name) != getattr(base, name)} - {"name", "updates"}
-        assert len(changed) == 1
-
-
 @pytest.mark.parametrize("repeat", [1.0, 0.0])
 def test_episodes_of_words_are_well_formed(repeat):
     text = Short(0).text
@@ -141,39 +132,36 @@ def test_episodes_of_words_are_well_formed(repeat):
     for _ in range(5):
         ids, mask = text.episodes(16, repeat)
         assert (ids[:, 1::3] == text.colon).all() and not mask[:, 0::3].any() and not mask[:, 1::3].any()
-        for words, labels, asked in zip(ids[:, 0::3], ids[:, 2::3], mask[:, 2::3], strict=True):
+        for words, labels, in_loss in zip(ids[:, 0::3], ids[:, 2::3], mask[:, 2::3], strict=True):
             assert set(labels) <= set(text.labels) and set(words) <= set(classes)  # no held-out word
-            assert [bool(a) for a in asked] == [label in labels[:at] for at, label in enumerate(labels)]
+            assert in_loss.astype(bool).tolist() == [label in labels[:at] for at, label in enumerate(labels)]
             of_label = {label: [classes[w] for w in words[labels == label]] for label in labels}
             if repeat == 1.0:  # nothing is wrong on purpose: a label has one class, and no two classes are kept apart
-                shared = [set.intersection(*of) for of in of_label.values()]
-                assert all(shared)
-                certain = {next(iter(of)) for of in shared if len(of) == 1}
+                common = [set.intersection(*of) for of in of_label.values()]
+                assert all(common)
+                certain = {next(iter(of)) for of in common if len(of) == 1}
                 assert not any(pair <= certain for pair in APART)
 
 
-def test_the_shipped_model_is_whole_and_its_card_is_of_it():
-    model, tokenizer, record = shipped("mini-gpt2")
-    assert {path.suffix for path in (MODELS / "mini-gpt2").iterdir()} == {".safetensors", ".json", ".md"}
+def test_the_shipped_model_is_whole_and_its_card_is_of_it(mini):
+    (model, tokenizer, text), record = mini, json.loads((MINI / "training.json").read_text())
+    assert {path.suffix for path in MINI.iterdir()} == {".safetensors", ".json", ".md"}
     assert all(weight.isfinite().all() for weight in model.state_dict().values())
     assert record["labels"] == LABELS and record["form"] == {"k": prompts.K, "separator": "space"}
     spans = tokenizer(PROMPT, return_offsets_mapping=True).offset_mapping
     assert [PROMPT[start:end] for start, end in spans] == PROMPT.split()
     for label in record["labels"]:
         assert len(tokenizer("one " + label).input_ids) == 1 + len(tokenizer("one").input_ids)
-    text = (MODELS / "mini-gpt2/README.md").read_text()
-    for block in ("facts", "stages"):
-        assert getattr(card, block)(*((model, record) if block == "facts" else (record,))) in text
+    assert card.facts(model, record) in text and card.stages(record) in text
 
 
 @pytest.mark.slow
-def test_numbers_of_the_card_are_measured():
-    model, tokenizer, _ = shipped("mini-gpt2")
-    text = (MODELS / "mini-gpt2/README.md").read_text()
+def test_numbers_of_the_card_are_measured(mini):
+    model, tokenizer, text = mini
     for row in card.accuracies(model, tokenizer, prompts.WORD_SETS[2:3])[:2]:
         name, label, *percent = row.values()
-        shown = re.search(rf"\| {name} \| {label} \|(.*)\|", text)[1].split("|")
-        np.testing.assert_allclose([float(x) for x in shown], percent, atol=0.25)  # near ties may fall otherwise
+        of_card = re.search(rf"\| {name} \| {label} \|(.*)\|", text)[1].split("|")
+        np.testing.assert_allclose([float(x) for x in of_card], percent, atol=0.25)  # near ties may fall otherwise
 
 
 def test_bad_input_is_one_line(monkeypatch, tmp_path):

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from conftest import refused
 from towerlab.prompts import variants
 from towerlab.prompts.blocks import about, draw_blocks
 from towerlab.prompts.prompt import Demonstration, Prompt
-from twotowers.errors import TwoTowersError
 from twotowers.forms import Form
 
 PROMPT = Prompt(
@@ -71,5 +71,4 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     ],
 )
 def test_what_cannot_be_made_is_refused(make, says):
-    with pytest.raises(TwoTowersError, match=says):
-        make()
+    refused(says, make)

@@ -5,10 +5,10 @@ import shutil
 
 import pandas as pd
 import pytest
+from conftest import refused
 from towerlab import cli, verdicts
 from towerlab.measure.chain import Run
 from twotowers import book, claims, store
-from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
@@ -30,17 +30,16 @@ def test_chapters_are_those_that_judge_with_what_they_read():
     assert set(verdicts.chapters()["04-attention-weights"]) == {"locating", "heads", "towers"}
     assert not {"intro", "scorecard", "registered"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "9"])) == ["04-attention-weights", "09-when-texts-arrive"]
-    with pytest.raises(TwoTowersError, match="no chapter 99 judges claims"):
-        verdicts.chapters(["4", "99"])
+    refused("no chapter 99 judges claims", verdicts.chapters, ["4", "99"])
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
-    known = store.open_recorded("smollm2-135m", "words", "towers")
-    measured = known._replace(data=known.data.assign_attrs(seconds=0.5))
-    monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: measured)
-    for given, again in (({}, False), ({"blocks": 20, "locate": 4}, False), ({"seed": 1}, True), ({"labels": "foo/bar"}, True)):
-        chapter = book.open({"model": "smollm2-135m", **given})
-        assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == again
+    towers = store.open_recorded("smollm2-135m", "words", "towers")
+    again = towers._replace(data=towers.data.assign_attrs(seconds=0.5))
+    monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: again)
+    for settings, anew in (({}, False), ({"blocks": 20, "locate": 4}, False), ({"seed": 1}, True), ({"labels": "foo/bar"}, True)):
+        chapter = book.open({"model": "smollm2-135m", **settings})
+        assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == anew
 
 
 @pytest.fixture
@@ -49,21 +48,23 @@ def one_chapter(monkeypatch):
 
 
 def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(one_chapter, tmp_path, capfd, monkeypatch):
-    given = [word for name, value in FEW.items() for word in (f"--{name}", value)]
-    assert cli.main(["verdicts", "mini-gpt2", "--out", str(tmp_path), *given]) == 0
-    said = capfd.readouterr()
+    options = [word for name, value in FEW.items() for word in (f"--{name}", value)]
+    assert cli.main(["verdicts", "mini-gpt2", "--out", str(tmp_path), *options]) == 0
+    output = capfd.readouterr()
     run = Run(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
-    saved = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
-    assert "not testable, does not learn the task: accuracy" in said.out and str(verdicts.folder(run) / "verdicts.csv") in said.out
-    assert set(saved["claim"]) == {name for name, claim in claims.claims().items() if claim.chapter == "4"}
+    rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
+    assert (
+        "not testable, does not learn the task: accuracy" in output.out and str(verdicts.folder(run) / "verdicts.csv") in output.out
+    )
+    assert set(rows["claim"]) == {name for name, claim in claims.claims().items() if claim.chapter == "4"}
     shutil.copy(data_folder() / "seeds.csv", tmp_path)
     monkeypatch.setattr(verdicts, "data_folder", lambda: tmp_path)
     for _ in range(2):
-        verdicts.record(run, saved)
+        verdicts.record(run, rows)
     before, after = (pd.read_csv(path / "seeds.csv") for path in (data_folder(), tmp_path))
     assert len(after) == len(before) and set(after["claim"]) == set(before["claim"])
-    assert after[after["blocks"] == 2]["claim"].tolist() == saved["claim"].tolist()
-    assert "WARNING" not in said.err and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
+    assert after[after["blocks"] == 2]["claim"].tolist() == rows["claim"].tolist()
+    assert "WARNING" not in output.err and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
 
 
 def test_a_chapter_that_fails_is_told_in_one_line(one_chapter, tmp_path, monkeypatch):
@@ -72,8 +73,10 @@ def test_a_chapter_that_fails_is_told_in_one_line(one_chapter, tmp_path, monkeyp
     notebook["cells"] = [{"cell_type": "code", "metadata": {}, "source": "1 / 0", "outputs": [], "execution_count": None}]
     (tmp_path / "book/04-attention-weights.ipynb").write_text(json.dumps(notebook))
     monkeypatch.setattr(verdicts, "book_folder", lambda: tmp_path / "book")
-    given = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}
-    with pytest.raises(
-        TwoTowersError, match="chapter 04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero"
-    ):
-        verdicts.verdicts(Run(Settings.of(given)), given)
+    settings = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}
+    refused(
+        "04-attention-weights failed: cell 1 says ZeroDivisionError: division by zero",
+        verdicts.verdicts,
+        Run(Settings.of(settings)),
+        settings,
+    )

@@ -2,19 +2,18 @@
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import refused, tiny
 from reference import Reference
 from towerlab.paper import verify
 from towerlab.paper.numbers import paper_model
-from twotowers.errors import TwoTowersError
 
 IDS = (3, 17, 40, 8, 25)
 
 
-def test_every_printed_quantity_is_what_the_reference_computes(any_model):
-    slow = Reference(any_model, IDS)
-    word = int(any_model.hf(torch.tensor([IDS])).logits[0, -1].argmax())
-    layers = range(any_model.n_layers)
+def test_every_printed_quantity_is_what_the_reference_computes(model):
+    slow = Reference(model, IDS)
+    word = int(model.hf(torch.tensor([IDS])).logits[0, -1].argmax())
+    layers = range(model.n_layers)
     attention = [slow.increase(slow.resid_pre[i], slow.attention[i], word, "frozen") for i in layers]
     between = [slow.resid_pre[i] + slow.attention[i] for i in layers]
     ffn = [slow.increase(between[i], slow.ffn[i], word, "frozen") for i in layers]
@@ -28,16 +27,15 @@ def test_every_printed_quantity_is_what_the_reference_computes(any_model):
         "attention of head 1-1 position 2": float(slow.attentions[1][1, 2]),
         "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word, "frozen"),
     }
-    predicted, result = verify.measure(any_model, IDS, list(expected))
+    predicted, result = verify.measure(model, IDS, list(expected))
     assert predicted == word
     assert result == pytest.approx(expected, abs=1e-9)
 
 
-def test_every_published_quantity_can_be_read():
-    quantities = verify.printed()["quantity"]
-    assert len(quantities) == 28
+def test_every_published_quantity_can_be_read_and_no_other():
     patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
-    assert all(any(p.fullmatch(q) for p in patterns) for q in quantities)
+    assert all(any(pattern.fullmatch(quantity) for pattern in patterns) for quantity in verify.printed()["quantity"])
+    refused("not among the quantities", verify.measure, tiny("gpt2"), IDS, ["attention of head 1-1"])
 
 
 class Words:
@@ -53,11 +51,9 @@ class Words:
 def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypatch):
     model = tiny("gpt2")
     model.tokenizer = Words()
-    with pytest.raises(TwoTowersError, match="print no numbers for 'gpt2': choose gpt2-large or llama-7b"):
-        verify.authors_numbers(model)
+    refused("print no numbers for 'gpt2': choose gpt2-large or llama-7b", verify.authors_numbers, model)
     model.name = "openai-community/gpt2-large"
-    with pytest.raises(TwoTowersError, match="has no such part"):
-        verify.authors_numbers(model)
+    refused("has no such part", verify.authors_numbers, model)
     rows = verify.printed()
     monkeypatch.setattr(verify, "printed", lambda: rows[rows["quantity"].str.startswith("sum")])
     result = verify.authors_numbers(model)
@@ -74,8 +70,3 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
 )  # fmt: skip
 def test_the_paper_s_models_are_known_by_name(name, expected):
     assert paper_model(name) == expected
-
-
-def test_a_quantity_that_cannot_be_read_is_refused():
-    with pytest.raises(TwoTowersError, match="not among the quantities"):
-        verify.measure(tiny("gpt2"), IDS, ["attention of head 1-1"])

@@ -6,7 +6,6 @@ import pytest
 from conftest import ROOT
 from towerlab.measure import versions
 from twotowers import store
-from twotowers.errors import TwoTowersError
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
@@ -67,8 +66,8 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
 
 
 def test_identity_is_model_settings_texts_and_versions(lib):
-    def identity(**given):
-        return store.identity("heads", Settings.of({"model": "x"} | given), given.get("model", "x"))
+    def identity(**fields):
+        return store.identity("heads", Settings.of({"model": "x"} | fields), fields.get("model", "x"))
 
     same = identity()
     assert same == identity(out="elsewhere", device="cuda", device_map="auto")
@@ -79,21 +78,3 @@ def test_identity_is_model_settings_texts_and_versions(lib):
     before = identity()
     change(lib / "../data/versions.csv", "forms,1,", "forms,2,")  # which heads needs
     assert identity() != before
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "data/measurements").glob("*/*/*.nc")), ids=lambda path: "/".join(path.parts[-3:]))
-def test_a_recorded_file_is_of_these_texts_and_versions(path):
-    assert store.open_recorded(path.parts[-3], path.parts[-2], path.stem).data.attrs["measurement"] == path.stem
-
-
-def test_recorded_files_of_other_texts_or_older_code_are_refused_by_name(lib):
-    home = lib.parent / "data/measurements/someone/words"
-    home.mkdir(parents=True)
-    shutil.copy(ROOT / "data/measurements/smollm2-135m/words/forms.nc", home)
-    assert store.open_recorded("someone", "words", "forms") is not None
-    change(lib / "../data/versions.csv", "forms,1,", "forms,2,")
-    with pytest.raises(TwoTowersError, match="rests on version 1 of 'forms', the code is of version 2: record it again"):
-        store.open_recorded("someone", "words", "forms")
-    change(lib / "../data/words/labels.csv", "foo,", "fooo,")
-    with pytest.raises(TwoTowersError, match=r"is of other texts than data/words/words.csv, .*: record it again"):
-        store.open_recorded("someone", "words", "forms")

@@ -23,11 +23,11 @@ chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b
 
 def notebook(path, *cells, **about):
     kernel = {"name": "python3", "display_name": "Python 3"}
-    made = nbformat.v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about})
-    made.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
-    made.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
-    made.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
-    nbformat.write(made, path)
+    whole = nbformat.v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about})
+    whole.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
+    whole.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
+    whole.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
+    nbformat.write(whole, path)
 
 
 def make(home):
@@ -53,8 +53,8 @@ def start(home, *arguments, **environment):
 
 def build(home):
     process = start(home, "book", "--jobs", "2", "--set", SETTINGS)
-    said, _ = process.communicate()
-    return process.returncode, said
+    output, _ = process.communicate()
+    return process.returncode, output
 
 
 def kill_when(process, ready, seconds=240):

@@ -1,6 +1,6 @@
 // The card of a head, or of two side by side: its numbers and ranks, which way its label goes, what is lost without it.
 (() => {
-  const { make, percent, table } = window.twotowers.draw;
+  const { make, small, part, mark, legend, percent, table } = window.twotowers.draw;
   const number = (value) => value.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
   const MISSING = "not recorded";
   const QUANTITIES = [
@@ -11,9 +11,6 @@
     ["… direct", "direct effect"], ["sends which label, nats", "label sent"], ["sends which place, nats", "place sent"],
     ["lost without it, nats", "lost"],
   ];
-  const small = (...text) => make("p", { class: "tinker-small" }, ...text);
-  const part = (title, ...body) => make("section", {}, make("h2", {}, title), ...body);
-
   const ordinal = (n) => `${n}${n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] || "th"}`;
 
   // Value, interval and rank of a quantity: a cell.
@@ -68,13 +65,10 @@
     if (!found) return [small(`${MISSING} for this head.`)];
     const sides = found.pair.split("/"), picture = make("svg:svg", { viewBox: "0 0 220 124", role: "img", class: "tinker-plane",
       "aria-label": `Queries (crosses) and keys (circles) of ${sides.join(" and ")} on a plane.` });
-    for (const [u, v, c, query] of found.points.toReversed()) {  // queries on top
-      const [x, y] = [10 + 2 * u, 114 - 1.04 * v];
-      picture.append(query ? make("svg:path", { d: `M${x - 4} ${y - 4}l8 8m-8 0l8-8`, class: `cloud query class-${c}` })
-        : make("svg:circle", { cx: x, cy: y, r: 3, class: `cloud class-${c}` }));
-    }
-    const dots = sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
-    return [picture, small("Keys: ", ...dots, ". Crosses: queries.")];
+    for (const [u, v, c, query] of found.points.toReversed())  // queries on top
+      picture.append(mark([10 + 2 * u, 114 - 1.04 * v], query ? 4 : 3,
+        { class: `cloud ${query ? "query " : ""}class-${c}` }, query));
+    return [picture, small("Keys: ", ...legend(sides), ". Crosses: queries.")];
   }
 
   // The card of one head or two, `names`: its numbers, and what stands below.

@@ -70,6 +70,10 @@
     return Array.from({ length: n }, (_, i) => Number(((from + i) * step).toPrecision(6)));
   }
 
+  // The ends of a line over the whole plane, at a place on one side.
+  const across = (side, at) =>
+    (side === "x" ? { x1: at, x2: at, y1: TOP, y2: HIGH - BOTTOM } : { x1: LEFT, x2: WIDE - RIGHT, y1: at, y2: at });
+
   class Plane {
     // pin(name, beside): a head was clicked; moved(side, value): a line was dragged.
     constructor(pin, moved) {
@@ -82,7 +86,6 @@
         pointermove: (event) => this.dragging && this.drag(event, moved),
         pointerup: () => { this.dragging = ""; },
       });
-      this.scene = "";
     }
 
     point(event) {
@@ -146,27 +149,25 @@
     }
 
     axis(side, scale, name) {
-      const [base, far] = [HIGH - BOTTOM, TOP], out = [];
-      for (const value of ticks(...this.domain[side])) {
-        const at = scale(side, value), zero = value === 0 ? "zero" : "grid", text = String(value).replace("-", "−");
-        out.push(side === "x" ? make("svg:line", { x1: at, x2: at, y1: far, y2: base, class: zero })
-          : make("svg:line", { x1: LEFT, x2: WIDE - RIGHT, y1: at, y2: at, class: zero }));
-        out.push(side === "x" ? make("svg:text", { x: at, y: base + 15, "text-anchor": "middle" }, text)
-          : make("svg:text", { x: LEFT - 5, y: at + 4, "text-anchor": "end" }, text));
-      }
+      const marks = ticks(...this.domain[side]).flatMap((value) => {
+        const at = scale(side, value);
+        const place = side === "x" ? { x: at, y: HIGH - BOTTOM + 15, "text-anchor": "middle" }
+          : { x: LEFT - 5, y: at + 4, "text-anchor": "end" };
+        return [make("svg:line", { ...across(side, at), class: value === 0 ? "zero" : "grid" }),
+          make("svg:text", place, String(value).replace("-", "−"))];
+      });
       const title = side === "x" ? { x: (LEFT + WIDE) / 2, y: HIGH - 6, "text-anchor": "middle" }
         : { x: -(HIGH - BOTTOM) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" };
-      return [...out, make("svg:text", title, name)];
+      return [...marks, make("svg:text", title, name)];
     }
 
     line(side, at) {
-      const ends = side === "x" ? { x1: at, x2: at, y1: TOP, y2: HIGH - BOTTOM } : { x1: LEFT, x2: WIDE - RIGHT, y1: at, y2: at };
       const grip = side === "x" ? { cx: at, cy: TOP } : { cx: WIDE - RIGHT, cy: at };
       const pointerdown = (event) => {
         this.dragging = side;
         this.picture.setPointerCapture(event.pointerId);
       };
-      return [make("svg:line", { ...ends, class: "line" }),
+      return [make("svg:line", { ...across(side, at), class: "line" }),
         make("svg:circle", { ...grip, r: 9, class: `grip ${side}`, pointerdown }, make("svg:title", {}, "drag this line"))];
     }
 

@@ -55,8 +55,7 @@
         question: "Take it out. How much of the choice between the labels is lost?",
         options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5],
           ["less than a tenth", part < 0.1]],
-        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} ` +
-          "prompts. " +
+        after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} prompts. ` +
           `It writes either label that it looks at, and prefers the right one by ${number(heads.mean("preference", head))} only.`,
       };
     } },

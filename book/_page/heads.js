@@ -1,17 +1,14 @@
 // The explorer of heads: what the reader chose (the state), the prompt in the middle, scenes, keys, and the address.
 (() => {
-  const { draw: { make, percent, table }, heads: { AXES, Heads, Plane, SCENES, card, counted, number } } = window.twotowers;
+  const { make, button, small, percent, table } = window.twotowers.draw;
+  const { AXES, Heads, Plane, SCENES, card, counted, number } = window.twotowers.heads;
   const home = document.getElementById("heads"), data = window.twotowersHeads;
   if (!home || !data?.models.length) return;
 
   const EXCHANGE = 2, MIRROR = 1;  // bits of a prompt's place in its block
-  const known = new Map();
-  const on = (model, texts) => {  // the heads of a model on words or sentences, null where they were not measured
-    const of = data.models.find(({ name }) => name === model), key = `${model} ${texts}`;
-    if (!of?.suites[texts]) return null;
-    if (!known.has(key)) known.set(key, new Heads(of, texts, data.bounds));
-    return known.get(key);
-  };
+  const known = new Map(data.models.flatMap((model) => Object.keys(model.suites).map((texts) =>
+    [`${model.name} ${texts}`, new Heads(model, texts, data.bounds)])));
+  const on = (model, texts) => known.get(`${model} ${texts}`) ?? null;  // a model's heads on words or sentences, if measured
   const texts = (model) => Object.keys(data.models.find(({ name }) => name === model).suites);
   const axesOf = (heads) => Object.keys(AXES).filter((axes) => heads.has(AXES[axes].x) && heads.has(AXES[axes].y));
 
@@ -31,8 +28,7 @@
 
   function change(fields) {
     const moved = "model" in fields || "texts" in fields || "axes" in fields, block = (at) => Math.floor(at / 4);
-    const stays = "prompt" in fields && !moved && block(fields.prompt) === block(state.prompt);
-    before = stays ? state.prompt : null;
+    before = "prompt" in fields && !moved && block(fields.prompt) === block(state.prompt) ? state.prompt : null;
     if (scene && ["model", "texts", "axes", "head"].some((field) => field in fields)) [scene, guess] = [null, null];
     put({ ...state, ...(moved ? { x: null, y: null } : {}), ...fields });
   }
@@ -61,11 +57,7 @@
     return { ...out, elsewhere: Math.max(0, out.elsewhere) };
   }
 
-  const bar = (share, most, kind) => {
-    const element = make("i", { class: `heads-bar ${kind}` });
-    element.style.width = `${(100 * share) / most}%`;
-    return element;
-  };
+  const bar = (share, most, kind) => make("i", { class: `heads-bar ${kind}`, style: { width: `${(100 * share) / most}%` } });
 
   function promptOf() {
     const { prompts } = heads(), { rows, right } = prompts[state.prompt], names = pinned(), all = names.map((name) => look(name));
@@ -104,7 +96,6 @@
   }
 
   // ---- the page ----
-  const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
   const choice = (name, set) => make("select", { "aria-label": name, change: (event) => set(event.target.value) });
   const fields = {
     model: choice("model", (model) => change({ model, head: "", beside: "", prompt: 0 })),
@@ -133,7 +124,7 @@
     make("div", { class: "tinker-buttons" }, button("← prompt", () => step(-1)), button("prompt →", () => step(1)),
       button("exchange labels", () => inBlock(EXCHANGE)), button("mirror", () => inBlock(MIRROR)), place),
     shown, looks, strips,
-    make("p", { class: "tinker-small" }, make("i", { class: "heads-key right" }), "right label ",
+    small(make("i", { class: "heads-key right" }), "right label ",
       make("i", { class: "heads-key other" }), "other label ", make("i", { class: "heads-key before" }),
       "same row before the move. In the strip: all prompts, in blocks of four."));
   const scenes = SCENES.filter(({ model, texts }) => on(model, texts)?.has("effect"));
@@ -183,7 +174,7 @@
       : `Right: ${x} at least ${number(lines.x)}; above: ${y} at least ${number(lines.y)}.`;
     const rows = [["above the line", n.above, n.both], ["below it", n.neither, n.right]].map((row) => row.map(String));
     return [table(["heads", "left of the line", "right of it"], rows, { class: "heads-numbers" }),
-      make("p", { class: "tinker-small" }, said)];
+      small(said)];
   }
 
   // ---- scenes ----
@@ -247,7 +238,7 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        make("p", { class: "tinker-small" }, "Area: effect of its preference; purple: it holds the right label down. Click " +
+        small("Area: effect of its preference; purple: it holds the right label down. Click " +
           "pins a head, shift-click puts one beside it.")),
       middle, right),
     more);

@@ -9,13 +9,19 @@
       else if (box.tabIndex === 0) box.removeAttribute("tabindex");
     }
   }
-  addEventListener("load", reach);
   addEventListener("resize", reach);
-  // The theme's arrows beside chapters that have pages below them have no words.
   addEventListener("load", () => {
-    for (const arrow of document.querySelectorAll("summary")) {
+    reach();
+    // The theme's arrows beside chapters that have pages below them have no words.
+    for (const arrow of document.querySelectorAll("summary"))
       if (!arrow.textContent.trim()) arrow.setAttribute("aria-label", "Pages below");
-    }
+    // The theme leaves its own name for the book outside every landmark.
+    const sidebar = document.querySelector(".bd-sidebar-primary");
+    sidebar?.setAttribute("role", "complementary");
+    sidebar?.setAttribute("aria-label", "Book");
+    // The theme gives these buttons another name than the words that stand on them.
+    for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *, #heads *)"))
+      if (button.innerText.trim()) button.removeAttribute("aria-label");
   });
   // Folded parts print whole, and are folded again.
   let opened = [];
@@ -25,17 +31,5 @@
   });
   addEventListener("afterprint", () => {
     for (const part of opened) part.open = false;
-  });
-  // The theme leaves its own name for the book outside every landmark.
-  addEventListener("load", () => {
-    const sidebar = document.querySelector(".bd-sidebar-primary");
-    sidebar?.setAttribute("role", "complementary");
-    sidebar?.setAttribute("aria-label", "Book");
-  });
-  // The theme gives these buttons another name than the words that stand on them.
-  addEventListener("load", () => {
-    for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *, #heads *)")) {
-      if (button.innerText.trim()) button.removeAttribute("aria-label");
-    }
   });
 })();

@@ -2,18 +2,31 @@
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
 
-  // An element: attributes (a function listens, true and false set or leave out), then children.
+  // An element: attributes (a function listens, true and false set or leave out, style is an object), then children.
   function make(tag, attributes = {}, ...children) {
     const [name, svg] = tag.split(":").reverse();
     const element = svg ? document.createElementNS(SVG, name) : document.createElement(name);
     for (const [key, value] of Object.entries(attributes)) {
       if (typeof value === "function") element.addEventListener(key, value);
       else if (typeof value === "boolean") element.toggleAttribute(key, value);
+      else if (key === "style") for (const [name, of] of Object.entries(value)) element.style.setProperty(name, of);
       else element.setAttribute(key, value);
     }
     element.append(...children);
     return element;
   }
+
+  const button = (text, click, attributes = {}, ...more) => make("button", { type: "button", click, ...attributes }, text, ...more);
+  const small = (...text) => make("p", { class: "tinker-small" }, ...text);
+  const part = (title, ...body) => make("section", {}, make("h2", {}, title), ...body);
+  const parsed = (name) => name.split("-").map(Number);  // "3-1" -> layer, head
+  const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(1)}`;
+  // A query (a cross) or a key (a circle) of a class, on a plane.
+  const mark = ([x, y], r, attributes, query) => (query
+    ? make("svg:path", { d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`, ...attributes })
+    : make("svg:circle", { cx: x, cy: y, r, ...attributes }));
+  // Which colour is which class.
+  const legend = (classes) => classes.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
 
   const percent = (p) => (p > 0 && p < 0.005 ? "<1%" : `${Math.round(100 * p)}%`);
   const short = (value) => value.toFixed(2).replace(/^0\./, ".");
@@ -34,11 +47,7 @@
 
   // Probabilities of words: [word, now, before]; before is null where nothing was changed yet.
   function bars(rows) {
-    const bar = (p, kind) => {
-      const element = make("div", { class: `tinker-bar ${kind}` });
-      element.style.setProperty("--part", p);
-      return element;
-    };
+    const bar = (p, kind) => make("div", { class: `tinker-bar ${kind}`, style: { "--part": p } });
     return table(["answer", "now, and before the last change", "probability"], rows.map(([word, now, before]) => [
       word, make("div", {}, bar(now, "now"), ...(before === null ? [] : [bar(before, "before")])),
       before === null ? percent(now) : `${percent(before)} → ${percent(now)}`,
@@ -73,15 +82,12 @@
     const most = Math.max(...Object.values(cells).map(({ nats }) => Math.abs(nats))) || 1;
     const cell = (name) => {
       const { nats, arc, action } = cells[name];
-      const button = make("button", {
-        type: "button", "data-head": name, tabindex: name === selected ? 0 : -1,
+      return button(signed(nats), () => select(name), {
+        "data-head": name, tabindex: name === selected ? 0 : -1, style: { "--part": (Math.abs(nats) / most).toFixed(3) },
         class: `${nats < 0 ? "lowers" : "raises"}${arc >= 0 ? ` writer head-${arc}` : ""}`,
         "aria-pressed": String(name === selected), "aria-label": [`head ${name}`, ...(arc >= 0 ? ["with arcs"] : []),
           `${nats.toFixed(3)} nats`, ...(action ? [action] : [])].join(", "),
-        click: () => select(name),
-      }, signed(nats), make("small", {}, action || ""));
-      button.style.setProperty("--part", (Math.abs(nats) / most).toFixed(3));
-      return button;
+      }, make("small", {}, action || ""));
     };
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
     const numbers = (n) => Array.from({ length: n }, (_, i) => i);
@@ -97,5 +103,7 @@
       { class: "tinker-map", keydown: key });
   }
 
-  window.twotowers = { ...window.twotowers, draw: { make, table, bars, arcs, map, percent, short } };
+  window.twotowers = { ...window.twotowers, draw: {
+    make, button, small, part, parsed, nats, mark, legend, table, bars, arcs, map, percent, short,
+  } };
 })();

@@ -1,5 +1,5 @@
 // A GPT-2 language model in plain JavaScript, read from the files that Python reads: config.json and
-// model.safetensors. Every number here is held to PyTorch's by tests/test_tinker.py.
+// model.safetensors. Every number here is held to PyTorch's by tests/test_tinker_engine.py.
 //
 //   const model = twotowers.loadModel(config, safetensorsBytes);
 //   const seen = model.run(ids);                 seen.logits, seen.weights[layer][head * seen.n + position]
@@ -126,24 +126,20 @@
           x[r * d + i] = this.embedding[id * d + i] + this.positions[(first + r) * d + i];
       });
       layers.forEach((layer, l) => {
-        const joined = (kept, rows, wide) => {
-          if (!first) return rows;
-          const all = new Float64Array(n * wide);
-          all.set(kept[l].subarray(0, first * wide));
-          all.set(rows, first * wide);
-          return all;
-        };
+        const joined = (part, rows, wide) =>
+          (first ? Float64Array.of(...before[part][l].subarray(0, first * wide), ...rows) : rows);
         const fresh = linear(this.normed(x, layer.norm1), n - first, layer.qkv);
-        seen.inputs.push(joined(before?.inputs, x, d));
-        seen.qkv.push(joined(before?.qkv, fresh, 3 * d));
+        seen.inputs.push(joined("inputs", x, d));
+        seen.qkv.push(joined("qkv", fresh, 3 * d));
         // Of the last layer only the last position is read.
         const from = l === layers.length - 1 ? n - 1 : first;
         const { z, weights } = this.attend(seen.qkv[l], from, n, (h) => edits[`${l}-${h}`]?.push);
         for (let h = 0; h < heads; h++) this.edit(z, h, edits[`${l}-${h}`]);
         seen.weights.push(weights);
         seen.z.push(z.slice(-heads * dHead));
-        x = add(x.subarray((from - first) * d), linear(z, n - from, layer.out));
-        x = add(x, this.feed(layer, this.normed(x, layer.norm2), n - from));
+        const attended = linear(z, n - from, layer.out), middle = x.subarray((from - first) * d).map((v, i) => v + attended[i]);
+        const fed = linear(linear(this.normed(middle, layer.norm2), n - from, layer.up).map(GELU), n - from, layer.down);
+        x = middle.map((v, i) => v + fed[i]);
       });
       seen.final = x.slice(-d);
       seen.scale = this.scale(seen.final)[0];
@@ -187,10 +183,6 @@
       for (let at = head * dHead; how?.scale !== undefined && at < z.length; at += heads * dHead)
         for (let i = 0; i < dHead; i++) z[at + i] *= how.scale;
       if (how?.instead) z.set(how.instead, last);
-    }
-
-    feed({ up, down }, x, rows) {
-      return linear(linear(x, rows, up).map(GELU), rows, down);
     }
 
     // What heads add to the residual stream: W_O of each head times what it is fed, one row a head.
@@ -254,30 +246,11 @@
 
     // Ids of the highest bs-values of each vector; their order does not depend on the norm's scale.
     topWords(vectors, k) {
-      const { d, unembedding } = this, words = unembedding.width, rows = new Float64Array(vectors.length * d);
-      vectors.forEach((vector, r) => rows.set(vector, r * d));
-      const projected = linear(rows, vectors.length, unembedding);
-      return vectors.map((_, r) => top(projected.subarray(r * words, (r + 1) * words), k));
+      return vectors.map((vector) => top(linear(vector, 1, this.unembedding), k));
     }
   }
 
-  function add(x, y) {
-    const out = new Float64Array(x.length);
-    for (let i = 0; i < x.length; i++) out[i] = x[i] + y[i];
-    return out;
-  }
-
-  function top(values, k) {
-    const best = [];
-    for (let id = 0; id < values.length; id++) {
-      if (best.length === k && values[id] <= values[best[k - 1]]) continue;
-      let at = best.length;
-      while (at && values[best[at - 1]] < values[id]) at--;
-      best.splice(at, 0, id);
-      best.length = Math.min(best.length, k);
-    }
-    return best;
-  }
+  const top = (values, k) => [...values.keys()].sort((a, b) => values[b] - values[a]).slice(0, k);
 
   function loadModel(config, weights) {
     if (config.model_type !== "gpt2" || config.tie_word_embeddings === false) throw new Error("this model is no GPT-2");

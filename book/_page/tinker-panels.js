@@ -1,12 +1,10 @@
 // What stands beside the prompt: the map of heads, the towers of one, the push of the query, and words.
 (() => {
-  const { ACTIONS, MEASURES, classOf, quoted, draw: { make, table, map, plane, curve, short } } = window.twotowers;
-  const small = (...text) => make("p", { class: "tinker-small" }, ...text);
-  const part = (title, ...body) => make("section", {}, make("h2", {}, title), ...body);
-  const parsed = (name) => name.split("-").map(Number);
+  const { ACTIONS, MEASURES, classOf, quoted } = window.twotowers;
+  const { make, button, small, part, parsed, legend, table, map, plane, curve, short } = window.twotowers.draw;
 
   window.twotowers.panels = (page) => {
-    const { model, tokenizer, data, towers: known, writers, pushed, button, buttons, factor, change, state } = page;
+    const { model, tokenizer, data, towers: known, writers, pushed, buttons, factor, change, state } = page;
     function weights({ prompt, after }, name) {
       const [layer, head] = parsed(name);
       return prompt.labelAt.map((at) => after.weights[layer][head * after.n + at]);
@@ -59,8 +57,7 @@
         told: `Query and keys on a plane. Lines from the query ${quoted(query)}, as wide as the attention: ` +
           `${looks.map((weight, i) => `${i + 1}. ${rows[i][0]} ${short(weight)}`).join(", ")}.`,
       });
-      const dots = sides.flatMap((cls, c) => [c ? ", " : "", make("b", { class: `class-${c}` }, "●"), ` ${cls}`]);
-      return part(title, picture, small("Keys: ", ...dots, ". Crosses: queries. Yours are large."));
+      return part(title, picture, small("Keys: ", ...legend(sides), ". Crosses: queries. Yours are large."));
     }
 
     function doses({ prompt, pair, steerable, doses: values }) {

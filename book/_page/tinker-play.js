@@ -1,15 +1,14 @@
 // Play: the four steps of the answer, told with the numbers of the reader's own prompt.
 (() => {
-  const { quoted, draw: { make, percent } } = window.twotowers;
+  const { quoted, draw: { make, button, parsed, nats, percent } } = window.twotowers;
   const STEPS = ["gather", "compare", "copy", "add up"], SECONDS = 6;
-  const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(1)}`;
   const largest = (values) => values.indexOf(Math.max(...values));
   const sum = (values) => values.reduce((a, b) => a + b, 0);
 
   // What each step is of: for every row one number, and a sentence; `more`, a sentence and a link with its page.
   // `heads`: [{name, weights, factor}], those with arcs.
   function told(step, model, { prompt, after }, heads) {
-    const { rows, labelAt, labels: [label, other] } = prompt, parsed = (name) => name.split("-").map(Number);
+    const { rows, labelAt, labels: [label, other] } = prompt;
     const writes = () => labelAt.map((at, i) => sum(heads.map(({ name, weights, factor }) => {
       const value = model.value(after, ...parsed(name), at);
       return factor * weights[i] * model.difference(after, value, label.id, other.id)[0];
@@ -51,31 +50,27 @@
   class Play {
     constructor(changed, ...more) {
       Object.assign(this, { step: "", timer: 0, changed });
-      const button = (text, click) => make("button", { type: "button", click }, text);
       this.start = button("", () => (this.timer ? this.pause() : this.run()));
       this.chips = STEPS.map((step, i) => button(`${i + 1} ${step}`, () => this.to(this.step === step ? "" : step)));
-      this.next = button("step", () => this.to(this.after()));
+      this.next = button("step", () => this.to(this.after));
       this.bar = make("div", { class: "tinker-steps", role: "group", "aria-label": "the four steps" },
         this.start, this.next, ...this.chips);
       this.row = make("div", { class: "tinker-play" }, this.bar, ...more);
       this.name();
     }
 
-    after() {
-      return STEPS[STEPS.indexOf(this.step) + 1] || "";
-    }
-
     name() {
+      this.after = STEPS[STEPS.indexOf(this.step) + 1] || "";
       this.start.textContent = this.timer ? "❚❚ pause" : "▶ play";
       this.chips.forEach((chip, i) => chip.setAttribute("aria-pressed", String(STEPS[i] === this.step)));
     }
 
     // A reader who asks for less motion goes on by hand.
     run() {
-      this.show(this.after() || STEPS[0]);
+      this.show(this.after || STEPS[0]);
       if (matchMedia("(max-width: 45rem)").matches) this.row.scrollIntoView();  // the arcs stand below a sentence on a phone
       if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-      this.timer = setInterval(() => (this.after() ? this.show(this.after()) : this.pause()), 1000 * SECONDS);
+      this.timer = setInterval(() => (this.after ? this.show(this.after) : this.pause()), 1000 * SECONDS);
       this.name();
     }
 

@@ -1,39 +1,33 @@
 // The two towers of a head: queries and keys of the book's own prompts, by class; the direction between two classes, which
 // chapter 7 steers along; and the plane in which chapter 4 shows them.
 (() => {
-  const { encode, draw: { make } } = window.twotowers;
-  const parsed = (name) => name.split("-").map(Number);
+  const { encode, draw: { make, parsed, nats, mark } } = window.twotowers;
 
   function mean(vectors) {
     const sum = new Float64Array(vectors[0].length);
-    for (const vector of vectors) vector.forEach((x, i) => { sum[i] += x / vectors.length; });
+    for (const vector of vectors) add(sum, vector, 1 / vectors.length);
     return sum;
   }
 
   // The two directions in which rows vary most, by power iteration.
   function components(rows) {
-    const width = rows[0].length, found = [];
+    const axes = [];
     for (let c = 0; c < 2; c++) {
-      let axis = Float64Array.from({ length: width }, (_, i) => 1 + (i === c));
+      let axis = Float64Array.from(rows[0], (_, i) => 1 + (i === c));
       for (let step = 0; step < 200; step++) {
-        const next = new Float64Array(width);
-        for (const row of rows) {
-          const along = dot(row, axis);
-          row.forEach((x, i) => { next[i] += along * x; });
-        }
-        for (const old of found) {
-          const along = dot(next, old);
-          old.forEach((x, i) => { next[i] -= along * x; });
-        }
-        const length = Math.sqrt(dot(next, next)) || 1;
+        const next = new Float64Array(axis.length);
+        for (const row of rows) add(next, row, dot(row, axis));
+        for (const first of axes) add(next, first, -dot(next, first));
+        const length = Math.hypot(...next) || 1;
         axis = next.map((x) => x / length);
       }
-      found.push(axis);
+      axes.push(axis);
     }
-    return found;
+    return axes;
   }
 
   const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+  const add = (sum, row, times) => row.forEach((x, i) => { sum[i] += times * x; });
 
   class Towers {
     // `texts`: {located, cloud}, prompts such as "love : foo one : bar two :"; `classes`: word -> class.
@@ -108,13 +102,8 @@
       return (x) => EDGE + room * Math.min(1, Math.max(0, (x - low) / (high - low || 1)));
     });
     const at = (xy) => xy.map((x, axis) => scale[axis](x));
-    const cross = ([x, y], r) => `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`;
     const picture = make("svg:svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", class: "tinker-plane", "aria-label": told });
-    for (const { part, c, xy } of points) {
-      const [x, y] = at(xy);
-      picture.append(part === "keys" ? make("svg:circle", { cx: x, cy: y, r: 3, class: `cloud class-${c}` })
-        : make("svg:path", { d: cross([x, y], 3), class: `cloud class-${c}` }));
-    }
+    for (const { part, c, xy } of points) picture.append(mark(at(xy), 3, { class: `cloud class-${c}` }, part === "queries"));
     const here = at(place(query.vector, "queries")), ends = keys.map(({ vector }) => at(place(vector, "keys")));
     keys.forEach(({ weight }, i) => picture.append(make("svg:line", {
       x1: here[0], y1: here[1], x2: ends[i][0], y2: ends[i][1], class: `link head-${colour}`,
@@ -122,11 +111,11 @@
     })));
     keys.forEach(({ c }, i) => {
       const [x, y] = ends[i];
-      picture.append(make("svg:circle", { cx: x, cy: y, r: 8, class: `mine class-${c}` }),
+      picture.append(mark([x, y], 8, { class: `mine class-${c}` }),
         make("svg:text", { x, y: y + 4, class: "number" }, String(i + 1)));
     });
     const left = here[0] > WIDE / 2;
-    picture.append(make("svg:path", { d: cross(here, 7), class: "mine" }),
+    picture.append(mark(here, 7, { class: "mine" }, true),
       make("svg:text", { x: here[0] + (left ? -11 : 11), y: here[1] + 4, class: `word ${left ? "left" : ""}` }, query.word));
     return picture;
   }
@@ -137,7 +126,6 @@
     const x = (d) => EDGE + ((WIDE - 2 * EDGE) * (d + range)) / (2 * range);
     const y = (nats) => high / 2 - (nats / most) * (high / 2 - 6);
     const now = rows.reduce((best, row) => (Math.abs(row[0] - dose) < Math.abs(best[0] - dose) ? row : best));
-    const nats = (value) => `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(1)}`;
     const marks = [-range, -1, 0, 1, range].map((d) => make("svg:text", { x: x(d), y: high + foot - 2, "text-anchor": "middle" },
       `${d}`.replace("-", "−")));
     const ends = [most, -most].map((value) => make("svg:text", { x: 1, y: y(value) + 4 }, nats(value)));

@@ -1,7 +1,7 @@
 // The playground in the page: what the reader sets (the state), what follows from it, undo, and the address.
 (() => {
   const { EXAMPLE, MOST, Play, Refusal, encode, exchanged, fromFragment, labelByClass, logSumExp, opened, pairOf, quoted,
-    toFragment, told, top, draw: { make, bars, arcs, percent } } = window.twotowers;
+    toFragment, told, top, draw: { make, button, parsed, bars, arcs, percent } } = window.twotowers;
   const home = document.getElementById("tinker"), data = window.twotowersData;
   if (!home || !data) return;
 
@@ -32,7 +32,7 @@
     const before = run("before", prompt.ids), edits = {}, scales = {}, pair = pairOf(state, data.classes);
     const source = Object.values(state.heads).includes("patch") ? run("source", exchanged(prompt)) : null;
     for (const [name, action] of Object.entries(state.heads)) {
-      const [layer, head] = name.split("-").map(Number), at = head * model.dHead;
+      const [layer, head] = parsed(name), at = head * model.dHead;
       if (action === "patch") edits[name] = { instead: source.z[layer].subarray(at, at + model.dHead) };
       else scales[name] = edits[name] = { scale: action === "zero" ? 0 : state.factor };
     }
@@ -59,7 +59,6 @@
   const saying = (seen) => `${quoted(said(seen).word)} (${percent(said(seen).p)})`;
 
   // ---- the page ----
-  const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
   const buttons = (...children) => make("div", { class: "tinker-buttons" }, ...children);
   const error = make("p", { class: "tinker-error", role: "alert" }), note = make("p", { class: "tinker-note" });
   const sentence = make("p", { class: "tinker-sentence", "aria-live": "polite" });
@@ -82,7 +81,7 @@
     input: () => Math.abs(factor.valueAsNumber) <= 100 && change({ factor: factor.valueAsNumber }, "factor"),
   });
   const panels = window.twotowers.panels(
-    { model, tokenizer, data, towers, writers, pushed, button, buttons, factor, change, state: () => state });
+    { model, tokenizer, data, towers, writers, pushed, buttons, factor, change, state: () => state });
   const step = (from, to) => () => {
     to.push(state);
     remember("");
@@ -248,6 +247,7 @@
   }
 
   function ask(found, asks) {
+    if (!asks) return [make("p", {}, `You said ${guess ? quoted(guess) : "another word"}; the model says ${saying(found.after)}.`)];
     const answer = (word) => {
       guess = word;
       const truth = said(found.after).word;
@@ -256,10 +256,6 @@
       refresh();
       home.querySelectorAll(".tinker-scenes button")[scenes.indexOf(scene)].focus({ preventScroll: true });
     };
-    if (!asks) {
-      const yours = guess ? quoted(guess) : "another word";
-      return [make("p", {}, `You said ${yours}; the model says ${saying(found.after)}.`)];
-    }
     return [make("p", {}, "What will the model say next?"),
       ...found.prompt.labels.map(({ word }) => button(word, () => answer(word))),
       button("another word", () => answer(""))];
