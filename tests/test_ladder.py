@@ -1,6 +1,7 @@
 """The ladder's file: checkpoints have the names of their stages, models that did not learn are in it, and its means are right."""
 
 import json
+import shutil
 
 import numpy as np
 import xarray as xr
@@ -16,25 +17,17 @@ from training import ladder
 MINI = ROOT / "data/models/mini-gpt2"
 
 
-def test_checkpoints_are_named_by_stages_and_by_falls_of_the_repeats(tmp_path):
-    stages = [["few repeats", 10], ["colon", 20]]
-    for step, reached in ((10, stages[:1]), (20, stages), (35, stages), (50, stages), (90, [*stages, ["end", 90]])):
-        (tmp_path / f"step-{step:06d}").mkdir()
-        (tmp_path / f"step-{step:06d}/training.json").write_text(json.dumps({"step": step, "stages": reached}))
-    folders = ladder.checkpoints(MINI, tmp_path)
-    names = ["few repeats", "colon", "episodes, 90% repeats", "episodes, 80% repeats", "end", "chosen on validation"]
-    assert list(folders) == names and set(names) <= set(ladder.CHECKPOINTS)
-    assert folders["episodes, 80% repeats"].name == "step-000050"
-
-
 def test_labels_are_in_no_prompt_of_the_book():
     assert not set("/".join(ladder.label_pairs()).split("/")) & set("/".join(forms.label_pairs()).split("/"))
 
 
 def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "BLOCKS", 4)
-    data = ladder.measure("depth-4", 0, MINI, tmp_path, ladder.outcome(MINI))
-    failed = ladder.measure("depth-8", 1, tmp_path / "none", tmp_path, "repeats: the loss stayed at 6.00")
+    folder = tmp_path / "steps/step-007919"
+    shutil.copytree(MINI, folder)
+    (folder / "training.json").write_text(json.dumps({"step": 7919, "checkpoint": "end"}))
+    data = ladder.measure("depth-4", 0, tmp_path / "steps", ladder.outcome(MINI))
+    failed = ladder.measure("depth-8", 1, tmp_path / "none", "repeats: the loss stayed at 6.00")
     deeper = data.assign_coords(model=["depth-6"], layer=data.layer + 2)
     ladder.gather([data, failed, deeper], tmp_path / "ladder.nc", "for a test")
     ladders = store.load(tmp_path / "ladder.nc").data
@@ -46,7 +39,7 @@ def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeyp
     model = load(str(MINI))
     prompts = draw_blocks(4, forms.Form(2, "space"), seed=ladder.SEED, labels=ladder.label_pairs())
     plain = looks(model, encode_all(prompts, model.tokenizer), ["reversed", "labels exchanged"])
-    of_mini = ladders.sel(model="depth-4", seed=0, checkpoint="chosen on validation", layer=slice(0, 3))
+    of_mini = ladders.sel(model="depth-4", seed=0, checkpoint="end", layer=slice(0, 3))
     for name in ("effect", "direct_effect", "preference", "logit_difference_all_reversed", "logit_difference"):
         xr.testing.assert_allclose(of_mini[name].drop_vars(["model", "seed", "checkpoint"]), plain[name].mean("prompt"), atol=0.02)
     np.testing.assert_allclose(of_mini.accuracy, (plain.logit_difference > 0).mean(), atol=1e-6)

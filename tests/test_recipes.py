@@ -169,7 +169,8 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
     run._remove_parts(name)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
     whole = measurements()[name].make(run)
-    for one, other in zip(parts, whole if isinstance(whole, Recording) else Recording(whole), strict=True):
+    both = (of if isinstance(of, Recording) else Recording(of) for of in (parts, whole))
+    for one, other in zip(*both, strict=True):
         assert (one is None) == (other is None)
         if one is not None:  # a part was rounded for its file; differences of what was rounded follow
             xr.testing.assert_allclose(*(of.drop_vars(DIFFERENCES, errors="ignore") for of in (one, other)), rtol=2e-3, atol=1e-4)

@@ -11,7 +11,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training import card, prompts, train, trainer
+from training import card, ladder, prompts, train, trainer
 from training.configuration import CONFIGURATIONS, FACTORS, STOPPING
 from training.text import APART
 from training.tokenizer import LABELS
@@ -65,6 +65,8 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     Short(3, tmp_path / "whole").run(tmp_path / "whole out")
     record = json.loads((tmp_path / "whole out/training.json").read_text())
     last = record["stages"][-1][1]
+    checkpoints = ladder.checkpoints(tmp_path / "whole")
+    assert set(checkpoints) <= set(ladder.CHECKPOINTS) and {"few repeats", "colon", *ladder.FIFTHS, "end"} <= set(checkpoints)
     for kill_at in (3, 60, last - 12, last - 1):
         again = Short(3, tmp_path / "killed")
         again.kill_at = kill_at
@@ -169,3 +171,9 @@ def test_bad_input_is_one_line(monkeypatch, tmp_path):
     with pytest.raises(SystemExit) as end:
         train.main()
     assert end.value.code and "nothing" in end.value.code and "\n" not in end.value.code
+
+
+def test_a_step_that_answers_by_place_is_worth_less_than_one_that_learned_a_little():
+    by_place = {"original": 100.0, "weakest": 100.0, "balance": 21.0, "order": 99.6}
+    learner = {"original": 90.0, "weakest": 80.0, "balance": 10.0, "order": 20.0}
+    assert trainer.worth(by_place) < trainer.worth(learner) < trainer.worth(learner | {"weakest": 95.0})

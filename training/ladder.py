@@ -26,8 +26,9 @@ PILOT = (DEPTHS[4].name, DEPTHS[8].name)
 BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alone
 CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
 FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
-CHECKPOINTS = ["few repeats", "repeats", "recall", "echoes", "half", "colon", *FALLS, "end", "chosen on validation"]
-"""Where models of all shapes have about the same loss: ends of stages and falls of the exact repeats; then the model itself"""
+FIFTHS = [f"episodes, {percent}% done" for percent in (20, 40, 60, 80)]
+CHECKPOINTS = ["few repeats", "repeats", "recall", "echoes", "half", "colon", *FALLS, *FIFTHS, "end"]
+"""Where models of all shapes have about the same loss: ends of stages and falls of the exact repeats; then fifths of the episodes"""
 
 
 def train(name: str, seed: int, out: Path, steps: Path) -> str:
@@ -55,21 +56,17 @@ def label_pairs() -> list[str]:
     return [f"{one}/{other}" for one, other in zip(free[::2], free[1::2], strict=True)]
 
 
-def checkpoints(out: Path, steps: Path) -> dict[str, Path]:
+def checkpoints(steps: Path) -> dict[str, Path]:
     """Those of CHECKPOINTS that a model has -> folder of weights."""
-    every: dict[str, Path] = {}
-    for folder in sorted(steps.glob("step-*")):
-        record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-        name, step = record["stages"][-1]
-        every[name if step == record["step"] else FALLS[len(every.keys() & FALLS)]] = folder
-    return every | ({CHECKPOINTS[-1]: out} if out.is_dir() else {})
+    folders = sorted(steps.glob("step-*"))
+    return {json.loads((folder / "training.json").read_text(encoding="utf-8"))["checkpoint"]: folder for folder in folders}
 
 
-def measure(name: str, seed: int, out: Path, steps: Path, outcome: str) -> xr.Dataset:
+def measure(name: str, seed: int, steps: Path, outcome: str) -> xr.Dataset:
     """Means over prompts at every checkpoint of one model: see `twotowers.schema`."""
     tokens, of_checkpoints = CONFIGURATIONS[name].test_tokens, []
     blocks = draw_blocks(BLOCKS, forms.Form(prompts.K, "space"), seed=SEED, labels=label_pairs())
-    for checkpoint, folder in checkpoints(out, steps).items():
+    for checkpoint, folder in checkpoints(steps).items():
         model = load(str(folder))
         encoded = encode_all([prompts.with_long_texts(one, tokens) for one in blocks], model.tokenizer)
         updates = json.loads((folder / "training.json").read_text(encoding="utf-8"))["step"]

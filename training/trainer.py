@@ -84,10 +84,12 @@ def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
 def worth(row: dict) -> tuple[int, float]:
     """By what the shipped step is chosen, larger is better.
 
-    Among the steps that are right on at least FLOOR percent in the weakest set and that fall by at least FALL points
-    in both other orders: how often a step is right over the three orders. Without such a step: how far it is off.
+    Among the steps that are right on at least FLOOR percent in the weakest set, that fall by at least FALL points in both
+    other orders and are right in half of them (one that answers by place is not): how often a step is right over the three
+    orders. Without such a step: how far it is off.
     """
-    short = min(row["weakest"] - FLOOR, row["balance"] - FALL, row["order"] - FALL)
+    in_others = row["original"] - max(row["balance"], row["order"])
+    short = min(row["weakest"] - FLOOR, row["balance"] - FALL, row["order"] - FALL, in_others - 50)
     return (0, short) if short < 0 else (1, row["original"] - (row["balance"] + row["order"]) / 3)
 
 
@@ -171,12 +173,12 @@ class Trainer:
     def end_stage(self, name: str) -> None:
         """Keep the weights with which a stage ends."""
         self.stages.append((name, self.step))
-        self.keep()
+        self.keep(name)
 
-    def keep(self) -> None:
-        """Write the weights as they are now: a folder that loads like a model."""
+    def keep(self, checkpoint: str) -> None:
+        """Write the weights as they are now, and what this point of training is called: a folder that loads like a model."""
         if self.checkpoints is not None:
-            self.save(self.checkpoints / f"step-{self.step:06d}")
+            self.save(self.checkpoints / f"step-{self.step:06d}", checkpoint=checkpoint)
 
     def early_stages(self) -> None:
         """From random weights to looking up a word over a colon."""
@@ -202,6 +204,8 @@ class Trainer:
                 self.episode(count)
                 if count % self.configuration.validate_every == 0:
                     self.log.append({"step": self.step, **self.validate()})
+                if count % (self.configuration.updates // 5) == 0 and count < self.configuration.updates:
+                    self.keep(f"episodes, {100 * count / self.configuration.updates:.0f}% done")
                 self.advance(bar)
         if self.at.last_repeat:
             self.stages.append(("episodes without exact repeats from", self.at.last_repeat))
@@ -227,7 +231,7 @@ class Trainer:
         if at.repeat > 0 and at.smooth < 0.75:
             at.repeat, at.smooth = max(0.0, round(at.repeat - 0.1, 1)), at.smooth + 0.1
             at.last_repeat = self.step
-            self.keep()  # models of another shape are compared at the same loss
+            self.keep(f"episodes, {100 * at.repeat:.0f}% repeats")  # models of another shape are compared at the same loss
 
     def validate(self) -> dict[str, float]:
         """Accuracy (percent), that of the weakest set, and the falls without a true demonstration and reordered (points).
@@ -274,7 +278,7 @@ class Trainer:
             "validation": [{key: round(value, 2) for key, value in row.items()} for row in self.log],
         }  # fmt: skip
 
-    def save(self, folder: Path, with_card: bool = False) -> None:
+    def save(self, folder: Path, with_card: bool = False, checkpoint: str = "") -> None:
         """Write model, tokenizer and training.json to `folder`, whole or not at all."""
         partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
         for path in (partial, old):
@@ -283,7 +287,8 @@ class Trainer:
         try:
             self.model.save_pretrained(partial)
             self.tokenizer.save_pretrained(partial)
-            (partial / "training.json").write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
+            record = self.record() | ({"checkpoint": checkpoint} if checkpoint else {})
+            (partial / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             if with_card:
                 card.write(partial, self.model.eval(), self.tokenizer, self.record())
             if folder.exists():

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import xarray as xr
-from twotowers import choose, store
+from twotowers import choose, schema, store
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
@@ -155,7 +155,7 @@ class Run:
                     some = measure(prompts[first : first + size])
                 recording = some if isinstance(some, Recording) else Recording(some)
                 if n > 1:
-                    store.save(recording, path, {"measurement": name, "identity": identity})
+                    store.save(recording, path, {"measurement": schema.PART, "identity": identity})
                     recording = store.load(path)
             parts.append(recording)
         return joined_parts(parts)

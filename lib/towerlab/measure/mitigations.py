@@ -152,11 +152,11 @@ def _mitigations(run: Run) -> Recording:
     sets = present({"located": run.sets["located"]})
     names = [name for name in CONDITIONS if name != "plain"]
 
-    def measure(sets: Mapping[str, Heads], prompts: Sequence[Prompt]) -> xr.Dataset:
-        parts = [mitigations(run.model, run.encode([CONDITIONS[name](p) for p in prompts]), sets) for name in names]
-        return joined(parts, condition=names)
+    def of(name: str, sets: Mapping[str, Heads]) -> xr.Dataset:
+        encoded = run.encode([CONDITIONS[name](p) for p in run.few()])
+        return run.in_parts("mitigations", encoded, lambda some: mitigations(run.model, some, sets), f"{name} ").data
 
-    def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
-        return run.in_parts("mitigations", run.few(), lambda some: measure(sets, some)).data
+    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
+        return joined([of(name, sets) for name in names], condition=names)
 
-    return with_control(in_parts, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})
+    return with_control(measure, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})
