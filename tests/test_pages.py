@@ -50,6 +50,7 @@ LOOK = r"""() => {
       faults.push(`formula is not drawn: ${formula.textContent.slice(0, 100)}`);
   }
   for (const image of document.querySelectorAll('.bd-article img')) {
+    if (!image.alt.trim()) faults.push(`image without description: ${image.src.slice(0, 100)}`);
     if (image.complete && !image.naturalWidth) faults.push(`image not loaded: ${image.src.slice(0, 100)}`);
   }
   const width = Math.max(document.documentElement.scrollWidth, document.body.scrollWidth);

@@ -21,7 +21,7 @@ from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.recording import Recording
 from twotowers.settings import Settings
-from twotowers.store import DIFFERENCES, about, catalogue, versions
+from twotowers.store import DIFFERENCES, about, catalogue, load, versions
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
@@ -203,7 +203,9 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         broken.measured("heads")
     assert not broken.path("heads").is_file() and blocks == [0, 1]
+    before = sum(load(part).data.attrs["seconds"] for part in broken._parts("heads"))
     stop_after = None
     xr.testing.assert_identical(*(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight)))
     assert blocks == [0, 1, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]
+    assert broken.measured("heads").attrs["seconds"] > before > 0  # of both runs

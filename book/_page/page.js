@@ -29,7 +29,5 @@
     opened = [...document.querySelectorAll(".bd-article details:not([open], .hide.above-input)")];  // source stays folded
     for (const part of opened) part.open = true;
   });
-  addEventListener("afterprint", () => {
-    for (const part of opened) part.open = false;
-  });
+  addEventListener("afterprint", () => opened.forEach((part) => { part.open = false; }));
 })();

@@ -100,7 +100,7 @@ def _direction(model: Model, pair: tuple[str, str], separator: str, labels: Sequ
         looks = torch.stack([weights.gather(2, at) for weights in capture.weights])
         return torch.where(true, looks, -looks).sum((1, 3)).double().cpu()
 
-    prefers = torch.stack(read_all(model, encoded, {"weights"}, read, 1024)).sum(0)
+    prefers = torch.stack(read_all("a scene's heads", model, encoded, {"weights"}, read, 1024)).sum(0)
     best = prefers.flatten().argsort(descending=True, stable=True)[: choose.TOP].tolist()
     direction = torch.tensor(class_directions(model, encoded)["query"].isel(pair=0).values, device=model.device)
     return [Head(*divmod(i, model.n_heads)) for i in best], direction.to(torch.promote_types(model.dtype, torch.float32))

@@ -117,7 +117,8 @@ class Run:
             self.measured(need)  # before the clock starts
         from towerlab.measure.registry import measurements
 
-        start = time.monotonic()
+        parts = filter(None, (_load(part, identity) for part in self._parts(name)))  # made before an interruption
+        start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
             result = measurements()[name].make(self)
         except NotTestable as error:
@@ -151,11 +152,13 @@ class Run:
             path = self.path(name).with_name(f".{name}.{stage}{first}.part")
             recording = _load(path, identity)
             if recording is None:
+                start = time.monotonic()
                 with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
                     some = measure(prompts[first : first + size])
                 recording = some if isinstance(some, Recording) else Recording(some)
                 if n > 1:
-                    store.save(recording, path, {"measurement": schema.PART, "identity": identity})
+                    about = {"measurement": schema.PART, "identity": identity, "seconds": time.monotonic() - start}
+                    store.save(recording, path, about)
                     recording = store.load(path)
             parts.append(recording)
         return joined_parts(parts)
@@ -172,8 +175,11 @@ class Run:
         form = Form(self.settings.k or choose.MOST_K, self.settings.separator or "space")
         return encode_all(self.blocks(1, LOCATING, form), self.model.tokenizer)
 
+    def _parts(self, name: str) -> list[Path]:
+        return sorted(self.path(name).parent.glob(f".{name}.*.part"))
+
     def _remove_parts(self, name: str) -> None:
-        for path in self.path(name).parent.glob(f".{name}.*.part"):
+        for path in self._parts(name):
             path.unlink(missing_ok=True)
 
     def identity(self, name: str) -> str:
@@ -293,13 +299,17 @@ class Run:
         store.check_writable(self.path(missing[0]))
         if len(self._longest[0].ids) > self.model.context:
             return ""
-        batch = next(prompts for _, prompts in batches(self._longest))
-        for _ in range(2):  # the first one is slower
+        block = next(prompts for _, prompts in batches(self._longest))
+        answer(self.model, block)  # the first one is slower
+        for batch in (block, 8 * block):  # few prompts are slow in a small model
             start = time.monotonic()
             answer(self.model, batch)
+            seconds = (time.monotonic() - start) / len(batch)
+            if seconds > 0.1:
+                break
         passes = sum(self.passes(name) for name in missing)
-        minutes = passes * (time.monotonic() - start) / len(batch) / 60
-        what = f"{len(missing)} measurements to make, about as long as {passes:,.0f} runs of a prompt"
+        minutes = passes * seconds / 60
+        what = f"{len(missing)} measurement{'s' * (len(missing) > 1)} to make, about as long as {passes:,.0f} runs of a prompt"
         memory = self.model.bytes * 17 / 16 + WORK
         return f"{self.name}: {what}: {minutes:.0f} min, {memory / 1e9:.1f} GB of memory" if minutes >= 1 else ""
 

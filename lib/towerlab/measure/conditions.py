@@ -15,9 +15,8 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.model.capture import Capture, captures
+from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
-from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import in_order, one_fewer
 
@@ -59,26 +58,23 @@ def conditions(
     on_true, on_other = np.empty((2, *shape), dtype=np.float32)
     on_rest, on_last = np.empty((2, *shape[1:]), dtype=np.float32)
     answers = Answers(encoded["plain"], len(encoded))
-    with progress("conditions", len(encoded) * len(prompts)) as bar:
-        for i, (name, variants) in enumerate(encoded.items()):
-            answers.encoded = variants
+    for i, (name, variants) in enumerate(encoded.items()):
+        answers.encoded = variants
 
-            def read(capture: Capture, i: int = i, name: str = name) -> int:
-                for row, (at, e) in enumerate(zip(capture.index, capture.prompts, strict=True)):
-                    weights = capture.weights[:, row].float().cpu().numpy()
-                    true = np.array(e.prompt.is_true)
-                    labels = np.array(e.label_positions)
-                    on_true[i, at] = weights[..., labels[true]].sum(-1)
-                    on_other[i, at] = weights[..., labels[~true]].sum(-1)
-                    if name == "plain":
-                        last = int(np.flatnonzero(true)[-1])
-                        on_rest[at] = weights[..., labels[true][:-1]].sum(-1)
-                        on_last[at] = weights[..., slice(*demonstration(e, last))].sum(-1)
-                answers.read(capture, (i,))
-                return len(capture.index)
+        def read(capture: Capture, i: int = i, name: str = name) -> None:
+            for row, (at, e) in enumerate(zip(capture.index, capture.prompts, strict=True)):
+                weights = capture.weights[:, row].float().cpu().numpy()
+                true = np.array(e.prompt.is_true)
+                labels = np.array(e.label_positions)
+                on_true[i, at] = weights[..., labels[true]].sum(-1)
+                on_other[i, at] = weights[..., labels[~true]].sum(-1)
+                if name == "plain":
+                    last = int(np.flatnonzero(true)[-1])
+                    on_rest[at] = weights[..., labels[true][:-1]].sum(-1)
+                    on_last[at] = weights[..., slice(*demonstration(e, last))].sum(-1)
+            answers.read(capture, (i,))
 
-            for n in captures(model, variants, {"weights"}, read=read):
-                bar.update(n)
+        read_all(f"conditions, {name}", model, variants, {"weights"}, read)
     each, dims = ("prompt", "layer", "head"), ("condition", "prompt", "layer", "head")
     return observations(
         encoded["plain"],

@@ -32,9 +32,8 @@ from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
-from towerlab.model.capture import Capture, capture
+from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -67,8 +66,7 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
                 score[capture.index, i] = capture.scores[layer][:, head].gather(1, at).cpu().numpy()
         answers.read(capture)
 
-    record = {"weights", "scores", "values"}
-    run_batches("label reads", encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index)))
+    read_all("label reads", model, encoded, {"weights", "scores", "values"}, read, max_tokens)
     ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
     dims = ("prompt", "listed_head", "place")
     return observations(

@@ -334,4 +334,4 @@ def _looks(run: Run) -> xr.Dataset:
     encoded, contrasts = run.encode(run.few()), CONTRASTS[: 3 if run.settings.suite == "words" else 1]
     alone = run.in_parts("looks", encoded, lambda some: one_by_one(run.model, some, contrasts)).data
     heads = strongest(alone, SENDERS)
-    return alone.assign(run.in_parts("looks", encoded, lambda some: ways(run.model, some, contrasts, heads), "ways").data)
+    return alone.assign(run.in_parts("looks", encoded, lambda some: ways(run.model, some, contrasts, heads), "ways.").data)

@@ -154,7 +154,7 @@ def _mitigations(run: Run) -> Recording:
 
     def of(name: str, sets: Mapping[str, Heads]) -> xr.Dataset:
         encoded = run.encode([CONDITIONS[name](p) for p in run.few()])
-        return run.in_parts("mitigations", encoded, lambda some: mitigations(run.model, some, sets), f"{name} ").data
+        return run.in_parts("mitigations", encoded, lambda some: mitigations(run.model, some, sets), f"{name}.").data
 
     def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
         return joined([of(name, sets) for name in names], condition=names)

@@ -144,7 +144,7 @@ def task_subspace_scores(
             recognition[capture.index, layer] = norm.cpu().numpy()
             learning[capture.index, layer] = ((logits[..., 0] - logits[..., 1]) / norm).cpu().numpy()
 
-    read_all(model, encoded, (), read)
+    read_all("task subspace", model, encoded, (), read)
     return recognition, learning
 
 
@@ -165,7 +165,7 @@ def function_vector_scores(
 
     if model.dtype == torch.float64:
         z = z.double()
-    read_all(model, encoded, (), read, max_tokens)
+    read_all("mean outputs", model, encoded, (), read, max_tokens)
     means = torch.stack([_task_mean(z, encoded, i) for i in range(len(encoded))])
     out = np.empty((len(encoded), model.n_layers, model.n_heads))
     heads = list(np.ndindex(out.shape[1:]))

@@ -73,7 +73,7 @@ def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int =
         labels = [query_key.keys(model, layer, x.gather(1, at)) for layer, x in enumerate(normed)]
         return capture.prompts, torch.stack(last).double().cpu(), torch.stack(labels).double().cpu()
 
-    for prompts, last, labels in read_all(model, encoded, {"streams"}, read, max_tokens):
+    for prompts, last, labels in read_all("class directions", model, encoded, {"streams"}, read, max_tokens):
         for row, e in enumerate(prompts):
             pair, c = classes[e.prompt.cls]
             queries[c, pair] += last[:, row]

@@ -81,7 +81,7 @@ def top_tokens(
             vectors[capture.index, i] = torch.stack([value, *keys], 1).to(vectors)
             queries[capture.index, i] = carried_query(capture, model, layer, head).to(queries)
 
-    read_all(model, encoded, {"values", "queries", "streams"}, read, max_tokens)
+    read_all("top tokens", model, encoded, {"values", "queries", "streams"}, read, max_tokens)
     all_relations = _all_relations(encoded, class_words() if classes is None else classes, lexicon)
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]

@@ -12,9 +12,8 @@ from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
 from towerlab.model import query_key
-from towerlab.model.capture import Capture, capture
+from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -38,7 +37,7 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
             keys = query_key.keys(model, layer, x.gather(1, at))[:, :, model.value_head(head)]
             key[capture.index, i] = keys.float().cpu().numpy()
 
-    run_batches("towers", encoded, 4096, lambda index, batch: read(capture(model, batch, {"streams"}, index)))
+    read_all("towers", model, encoded, {"streams"}, read)
     queries = ("prompt", "listed_head", "component"), query, "sqrt nats"
     keys = ("prompt", "listed_head", "place", "component"), key, "sqrt nats"
     return observations(encoded, {"query_vector": queries, "key_vector": keys}, **listed(heads))

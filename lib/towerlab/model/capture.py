@@ -3,7 +3,7 @@
     for capture in captures(model, encoded, {"weights"}):
         capture.weights          # (layer, batch, head, position)
         capture.index            # which of `encoded` these are
-    read_all(model, encoded, {"weights"}, read)    # the same, and `read(capture)` too in what memory there is
+    read_all("heads", model, encoded, {"weights"}, read)    # the same with a bar; `read(capture)` too in what memory there is
 
 Nothing in transformers is edited: hooks read the residual stream, and `reading` sees attention where the model makes
 it. Hooks always come off again, also after an error.
@@ -27,7 +27,7 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model.attention_hooks import last_scores, reading_attention
 from towerlab.model.hooks import split_call
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import in_memory, run_batches
 from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded, batches
 
@@ -250,7 +250,14 @@ def captures(
 
 
 def read_all(
-    model: Model, encoded: Sequence[Encoded], record: Collection[str], read: Callable[[Capture], T], max_tokens: int = 4096
+    what: str,
+    model: Model,
+    encoded: Sequence[Encoded],
+    record: Collection[str],
+    read: Callable[[Capture], T],
+    max_tokens: int = 4096,
 ) -> list[T]:
-    """What `read` gives of every batch's capture, in the order of `prompts.batches`. See `captures`."""
-    return list(captures(model, encoded, record, max_tokens, read))
+    """What `read` gives of every batch's capture, in the order of `prompts.batches`, with a bar. See `captures`."""
+    out: list[T] = []
+    run_batches(what, encoded, max_tokens, lambda index, batch: out.append(read(capture(model, batch, record, index))))
+    return out
