@@ -135,33 +135,38 @@ class Run:
         return store.load(path)
 
     def in_parts(
-        self, name: str, prompts: Sequence[S], measure: Callable[[Sequence[S]], xr.Dataset | Recording], stage: str = ""
+        self,
+        name: str,
+        items: Sequence[S],
+        measure: Callable[[Sequence[S]], xr.Dataset | Recording],
+        stage: str = "",
+        along: str = "prompt",
     ) -> Recording:
-        """`measure(prompts)`, some blocks at a time: each part is kept beside the measurement's file until that is written, so
-        that what was interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
+        """`measure(items)`, some at a time: each part is kept beside the measurement's file until that is written, so that what
+        was interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
 
-        For what takes prompt by prompt, or block by block. `prompts`: anything of which it makes one observation each; `stage`:
-        tells apart the runs of a measurement that makes several.
+        `items`: what has a number each along the dimension `along`, prompts in whole blocks; no number may owe anything to
+        another item, or to another block. `stage`: tells apart the runs of a measurement that makes several.
         """
         from towerlab.measure.observations import joined_parts
 
-        identity, parts = self.identity(name), []
-        size = 4 * math.ceil(len(prompts) / 4 / self.n_parts(name))
-        n = math.ceil(len(prompts) / size)
-        for first in range(0, len(prompts), size):
+        identity, parts, unit = self.identity(name), [], 4 if along == "prompt" else 1
+        size = unit * math.ceil(len(items) / unit / self.n_parts(name))
+        n = math.ceil(len(items) / size)
+        for first in range(0, len(items), size):
             path = self.path(name).with_name(f".{name}.{stage}{first}.part")
             recording = _load(path, identity)
             if recording is None:
                 start = time.monotonic()
                 with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
-                    some = measure(prompts[first : first + size])
+                    some = measure(items[first : first + size])
                 recording = some if isinstance(some, Recording) else Recording(some)
                 if n > 1:
                     about = {"measurement": schema.PART, "identity": identity, "seconds": time.monotonic() - start}
                     store.save(recording, path, about)
                     recording = store.load(path)
             parts.append(recording)
-        return joined_parts(parts)
+        return joined_parts(parts, along)
 
     def n_parts(self, name: str) -> int:
         """Parts of about a minute each. More parts cost more where a model is large: see `model.increase`."""

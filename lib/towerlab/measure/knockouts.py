@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads, check_inside, listed
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -283,8 +284,13 @@ def _beside(a: Encoded, b: Encoded):
 
 
 @measurement("knockouts", needs=("locating",), version=1, on="few", passes=30)
-def _knockouts(run: Run) -> xr.Dataset:
+def _knockouts(run: Run) -> Recording:
     """Attention knocked out below and from cuts spread over the layers, one of them at the first writer's layer."""
     first = min(layer for layer, _ in present(run.sets).get("writers") or run.sets["located"])
     cuts = sorted({*default_cuts(run.model.n_layers), first})
-    return knockouts(run.model, run.encode(run.few()), cuts=cuts, heads=with_comparers(run)["comparers"][:3])
+    few, heads = run.encode(run.few()), with_comparers(run)["comparers"][:3]
+
+    def measure(names: Sequence[str]) -> xr.Dataset:
+        return knockouts(run.model, few, {name: EDGES[name] for name in names}, cuts, heads)
+
+    return run.in_parts("knockouts", list(EDGES), measure, along="edges")

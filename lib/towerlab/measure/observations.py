@@ -45,12 +45,12 @@ def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Se
     return xr.concat(datasets, along, data_vars="minimal", coords="minimal", compat="override", join="override")
 
 
-def joined_parts(parts: Sequence[Recording]) -> Recording:
-    """A measurement of which each part holds some of the prompts."""
+def joined_parts(parts: Sequence[Recording], along: str) -> Recording:
+    """A measurement of which each part holds some of what lies along a dimension."""
     if len(parts) == 1:
         return parts[0]
     data, *others = ([of.drop_attrs(deep=False) for of in group if of is not None] for group in zip(*parts, strict=True))
-    return Recording(joined(data), *(joined(group) if group else None for group in others))
+    return Recording(joined(data, along), *(joined(group, along) if group else None for group in others))
 
 
 class Answers:

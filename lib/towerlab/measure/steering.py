@@ -20,6 +20,7 @@ attends to, and nothing that it reads or writes there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -234,20 +235,26 @@ def _steering_labels(run: Run) -> xr.Dataset:
     """
     first = {frozenset(pair.split("/")) for pair in run.labels[::2]}
 
-    def halves(prompts: Sequence[Prompt]) -> list[list[Encoded]]:
-        encoded = run.encode(prompts)
+    def halves(encoded: Sequence[Encoded]) -> list[list[Encoded]]:
         return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    locating, few = halves(_directing(run, 2 * BLOCKS)), halves(run.few())
+    locating, few = halves(run.encode(_directing(run, 2 * BLOCKS))), halves(run.encode(run.few()))
     classes = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in locating]
     pairs = {pair for pair in run.pairs_of_few if all((pair, cls) in half for half in classes for cls in pair.split("/"))}
     locating, few = ([[e for e in half if e.prompt.dataset in pairs] for half in of] for of in (locating, few))
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
     directions = [class_directions(run.model, half) for half in locating]
-    sets, parts = {"comparers": with_comparers(run)["comparers"]}, []
-    for of_halves in (directions, directions[::-1]):
-        both = zip(few, of_halves, strict=True)
+    sets = {"comparers": with_comparers(run)["comparers"]}
+
+    def measure(some: Sequence[Encoded], of_halves: Sequence) -> xr.Dataset:
+        both = [(half, of_half) for half, of_half in zip(halves(some), of_halves, strict=True) if half]
         results = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, of_half in both]
-        parts.append(joined([of.data for of in results]))
-    return xr.concat(parts, xr.Variable("labels_of_direction", ["same", "other"]))
+        return joined([of.data for of in results])
+
+    stages = {"same": directions, "other": directions[::-1]}
+    of_stages = [
+        run.in_parts("steering_labels", few[0] + few[1], partial(measure, of_halves=of), f"{stage}.").data
+        for stage, of in stages.items()
+    ]
+    return xr.concat(of_stages, xr.Variable("labels_of_direction", list(stages)))

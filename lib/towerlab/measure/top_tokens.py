@@ -29,6 +29,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.heads import Head, check_inside, listed
+from twotowers.recording import Recording
 from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
@@ -168,7 +169,8 @@ def _codes(ids: Int[np.ndarray, "prompt *rest"], relations: np.ndarray, lexicon:
 
 
 @measurement("top_tokens", needs=("locating",), version=2, on="few", passes=2.5)
-def _top_tokens(run: Run) -> xr.Dataset:
+def _top_tokens(run: Run) -> Recording:
     """Words read in three located heads and in the two best comparers, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
-    return top_tokens(run.model, run.encode(run.blocks(len(run.pairs_of_few), JUDGING)), list(heads), k=10)
+    encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
+    return run.in_parts("top_tokens", list(heads), lambda some: top_tokens(run.model, encoded, some, k=10), along="listed_head")

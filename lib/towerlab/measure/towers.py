@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 from twotowers.heads import Head, listed
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
@@ -44,7 +45,7 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
 
 
 @measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)
-def _towers(run: Run) -> xr.Dataset:
+def _towers(run: Run) -> Recording:
     """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
     best = [*run.sets["by attention"][:1], *run.sets["writers"][:1]]
-    return towers(run.model, run.judging(0.5), list(dict.fromkeys(best)))
+    return run.in_parts("towers", run.judging(0.5), lambda some: towers(run.model, some, list(dict.fromkeys(best))))
