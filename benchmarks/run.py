@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from towerlab.measure.heads import heads
+from towerlab.measure.increases import increases
 from towerlab.measure.single_ablations import single_ablations
 from towerlab.model import attention_hooks, unembed
 from towerlab.model.architectures import ARCHITECTURES
@@ -61,9 +61,7 @@ def draw(config: GPT2Config, n: int, tokens: int) -> list[Encoded]:
     """Prompts of random tokens with two labels each; the true label is the same in all."""
     prompt = Prompt((Demonstration("a", "foo"), Demonstration("b", "bar")), "c", "foo", ("foo", "bar"))
     ids = np.random.default_rng(1).integers(config.vocab_size, size=(n, tokens)).tolist()
-    return [
-        Encoded(prompt, tuple(row), (2, 5), ((0, 1), (3, 4)), (6, 7), tokens - 1, {"foo": 5, "bar": 7}) for row in ids
-    ]
+    return [Encoded(prompt, tuple(row), (2, 5), ((0, 1), (3, 4)), (6, 7), tokens - 1, {"foo": 5, "bar": 7}) for row in ids]
 
 
 def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = False) -> float:
@@ -89,9 +87,7 @@ def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = 
         # E goes through each W_O once for all prompts, where that is cheaper than making each head's vector.
         factored = layers * d * (out + 2.0 * words * n)
         return forward + n * (layers + 1) * out + min(n * every * out, factored)
-    if (
-        work == "ablate last"
-    ):  # one position from the head's layer on; it meets the other versions' keys, which are masked
+    if work == "ablate last":  # one position from the head's layer on; it meets the other versions' keys, which are masked
         riding = (1 + n_heads * (layer + 1) for layer in range(layers))  # the plain answer is a row, too
         return forward + n * (sum(blocks(1, rows, tokens - 1 + rows) for rows in riding) + (every + 1) * out)
     # At all positions: the FFN of the head's layer and the blocks above; of the last block only one position.
@@ -111,7 +107,7 @@ def log_probs(hf: torch.nn.Module, encoded: list[Encoded]) -> torch.Tensor:
 
 
 def book_heads(model: Model, encoded: list[Encoded]) -> Work:
-    return lambda: heads(model, encoded)["increase"].values
+    return lambda: increases(model, encoded)["increase"].values
 
 
 def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
@@ -165,9 +161,7 @@ def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
     hooks = ["ln_final.hook_scale", *(name for of in names for name in of)]
 
     def pieces(ids):
-        _, cache = lens.run_with_cache(
-            ids, names_filter=hooks, pos_slice=-1, return_type=None, use_cache=False, logits_to_keep=1
-        )
+        _, cache = lens.run_with_cache(ids, names_filter=hooks, pos_slice=-1, return_type=None, use_cache=False, logits_to_keep=1)
         return [[cache[name][:, -1] for name in of] for of in names], cache[hooks[0]][:, -1]
 
     return per_layer(model, encoded, pieces)

@@ -11,6 +11,7 @@ from conftest import refused, tiny
 from reference import Reference, log_prob
 from towerlab.measure.answers import answers
 from towerlab.measure.heads import heads
+from towerlab.measure.increases import increases
 from tqdm import tqdm
 from twotowers.recording import Recording
 from twotowers.store import load, save
@@ -19,7 +20,7 @@ from twotowers.store import load, save
 @pytest.mark.parametrize("norm", ["frozen", "recomputed"])
 def test_increases_of_heads_and_blocks_are_those_of_the_definition(model, norm):
     encoded = tiny_blocks.blocks(1)[:2]
-    result = heads(model, encoded, norm=norm)
+    result = increases(model, encoded, norm=norm)
     for i, e in enumerate(encoded):
         slow = Reference(model, e.ids)
         for layer in range(model.n_layers):
@@ -68,9 +69,7 @@ def test_answers_are_the_models_own(model):
         top = int(logits.argmax())
         assert int(result.says[i]) == (0 if top == e.true_id else 1 if top == other else 2)
     together = heads(model, encoded)
-    xr.testing.assert_allclose(
-        together["log_prob_true"].drop_vars(["kind", "norm", "true"], errors="ignore"), result["log_prob_true"]
-    )
+    xr.testing.assert_allclose(together["log_prob_true"].drop_vars(["kind", "true"], errors="ignore"), result["log_prob_true"])
 
 
 def test_prompts_without_both_labels_are_refused():
@@ -79,10 +78,10 @@ def test_prompts_without_both_labels_are_refused():
 
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     values, data = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0]), heads(tiny("gpt2"), tiny_blocks.blocks(2))
-    data["increase"][:6, 0, 0] = data["log_prob_true"][:6] = values
+    data["writing"][:6, 0, 0] = data["log_prob_true"][:6] = values
     save(Recording(data), tmp_path / "a.nc", {"measurement": "heads"})
     again = load(tmp_path / "a.nc").data
-    large, small = again["increase"].values[:6, 0, 0], again["log_prob_true"].values[:6]
+    large, small = again["writing"].values[:6, 0, 0], again["log_prob_true"].values[:6]
     assert large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()
     np.testing.assert_allclose(large, values.astype(np.float32), rtol=2**-10)
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(1 / 3)
@@ -97,7 +96,7 @@ def test_the_bar_moves_within_a_group_of_captures(monkeypatch):
             steps.append(by)
             super().update(by)
 
-    monkeypatch.setattr("towerlab.measure.heads.progress", lambda what, total: Bar(total=total, disable=False, file=StringIO()))
+    monkeypatch.setattr("towerlab.measure.increases.progress", lambda what, total: Bar(total=total, disable=False, file=StringIO()))
     monkeypatch.setattr("towerlab.model.increase.SLAB", 8)
-    heads(tiny("llama"), encoded)
+    increases(tiny("llama"), encoded)
     assert sum(steps) == len(encoded) and sum(by > 0 for by in steps) > 3 and max(steps) < len(encoded)

@@ -11,6 +11,7 @@ from conftest import random_prompts, refused, shared, tiny
 from reference import Reference
 from tolerances import LOGITS
 from towerlab.measure.heads import heads as measured_heads
+from towerlab.measure.increases import increases as measured_increases
 from towerlab.model import increase, loading, proof, unembed
 from towerlab.model.capture import capture, captures
 from towerlab.prompts.blocks import draw_blocks
@@ -140,11 +141,12 @@ def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
 def test_batches_lengths_and_order_change_nothing():
     model = tiny("llama", torch.float32)
     encoded = random_prompts(12, lengths=(14,))
-    whole = measured_heads(model, encoded)
-    for max_tokens in (14, 30):
-        some = measured_heads(model, encoded[::-1], max_tokens=max_tokens)
-        for name in ("increase", "block_increase", "contribution"):
-            assert abs(some[name].values[::-1] - whole[name].values).max() < 1e-5
+    for measure, names in ((measured_heads, ["contribution"]), (measured_increases, ["increase", "block_increase"])):
+        whole = measure(model, encoded)
+        for max_tokens in (14, 30):
+            some = measure(model, encoded[::-1], max_tokens=max_tokens)
+            for name in names:
+                assert abs(some[name].values[::-1] - whole[name].values).max() < 1e-5
 
 
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import HEADS, PAGE, ROOT, browser, check_screen, fields, needs_browser, refuses, text
 from towerlab.measure.heads import heads as measure_heads
+from towerlab.measure.increases import increases
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.capture import capture
 from towerlab.model.hooks import changing_z
@@ -28,7 +29,7 @@ def example():
     """The model, the paper's example encoded, its capture, and what the heads' measurement says of it."""
     model = load("mini-gpt2")
     (e,) = encode_all([EXAMPLE], model.tokenizer)
-    return model, e, capture(model, [e], {"weights"}), measure_heads(model, [e])
+    return model, e, capture(model, [e], {"weights"}), measure_heads(model, [e]).assign(increases(model, [e]).data_vars)
 
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):

@@ -66,10 +66,11 @@ def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]
 
 def columns(read: Read) -> dict[str, dict[str, list]]:
     """Quantity -> its mean of every head, layer by layer; where they are wanted, 95% bounds, too."""
-    heads, looks, singles = (read(name) for name in ("heads", "looks", "singles"))
+    heads, increases, looks, singles = (read(name) for name in ("heads", "increases", "looks", "singles"))
     assert heads is not None
     every = [("preference", choose.attention_difference(heads), False)]
-    every += [(name, heads[name], False) for name in ("writing", "contribution", "increase")]
+    every += [(name, heads[name], False) for name in ("writing", "contribution")]
+    every += [("increase", increases["increase"], False)] if increases is not None else []
     every += looks_columns(looks) if looks is not None else []
     every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
     out = {}

@@ -121,6 +121,12 @@ class Chapter:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
         return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
 
+    @cached_property
+    def by_increase(self) -> dict[str, list[Head]]:
+        """Model -> the paper's list: the heads with the largest mean increase on the locating blocks."""
+        increases = {m: d["increase"].sel(norm="frozen").mean("prompt") for m, d in self.measured("norms").items()}
+        return {m: choose.top(of, self.settings.top_k) for m, of in increases.items()}
+
     def turns(self, model: str, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
         """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
         locating = self.measured("locating", labels="arbitrary")[model]

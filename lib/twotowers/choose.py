@@ -12,7 +12,7 @@ two-sided, and suppressors got a name (data/rules.csv):
 - **suppressors**: the TOP heads by the least writing, each at most -LITTLE nats, of those with an attention difference of at
   least COMPARES: they look for a label and hold it down (copy suppression, McDougall et al. 2023).
 - **by attention**: the TOP heads by mean attention difference, whatever they write.
-- **by increase**: the TOP heads by the paper's mean increase.
+- **by increase**: the TOP heads by the paper's mean increase, where it is given (`with_increase`).
 
 Every function is pure: datasets of `measure.heads` in, lists of heads out.
 """
@@ -53,10 +53,15 @@ def attention_difference(heads: xr.Dataset) -> xr.DataArray:
     return heads["attention"].where(heads["true"], -heads["attention"]).sum("place")
 
 
+def with_increase(heads: xr.Dataset, norms: xr.Dataset) -> xr.Dataset:
+    """A measurement of heads with the paper's increase of the same prompts, from the measurement "norms"."""
+    return heads.assign(increase=norms["increase"].sel(norm="frozen", drop=True))
+
+
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     """Every ranking of the heads (layer, head), larger is more: means over prompts."""
     values = {"attention difference": attention_difference(heads)} | {name: heads[name] for name in RANKINGS if name in heads}
-    return {name: values[name].mean("prompt") for name in RANKINGS}
+    return {name: values[name].mean("prompt") for name in RANKINGS if name in values}
 
 
 def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
@@ -71,14 +76,14 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     means = rankings(heads)
     compares = means["attention difference"].where(abs(means["writing"]) < LITTLE, -1.0)
     suppresses = -means["writing"].where(means["attention difference"] >= COMPARES, 0.0)
-    return {
+    sets = {
         "located": top(means["contribution"], k),
         "writers": top(means["writing"], k, WRITES),
         "comparers": top(compares, k, COMPARES),
         "suppressors": top(suppresses, k, LITTLE),
         "by attention": top(means["attention difference"], k),
-        "by increase": top(means["increase"], k),
     }
+    return sets | ({"by increase": top(means["increase"], k)} if "increase" in means else {})
 
 
 def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:

@@ -36,7 +36,7 @@ DIMENSIONS: dict[str, type | None] = {
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "model": str, "seed": int, "checkpoint": str, "reader": str,
-    "source": str,
+    "source": str, "norm": str,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -55,7 +55,6 @@ ALSO: dict[str, Coordinates] = {
     "interchanges": {"pair_kind": (("prompt",), str), "source_text": (("prompt",), str)},
     "label_reads": {"vocabulary": ((), int)},
     "singles": {"positions": ((), str)},
-    **{name: {"norm": ((), str)} for name in ("heads", "locating", "norms")},
 }
 """Measurement -> coordinates of its own"""
 OPTIONAL = {"query", "text", "source_text", "d_prime"}
@@ -74,13 +73,13 @@ EACH, AT_PLACES, BLOCKS = ("prompt", "layer", "head"), ("prompt", "layer", "head
 LISTED, TOKENS = ("prompt", "listed_head", "place"), ("prompt", "listed_head", "what", "mean", "place", "rank")
 OF_QUERY, ROUTE = ("prompt", "listed_head", "mean", "rank"), ("contrast", "output", "queries", "mlps")
 RELATION = "index of none, own label, other label, own text, own class, other class"
-_HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contribution", "increase")} | {
-    "attention": Variable(AT_PLACES, "share"), "block_increase": Variable(BLOCKS, "nats"),
-    "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
+_HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contribution")} | {
+    "attention": Variable(AT_PLACES, "share"), "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
 }  # fmt: skip
 VARIABLES: dict[str, dict[str, Variable]] = {
     **{name: _answers() for name in ("forms", "demonstrations", "answers", "factorial")}, "locating": _HEADS, "heads": _HEADS,
-    "norms": {"increase": Variable(EACH, "nats")},
+    "increases": {"increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats")},
+    "norms": {"increase": Variable(("norm", *EACH), "nats")},
     "conditions": _answers("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
     | {f"attention_{name}": Variable(EACH, "share") for name in ("left", "removed")},

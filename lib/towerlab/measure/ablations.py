@@ -26,7 +26,7 @@ from twotowers.recording import Recording, with_shared
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import present, random_sets, rows, with_control
+from towerlab.measure.sets import present, random_sets, rows, with_by_increase, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
 from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
@@ -140,11 +140,11 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     On sentences, which are long, only the paper's twelve heads and the random sets matched to them.
     """
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
-    many = choose.head_sets(run.measured("locating"), max(SIZES))
+    many = with_by_increase(run, max(SIZES))
     twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(SIZES)), 12)}
     if run.settings.suite != "words":
         return with_control(measure, twelve, {name: random_sets(run, heads) for name, heads in twelve.items()})
-    sets = dict(run.sets) | twelve | {"first comparer": many["comparers"][:1]}
+    sets = with_by_increase(run) | twelve | {"first comparer": many["comparers"][:1]}
     group = run.model.n_heads // run.model.n_key_value_heads
     for name in ("comparers", "writers"):
         sets[f"siblings of {name}"] = choose.siblings(sets[name], group, run.model.n_heads)
@@ -158,7 +158,7 @@ def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> 
     return Recording(by_name, control, with_shared(rows(data, n, first, "size", SIZES), by_name) if first else None)
 
 
-@measurement("ablations", needs=("locating", "singles"), version=2, on="few", passes=15)
+@measurement("ablations", needs=("locating", "norms", "singles"), version=2, on="few", passes=15)
 def _ablations(run: Run) -> Recording:
     """Sets of heads zeroed at all positions, as the EMNLP version does."""
     few = run.encode(run.few())
@@ -169,7 +169,7 @@ def _ablations(run: Run) -> Recording:
     return _of_sets(run, measure)
 
 
-@measurement("ablations_last", needs=("locating", "singles"), version=2, on="few", passes=3)
+@measurement("ablations_last", needs=("locating", "norms", "singles"), version=2, on="few", passes=3)
 def _ablations_last(run: Run) -> Recording:
     """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
     few, replacements = run.encode(run.few()), {"zero": None, "mean": mean_z(run.model, run.locating())}

@@ -1,6 +1,6 @@
 """Every head of the model, one observation a prompt: where it looks, what it writes. Chapters 1, 3 to 5, appendices.
 
-    data = heads(model, encoded)          # one forward pass and one walk over the vocabulary
+    data = heads(model, encoded)          # one forward pass
 
 Variables, all at the last position, of the heads (layer, head):
 
@@ -12,16 +12,14 @@ Variables, all at the last position, of the heads (layer, head):
   the head writes of whatever labels it looks at, right or wrong;
 - `contribution` (prompt, layer, head): logit of the true label minus the other in what the head writes from all label
   positions, `sum alpha vo` (nats): label-position logit difference. Equals the difference of the paper's increases.
-- `increase` (prompt, layer, head): the paper's log-probability increase of the true label (v1 section 3.1, appendix E).
 
-Of the blocks (layer, kind = attention or FFN): `block_increase` (v1 fig 2) and `block_logit_difference` (true minus other).
-And the model's answers.
+Of the blocks, `block_logit_difference` (prompt, layer, kind = attention or FFN): true minus other (nats). And the model's answers.
+The final norm is frozen. The increases themselves take a walk over the vocabulary: `measure.increases`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -33,34 +31,26 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.model import unembed
-from towerlab.model.capture import Capture, captures
-from towerlab.model.increase import increases_along
+from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
-from towerlab.model.memory import halved
 from towerlab.model.model import Model
-from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
-GROUP_BYTES = 320 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 KINDS = ("attention", "FFN")
 
 
-def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_tokens: int | None = None) -> xr.Dataset:
-    """See the module. `norm`: how `increase` reads the final norm (`model.unembed`); all else is read frozen.
+def heads(model: Model, encoded: Sequence[Encoded], max_tokens: int | None = None) -> xr.Dataset:
+    """See the module.
 
     Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and unequal numbers of them.
     """
-    unembed.check_norm(norm)
     check_labels_left(encoded)
     n, layers, n_heads, places = len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions)
     attention = np.empty((n, layers, n_heads, places), dtype=np.float32)
-    reading, writing, contribution, increase = np.empty((4, n, layers, n_heads))
-    block_increase, block_difference = np.empty((2, n, layers, 2))
-    answers = Answers(encoded)
+    reading, writing, contribution = np.empty((3, n, layers, n_heads))
+    block_difference, answers = np.empty((n, layers, 2)), Answers(encoded)
 
-    def read(capture: Capture) -> Capture:
-        """What needs no walk; the capture goes on without its largest parts."""
+    def read(capture: Capture) -> None:
         at, index = capture.label_positions[:, None].expand(-1, n_heads, -1), capture.index
         for layer in range(layers):
             attention[index, layer] = capture.weights[layer].gather(2, at).float().cpu().numpy()
@@ -71,42 +61,10 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
         contribution[index] = (at_labels * own_label_sign(capture, readings)[:, None, None]).sum(-1).cpu().numpy()
         block_difference[index] = block_logit_differences(capture, model).cpu().numpy()
         answers.read(capture)
-        empty = capture.logits.new_empty(len(index), 0)
-        return replace(capture, logits=empty, weights=None, values=None)
-
-    def walk(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
-        return increases_along(
-            model,
-            torch.cat([capture.resid_pre for capture in group], 1),
-            torch.cat([capture.z for capture in group], 1)[:, :, :, None],
-            torch.cat([capture.ffn_output for capture in group], 1),
-            unembed.norm_scale(torch.cat([capture.resid_final for capture in group]), model.unembedding),
-            torch.cat([capture.true_ids for capture in group]),
-            norm,
-            tell=tell,
-        )
-
-    so_far = 0.0
-
-    def tell(prompts: float) -> None:
-        """One forward pass and one walk over the vocabulary are half of a prompt's work each, more or less."""
-        nonlocal so_far
-        so_far += prompts / 2
-        bar.update(min(round(so_far), n) - bar.n)  # a walk that memory broke off counts twice
-
-    def counting(stream: Iterable[Capture]) -> Iterator[Capture]:
-        for capture in stream:
-            tell(len(capture.index))
-            yield capture
 
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
-    stream = captures(model, encoded, {"weights", "values"}, max_tokens, read=read)
-    with progress("heads", n) as bar:
-        for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(counting(stream), max(GROUP_BYTES, model.bytes // 16))):
-            index = [i for capture in group for i in capture.index]
-            increase[index] = of_heads[..., 0].cpu().numpy()
-            block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
-    each, at_places, blocks = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place"), ("prompt", "layer", "kind")
+    read_all("heads", model, encoded, {"weights", "values"}, read, max_tokens)
+    each, at_places = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place")
     return observations(
         encoded,
         {
@@ -114,13 +72,10 @@ def heads(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_to
             "reading": (each, reading, "nats"),
             "writing": (each, writing, "nats"),
             "contribution": (each, contribution, "nats"),
-            "increase": (each, increase, "nats"),
-            "block_increase": (blocks, block_increase, "nats"),
-            "block_logit_difference": (blocks, block_difference, "nats"),
+            "block_logit_difference": (("prompt", "layer", "kind"), block_difference, "nats"),
             **answers.variables(),
         },
         kind=list(KINDS),
-        norm=norm,
     )
 
 
@@ -148,34 +103,13 @@ def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "ba
     return torch.einsum("lbdk,bd->blk", outputs, rows)
 
 
-def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
-    """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
-    group: list[Capture] = []
-    group_bytes = 0
-    for capture in stream:
-        size = sum(t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output))
-        if group and group_bytes + size > limit:
-            yield group
-            group, group_bytes = [], 0
-        group.append(capture)
-        group_bytes += size
-    if group:
-        yield group
-
-
-@measurement("locating", needs=("forms",), version=1, on="locate", passes=3)
+@measurement("locating", needs=("forms",), version=1, on="locate", passes=1.2)
 def _locating(run: Run) -> Recording:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
     return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
 
 
-@measurement("heads", needs=("forms",), version=1, on="blocks", passes=3)
+@measurement("heads", needs=("forms",), version=1, on="blocks", passes=1.2)
 def _heads(run: Run) -> Recording:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
     return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
-
-
-@measurement("norms", needs=("forms",), version=1, on="locate", passes=3)
-def _norms(run: Run) -> Recording:
-    """The paper's increase with the final norm recomputed for each vector, on the locating blocks."""
-    return run.in_parts("norms", run.locating(), lambda some: heads(run.model, some, norm="recomputed")[["increase"]])

@@ -30,7 +30,7 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, with_other_halves
+from towerlab.measure.sets import AT_LAST, present, random_sets, with_by_increase, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
@@ -151,7 +151,7 @@ def interchanges(
     return observations(bases, answers.variables("what", "heads") | plain, **coordinates)
 
 
-@measurement("interchanges", needs=("locating",), version=2, on="few", passes=30)
+@measurement("interchanges", needs=("locating", "norms"), version=2, on="few", passes=30)
 def _interchanges(run: Run) -> Recording:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
@@ -162,8 +162,8 @@ def _interchanges(run: Run) -> Recording:
     twice = run.repeatable(classes)  # a query comes from another block of the pair
     blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
-    comparing = run.sets["by attention"]
-    sets = {name: run.sets[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
+    every, comparing = with_by_increase(run), run.sets["by attention"]
+    sets = {name: every[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
     sets = present(sets | {"first by attention": comparing[:1]})
 
     def measure(sets: Mapping[str, Heads], of: Sequence[Pair]) -> xr.Dataset:

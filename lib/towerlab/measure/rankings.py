@@ -199,9 +199,10 @@ def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({(prompt.cls, prompt.true_label), *((d.cls, d.label) for d in prompt.demonstrations)}))
 
 
-@measurement("rankings", needs=("locating",), version=1, on="locate", passes=6)
+@measurement("rankings", needs=("locating", "norms"), version=1, on="locate", passes=6)
 def _rankings(run: Run) -> xr.Dataset:
     """Known rankings of heads on blocks of four tasks: a function vector is a mean over blocks of one task."""
     seed = [run.settings.seed, LOCATING]
     few = draw_blocks(20, run.form, seed=seed, pairs=run.pairs[:4], labels=run.labels[:1], texts=run.texts)
-    return rankings(run.model, run.measured("locating"), run.encode(few), run.encode(shuffled_labels(few)))
+    located = choose.with_increase(run.measured("locating"), run.measured("norms"))
+    return rankings(run.model, located, run.encode(few), run.encode(shuffled_labels(few)))

@@ -87,6 +87,12 @@ def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, l
     return out.map(lambda x: x.where(there, -1 if x.dtype.kind == "i" else np.nan).transpose(*x.dims), keep_attrs=True)
 
 
+def with_by_increase(run: Run, k: int | None = None) -> dict[str, list[Head]]:
+    """The run's sets, of so many heads, and that of the paper: for recipes that need the measurement "norms", too."""
+    located = choose.with_increase(run.measured("locating"), run.measured("norms"))
+    return choose.head_sets(located, k or run.settings.top_k)
+
+
 def present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
     """Sets in which the rule names heads. Raises NotTestable where it names none at all."""
     not_empty = {name: heads for name, heads in sets.items() if heads}

@@ -1,0 +1,107 @@
+"""The paper's measure of every head and block: by how much it raises log p(true label). One walk over the vocabulary. Chapter 1.
+
+    data = increases(model, encoded)                    # the final norm frozen
+
+- `increase` (prompt, layer, head): log-probability increase of the true label (v1 section 3.1, appendix E), in nats;
+- `block_increase` (prompt, layer, kind = attention or FFN): that of a whole block (v1 fig 2), in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from twotowers.recording import Recording
+
+from towerlab.measure.chain import Run
+from towerlab.measure.heads import KINDS
+from towerlab.measure.observations import observations
+from towerlab.measure.registry import measurement
+from towerlab.model import unembed
+from towerlab.model.capture import Capture, captures
+from towerlab.model.increase import increases_along
+from towerlab.model.memory import halved
+from towerlab.model.model import Model
+from towerlab.progress import progress
+from towerlab.prompts.prompt import Encoded
+
+GROUP_BYTES = 320 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
+
+
+def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_tokens: int | None = None) -> xr.Dataset:
+    """See the module. `norm`: how the final norm is read (`model.unembed`). Raises TwoTowersError for another `norm`."""
+    unembed.check_norm(norm)
+    n, layers = len(encoded), model.n_layers
+    increase, block_increase = np.empty((n, layers, model.n_heads)), np.empty((n, layers, 2))
+    so_far = 0.0
+
+    def tell(prompts: float) -> None:
+        """One forward pass and one walk over the vocabulary are half of a prompt's work each, more or less."""
+        nonlocal so_far
+        so_far += prompts / 2
+        bar.update(min(round(so_far), n) - bar.n)  # a walk that memory broke off counts twice
+
+    def counting(stream: Iterable[Capture]) -> Iterator[Capture]:
+        for capture in stream:
+            tell(len(capture.index))
+            yield capture
+
+    def walk(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
+        return increases_along(
+            model,
+            torch.cat([capture.resid_pre for capture in group], 1),
+            torch.cat([capture.z for capture in group], 1)[:, :, :, None],
+            torch.cat([capture.ffn_output for capture in group], 1),
+            unembed.norm_scale(torch.cat([capture.resid_final for capture in group]), model.unembedding),
+            torch.cat([capture.true_ids for capture in group]),
+            norm,
+            tell=tell,
+        )
+
+    max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
+    stream = captures(model, encoded, max_tokens=max_tokens)
+    with progress("increases", n) as bar:
+        for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(counting(stream), max(GROUP_BYTES, model.bytes // 16))):
+            index = [i for capture in group for i in capture.index]
+            increase[index] = of_heads[..., 0].cpu().numpy()
+            block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
+    variables = {
+        "increase": (("prompt", "layer", "head"), increase, "nats"),
+        "block_increase": (("prompt", "layer", "kind"), block_increase, "nats"),
+    }
+    return observations(encoded, variables, kind=list(KINDS))
+
+
+def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
+    """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
+    group: list[Capture] = []
+    group_bytes = 0
+    for capture in stream:
+        size = sum(t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output))
+        if group and group_bytes + size > limit:
+            yield group
+            group, group_bytes = [], 0
+        group.append(capture)
+        group_bytes += size
+    if group:
+        yield group
+
+
+@measurement("increases", needs=("forms",), version=1, on="blocks", passes=3)
+def _increases(run: Run) -> Recording:
+    """The paper's increase of every head and block on the blocks that judge."""
+    return run.in_parts("increases", run.judging(), lambda some: increases(run.model, some))
+
+
+@measurement("norms", needs=("forms",), version=1, on="locate", passes=6)
+def _norms(run: Run) -> Recording:
+    """The paper's increase of every head on the locating blocks, with the final norm frozen and recomputed for each vector."""
+
+    def measure(some: Sequence[Encoded]) -> xr.Dataset:
+        of_norms = [increases(run.model, some, norm)[["increase"]] for norm in unembed.NORMS]
+        return xr.concat(of_norms, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override")
+
+    return run.in_parts("norms", run.locating(), measure)
