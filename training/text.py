@@ -115,20 +115,14 @@ class Text:
 
     def lists(self, batch: int, length: int = 8) -> Batch:
         """Plain text: words of one class, held-out words too; every word but the first is asked for."""
-        ids = np.array([self._words(self.class_words[self.random.choice(self.classes)], length) for _ in range(batch)])
-        mask = np.ones_like(ids)
-        mask[:, 0] = 0
-        return ids, mask
+        return _continued([self._words(self.class_words[self.random.choice(self.classes)], length) for _ in range(batch)])
 
     def other(self, batch: int, length: int = 24) -> Batch:
         """Text that is no episode: lists, or sentences one after the other; every word but the first is asked for."""
         if self.random.random() < 0.5:
             return self.lists(batch, length)
         rows = [self.random.choices(self.sentences, k=length) for _ in range(batch)]
-        ids = np.array([[word for sentence in row for word in sentence][:length] for row in rows])
-        mask = np.ones_like(ids)
-        mask[:, 0] = 0
-        return ids, mask
+        return _continued([[word for sentence in row for word in sentence][:length] for row in rows])
 
     def _words(self, pool: list[int], count: int = 1) -> list[int]:
         """Words of a class, frequent ones more often."""
@@ -187,6 +181,14 @@ class Text:
             ids[start : end - 2] = in_company(word, self.common, end - 2 - start, self.random)
             ids[end - 1], mask[end - 1] = label, label in past_labels
             past_labels.add(label)
+
+
+def _continued(rows: list[list[int]]) -> Batch:
+    """Rows of plain text: every token but the first is asked for."""
+    ids = np.array(rows)
+    mask = np.ones_like(ids)
+    mask[:, 0] = 0
+    return ids, mask
 
 
 def in_company(word, common: list, tokens: int, source: random.Random) -> list:

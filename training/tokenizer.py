@@ -21,23 +21,6 @@ LABELS = """
 foo bar baz qux quux corge grault garply waldo plugh xyzzy thud wibble wobble wubble flob zot blat frob quuz
 """.split()  # noqa: SIM905
 
-# Frequent English words, so that ordinary sentences do not fall apart into bytes. The model sees them only in the
-# first stages, as arbitrary tokens.
-COMMON = """
-a about above after again against all also always am among an and another any are around as at away be
-became because become been before began behind being below best better between big both but by came can come
-could day did different do does down during each early even ever every everything far few find first follow
-for found from full gave get give given go going gone got had has have having he held help her here high him
-himself his how however i if important in into is it its itself just keep kept kind know known large last
-later least left less let life light little live long look made make man many may me mean men might mind
-more most much must my name near need never new next no not nothing now of off often old on once only open
-or other our out over own part people perhaps place point put quite read right said same saw see seem seemed
-seen set several shall she should show side since small so some something soon still such sure take taken
-than that the their them themselves then there these they thing things think this those though thought
-through thus to together told too took toward turn turned under until up upon us use used very want was
-water way we well went were what when where which while who whole whose why will with within without woman
-word work world would year years yet you young your
-""".split()  # noqa: SIM905
 MARKS = list(":.,;!?'\"()-0123456789")
 
 
@@ -48,10 +31,11 @@ def read_words() -> list[dict[str, str]]:
 
 
 @cache
-def common_words() -> list[str]:
-    """Those of COMMON that are words of no class."""
-    of_classes = {row["word"] for row in read_words()}
-    return [word for word in COMMON if word not in of_classes]
+def common_words(of_no_class: bool = True) -> list[str]:
+    """The words of data/words/common.txt: frequent English ones, so that ordinary sentences do not fall apart into bytes. The
+    model sees them only in the first stages, as arbitrary tokens. `of_no_class`: without words of classes."""
+    of_classes = {row["word"] for row in read_words()} if of_no_class else set()
+    return [word for word in (DATA / "words" / "common.txt").read_text(encoding="utf-8").split() if word not in of_classes]
 
 
 def read_sentences() -> list[str]:
@@ -62,7 +46,7 @@ def read_sentences() -> list[str]:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A stock fast tokenizer; " word" (or a first "word") of the lists is exactly one token."""
-    words = [*LABELS, *(row["word"] for row in read_words()), *COMMON, *MARKS]
+    words = [*LABELS, *(row["word"] for row in read_words()), *common_words(of_no_class=False), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
     pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(words)]  # Ġ is how byte-level text writes a space

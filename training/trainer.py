@@ -47,7 +47,7 @@ FLOOR, FALL = 94.0, 7.0  # percent, points: see `worth`
 def recipe() -> str:
     """12 hexadecimal digits over the code of this folder, the word lists and the version of torch."""
     digest = hashlib.sha256(torch.__version__.encode())
-    for file in [*sorted(Path(__file__).parent.glob("*.py")), DATA / "words" / "words.csv"]:
+    for file in [*sorted(Path(__file__).parent.glob("*.py")), *(DATA / "words" / name for name in ("words.csv", "common.txt"))]:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
