@@ -10,6 +10,7 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
+from twotowers.pages import QUICK
 from twotowers.recording import Recording, of_labels, with_shared
 
 from towerlab.measure.chain import Run
@@ -24,8 +25,8 @@ OTHER_HALVES = "other halves"
 
 
 def random_sets(run: Run, heads: Sequence[Head], draws: int = DRAWS) -> list[list[Head]]:
-    """Random sets matched to one, none of whose heads stands in the set in question."""
-    model = run.model
+    """Random sets matched to one, none of whose heads stands in the set in question; in a quick look at most DRAWS."""
+    model, draws = run.model, min(draws, DRAWS) if run.settings.blocks < QUICK else draws
     group = model.n_heads // model.n_key_value_heads
     return choose.matched_sets(heads, model.n_layers, model.n_heads, group, draws)
 
