@@ -8,6 +8,7 @@ from reference import Reference
 from towerlab.measure import rankings as module
 from towerlab.measure.attribution import attribution_patching
 from towerlab.measure.heads import heads
+from towerlab.measure.increases import increases
 from towerlab.model.hooks import changing_z
 from twotowers import choose
 
@@ -34,7 +35,7 @@ def test_attribution_is_the_slope_of_whole_runs(model):
 
 def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model):
     encoded, shuffled = of_two_classes(6), of_two_classes(6, seed=9)
-    result = module.function_vector_scores(model, encoded, shuffled, max_tokens=30)
+    result = module.function_vector_scores(model, encoded, shuffled, range(len(encoded)), max_tokens=30)
     of_class = [[2, 4], [1, 3, 5]]  # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
         rows = []
@@ -81,7 +82,7 @@ def test_induction_scores_are_those_of_eager_attention(model):
 
 def test_the_dataset_holds_every_ranking_and_the_observations(float64):
     model, encoded = shared_tiny("gpt2"), of_two_classes(6)
-    of_heads = heads(model, encoded)
+    of_heads = heads(model, encoded).assign(increase=increases(model, encoded)["increase"])
     result = module.rankings(model, of_heads, encoded, of_two_classes(6, seed=9), tokens=range(2, VOCABULARY))
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
@@ -93,5 +94,5 @@ def test_the_dataset_holds_every_ranking_and_the_observations(float64):
 def test_what_cannot_be_ranked_is_refused():
     model = shared_tiny("gpt2")
     few = of_two_classes(3)  # the other blocks of the second one ask one class only
-    refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few)
+    refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few, range(len(few)))
     refused("takes 2 to 29", module.induction_scores, model, False, length=30, tokens=range(2, VOCABULARY))

@@ -16,7 +16,7 @@
   summarised). With a the head's output at the last position and W the unembedding rows of the two labels: the norm of
   the projection of a on the span of W; and `a . (W_true - W_other)` divided by that norm. No final norm is applied.
 
-The last four also as observations, (prompt, layer, head), under their names with underscores.
+The last four also as observations, (prompt, layer, head), under their names with underscores (`of_prompts`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
 
 EACH = ("function vector", "attribution", "task recognition", "task learning")
+UNITS = ("probability", "nats", "norm", "logit / norm")
 LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequences
 
 
@@ -59,26 +60,26 @@ def rankings(
     `tokens` are those drawn for induction (default: all but special ones). Raises TwoTowersError as
     `function_vector_scores`.
     """
-    recognition, learning = task_subspace_scores(model, encoded)
-    of_prompts = {
-        "function vector": function_vector_scores(model, encoded, shuffled),
-        "attribution": attribution_patching(model, encoded),
-        "task recognition": recognition,
-        "task learning": learning,
-    }
+    return with_scores(model, heads, of_prompts(model, encoded, shuffled, range(len(encoded))), tokens)
+
+
+def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]) -> xr.Dataset:
+    """The last four on the prompts `at` (prompt, layer, head); the others are what function vectors are means of."""
+    some = [encoded[i] for i in at]
+    vectors, attribution = function_vector_scores(model, encoded, shuffled, at), attribution_patching(model, some)
+    every = zip(EACH, (vectors, attribution, *task_subspace_scores(model, some)), UNITS, strict=True)
+    dims = ("prompt", "layer", "head")
+    return observations(some, {name.replace(" ", "_"): (dims, values, unit) for name, values, unit in every})
+
+
+def with_scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
+    """`of_prompts` with the scores of every ranking, and the control of induction."""
     induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
     score = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
-    score |= {"induction": induction} | {name: values.mean(0) for name, values in of_prompts.items()}
-    units = dict(zip(EACH, ("probability", "nats", "norm", "logit / norm"), strict=True))
-    return observations(
-        encoded,
-        {
-            "score": (("ranking", "layer", "head"), np.stack(list(score.values())), "see the ranking"),
-            "induction_control": (("layer", "head"), control, "share"),
-        }
-        | {name.replace(" ", "_"): (("prompt", "layer", "head"), values, units[name]) for name, values in of_prompts.items()},
-        ranking=list(score),
-    )
+    score |= {"induction": induction} | {name: data[name.replace(" ", "_")].mean("prompt").values for name in EACH}
+    of_scores = xr.DataArray(np.stack(list(score.values())), dims=("ranking", "layer", "head"), attrs={"units": "see the ranking"})
+    of_control = xr.DataArray(control, dims=("layer", "head"), attrs={"units": "share"})
+    return data.assign(score=of_scores, induction_control=of_control).assign_coords(ranking=list(score))
 
 
 @torch.inference_mode()
@@ -149,9 +150,9 @@ def task_subspace_scores(
 
 
 def function_vector_scores(
-    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], max_tokens: int = 4096
+    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int], max_tokens: int = 4096
 ) -> Float[np.ndarray, "prompt layer head"]:
-    """What each head's mean output over its task adds to the true label's probability in prompts of shuffled labels.
+    """What each head's mean output over its task adds to the true label's probability in the prompts `at` of shuffled labels.
 
     A task says which class has which label. The mean is over prompts of the other blocks, each query class with the same
     weight: over one class only, the mean would hold the answer and not the task. Cost: one forward pass of both kinds
@@ -166,8 +167,8 @@ def function_vector_scores(
     if model.dtype == torch.float64:
         z = z.double()
     read_all("mean outputs", model, encoded, (), read, max_tokens)
-    means = torch.stack([_task_mean(z, encoded, i) for i in range(len(encoded))])
-    out = np.empty((len(encoded), model.n_layers, model.n_heads))
+    means = torch.stack([_task_mean(z, encoded, i) for i in at])
+    out = np.empty((len(at), model.n_layers, model.n_heads))
     heads = list(np.ndindex(out.shape[1:]))
 
     @torch.inference_mode()
@@ -179,7 +180,7 @@ def function_vector_scores(
         p = log_prob[:, range(len(batch)), true].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
-    run_batches("function vectors", shuffled, max_tokens, run)
+    run_batches("function vectors", [shuffled[i] for i in at], max_tokens, run)
     return out
 
 
@@ -205,4 +206,6 @@ def _rankings(run: Run) -> xr.Dataset:
     seed = [run.settings.seed, LOCATING]
     few = draw_blocks(20, run.form, seed=seed, pairs=run.pairs[:4], labels=run.labels[:1], texts=run.texts)
     located = choose.with_increase(run.measured("locating"), run.measured("norms"))
-    return rankings(run.model, located, run.encode(few), run.encode(shuffled_labels(few)))
+    encoded, shuffled = run.encode(few), run.encode(shuffled_labels(few))
+    data = run.in_parts("rankings", range(len(few)), lambda at: of_prompts(run.model, encoded, shuffled, at)).data
+    return with_scores(run.model, located, data)
