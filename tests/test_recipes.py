@@ -177,7 +177,7 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
 
 
 def test_a_long_run_says_beforehand_what_it_costs(small):
-    line = r"mini-gpt2: 2 measurements to make, about as long as 2,200,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
+    line = r"mini-gpt2: 2 measurements to make, about as long as 1,480,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
     assert re.fullmatch(line, small(Run, blocks=100_000).cost(["heads", "answers"]))  # what they need is there
     assert small(Run).cost(["heads"]) == ""
 
