@@ -39,6 +39,8 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         heads, columns = recorded_data("heads", suite), explored[MODEL]["suites"][suite]["columns"]
         for quantity, name in (("attention difference", "preference"), ("writing", "writing"), ("contribution", "contribution")):
             assert columns[name]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
+        increase = recorded_data("increases", suite)["increase"].mean("prompt")
+        assert columns["increase"]["mean"] == pytest.approx(increase.values.ravel(), abs=6e-5)
     assert "effect" in columns and "label sent" not in columns  # sentences are recorded without prompts of exchanged labels
     columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded_data("singles")
     for layer, head in ((18, 6), (24, 4)):

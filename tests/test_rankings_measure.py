@@ -6,9 +6,9 @@ import torch
 from conftest import VOCABULARY, of_two_classes, random_prompts, refused, shared_tiny
 from reference import Reference
 from towerlab.measure import rankings as module
-from towerlab.measure.attribution import attribution_patching
 from towerlab.measure.heads import heads
 from towerlab.measure.increases import increases
+from towerlab.measure.rankings import attribution_patching
 from towerlab.model.hooks import changing_z
 from twotowers import choose
 

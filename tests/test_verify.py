@@ -5,7 +5,7 @@ import torch
 from conftest import refused, tiny
 from reference import Reference
 from towerlab.paper import verify
-from towerlab.paper.numbers import paper_model
+from towerlab.paper.verify import paper_model
 
 IDS = (3, 17, 40, 8, 25)
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 from towerlab.model import loading
 from towerlab.paper import verify
-from towerlab.paper.numbers import paper_model
+from towerlab.paper.verify import paper_model
 from twotowers.errors import TwoTowersError
 
 ASKED = os.environ.get("TWOTOWERS_VERIFY", "")

@@ -195,10 +195,9 @@ def _check(arguments: argparse.Namespace, command: str) -> int:
 
 def _verify(arguments: argparse.Namespace, command: str) -> int:
     from towerlab.paper import verify
-    from towerlab.paper.numbers import paper_model
 
     model = verify.HUB.get(arguments.model, arguments.model)
-    if paper_model(model) not in verify.HUB:
+    if verify.paper_model(model) not in verify.HUB:
         raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(verify.HUB)}")
     from towerlab.model import loading
 

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 import torch
+from pydantic import field_validator
+from twotowers.data_files import Row, Text, read_table
 from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
 
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, capture
 from towerlab.model.increase import increases_along, increases_of_vectors
 from towerlab.model.model import Model
-from towerlab.paper.numbers import paper_model, published_numbers
 from towerlab.prompts.prompt import Encoded, Prompt
 
 SOURCE = "authors' notebook"
@@ -33,6 +35,40 @@ _BLOCKS = re.compile(r"sum of (attention|FFN) block increases")
 _BLOCK = re.compile(r"increase of (attention|FFN) block (\d+)")
 _HEAD = re.compile(r"(increase|attention) of head (\d+)-(\d+)(?: position (\d+))?")
 _NEURON = re.compile(r"increase of neuron (\d+)-(\d+)")
+
+
+class PublishedNumber(Row):
+    """A printed number, as it is printed ("18-31" is one, too)."""
+
+    source: Text
+    model: Text
+    where: str
+    quantity: Text
+    value: Text
+    note: str
+
+    @field_validator("value")
+    @classmethod
+    def _has_a_point(cls, value: str) -> str:
+        if re.search(r"\d,\d", value):
+            raise ValueError("write 0.94, with a point")
+        return value
+
+
+def published_numbers() -> pd.DataFrame:
+    """The published numbers (data/published.csv): source, model, where, quantity, value, note, all as text."""
+    return pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)])
+
+
+def paper_model(name: str) -> str | None:
+    """The paper's name of a model ("gpt2-large") from a hub id, a folder or a fingerprint; None for any other model.
+
+    It goes by the last part of the name alone; "-hf" and the like do not count.
+    """
+    last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
+    names = {name for row in published_numbers()["model"] for name in re.split(r" and | ", row)} - {"toy"}
+    last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
+    return last if last in names else None
 
 
 def plain(ids: Sequence[int]) -> Encoded:
