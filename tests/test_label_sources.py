@@ -30,32 +30,67 @@ def slow(model, e, donor, readers, sources):
     return run(model, e, change)["difference"]
 
 
+def parts_of(e):
+    """Part of a demonstration -> its positions, one list a demonstration."""
+    return {
+        "labels": [[label] for label in e.label_positions],
+        "texts": [[*range(*span)] for span in e.text_spans],
+        "colons": [[*range(span[1], label)] for span, label in zip(e.text_spans, e.label_positions, strict=True)],
+    }
+
+
+def slow_reversed(model, e, rows):
+    """Logit difference where at some rows attention on every part of demonstrations of the two classes changes places."""
+    plain = run(model, e)["attention"]
+
+    def change(layer, z, attention):
+        for q, head in product(rows, range(model.n_heads)):
+            weights = weights_of(model, plain[layer], head, q)
+            for positions in parts_of(e).values():
+                sides = [
+                    [p for some, true in zip(positions, e.prompt.is_true, strict=True) if true == side for p in some if p < q]
+                    for side in (True, False)
+                ]
+                sums = [weights[side].sum().item() for side in sides]
+                if all(sides):
+                    for side, own, new in zip(sides, sums, sums[::-1], strict=True):
+                        weights[side] *= new / own
+            z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(model, weights, attention[2], head)
+        return z
+
+    return run(model, e, change)["difference"]
+
+
 def test_every_reader_and_source_equals_a_slow_run(model):
     encoded = tiny_blocks.blocks(1)
-    result, donors = label_sources(model, encoded).logit_difference_by_source, donors_of(encoded)["labels exchanged"]
+    measured, donors = label_sources(model, encoded), donors_of(encoded)["labels exchanged"]
+    result = measured.logit_difference_by_source
     for i, e in enumerate(encoded[:2]):
-        spans, query = e.text_spans, range(*e.query_span)
-        places = {
-            "labels": [*e.label_positions],
-            "texts": [p for span in spans for p in range(*span)],
-            "colons": [p for span, label in zip(spans, e.label_positions, strict=True) for p in range(span[1], label)],
-            "query's text": [*query],
+        query = range(*e.query_span)
+        places = {part: [p for some in positions for p in some] for part, positions in parts_of(e).items()} | {
+            "query's text": query
         }
         places["all"] = [p for some in places.values() for p in some]
         rows = {"last position": [e.last], "query's text": [*query], "both": range(query[0], e.last + 1)}
         for reader, source in product(READERS, SOURCES):
             expected = slow(model, e, encoded[donors[i]], rows[reader], places[source])
             np.testing.assert_allclose(result.sel(reader=reader, source=source)[i], expected, **EXACT)
+        rows = rows["last position"], rows["query's text"], rows["both"], range(e.last + 1)
+        expected = [slow_reversed(model, e, some) for some in rows]
+        np.testing.assert_allclose(measured.logit_difference_demonstrations_reversed[:, i], expected, **EXACT)
 
 
 def test_the_shipped_model_reads_labels_at_its_last_position_and_nowhere_else():
     model = load("mini-gpt2")
     encoded = encode_all(draw_blocks(20, Form(2, "space"), seed=1, labels=["foo/bar"]), model.tokenizer)
-    without = label_sources(model, encoded).logit_difference_by_source.mean("prompt")
+    measured = label_sources(model, encoded)
+    without = measured.logit_difference_by_source.mean("prompt")
     plain = np.mean([run(model, e)["difference"] for e in encoded])
     share = (plain - without) / (2 * plain)
     assert share.sel(reader="last position", source="labels") > 0.9
     assert abs(share.sel(reader="query's text")).max() < 0.1 and abs(share.sel(source="texts")).max() < 0.1
+    reversed_looks = ((plain - measured.logit_difference_demonstrations_reversed.mean("prompt")) / (2 * plain)).values
+    assert reversed_looks[[0, 2, 3]].min() > 0.9 and abs(reversed_looks[1]) < 0.1
 
 
 def test_blocks_that_are_not_whole_are_refused(model):

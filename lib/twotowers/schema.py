@@ -118,9 +118,10 @@ _OF_LOOKS = ("logit_difference", "logit_difference_all_reversed", "preference", 
 TABLES: dict[str, dict[str, Variable]] = {
     "ladder": {name: about._replace(dims=(*_AT, *(dim for dim in about.dims if dim != "prompt")))
                for name, about in VARIABLES["looks"].items() if name in _OF_LOOKS}
-    | {"logit_difference_by_source": Variable((*_AT, "reader", "source"), "nats"), "accuracy": Variable(_AT, "share"),
-       "updates": Variable(_AT, "updates, -1 where not measured", int), "megabytes": Variable(_AT, "megabytes"),
-       "outcome": Variable(("model", "seed"), "learned, or why not", str)},
+    | {"logit_difference_by_source": Variable((*_AT, "reader", "source"), "nats"),
+       "logit_difference_demonstrations_reversed": Variable((*_AT, "reversed_position"), "nats"),
+       "accuracy": Variable(_AT, "share"), "updates": Variable(_AT, "updates, -1 where not measured", int),
+       "megabytes": Variable(_AT, "megabytes"), "outcome": Variable(("model", "seed"), "learned, or why not", str)},
 }  # fmt: skip
 """Table -> its variables: means over prompts, of models trained here, with NaN for layers that a model does not have"""
 

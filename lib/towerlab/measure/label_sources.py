@@ -7,6 +7,9 @@ elsewhere. `logit_difference_by_source` (reader, source, prompt): logit differen
 which all heads of the `reader` (the last position, the query's text, both) find at the `source` the keys and values of the prompt
 with the same texts and the two labels exchanged. Sources: labels, colons and texts of demonstrations, the query's text, and all
 of them. All else is the prompt's own and responds. Where a reader gets the label from one source alone, the difference turns round.
+
+A look may be at one of those other places as well. `logit_difference_demonstrations_reversed` (reversed_position, prompt) is
+`logit_difference_all_reversed` of `looks` with the look at whole demonstrations reversed: at labels, at colons and at texts.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 
+from towerlab.measure.looks import POSITIONS, positions_reversed
 from towerlab.measure.observations import observations
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.model.reversal import attention_weights, weighted, with_outputs
+from towerlab.model.reversal import PARTS, attention_weights, places_of, reversed_weights, reversing, weighted, with_outputs
 from towerlab.model.routes import logit_differences
 from towerlab.prompts.blocks import donors_of
 from towerlab.prompts.prompt import Encoded
@@ -46,6 +50,7 @@ def label_sources(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     if any(e.label_positions != encoded[donor].label_positions for e, donor in zip(encoded, donors, strict=True)):
         raise TwoTowersError("labels differ in their number of tokens: give label pairs of equal length")
     differences = np.empty((len(READERS), len(SOURCES), len(encoded)))
+    all_reversed = np.empty((len(POSITIONS), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         donor_parts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -58,10 +63,37 @@ def label_sources(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
                 with finding(model, donor_parts, _readers(batch, reader), _sources(batch, source)):
                     final = capture(model, batch).resid_final
                 differences[row, column, index] = logit_differences(model, final, batch).double().cpu().numpy()
+        all_reversed[:, index] = _all_reversed(model, batch)
 
     run_batches("label sources", encoded, 2048, run)
-    values = {"logit_difference_by_source": (("reader", "source", "prompt"), differences, "nats")}
-    return observations(encoded, values, reader=list(READERS), source=list(SOURCES))
+    values = {
+        "logit_difference_by_source": (("reader", "source", "prompt"), differences, "nats"),
+        "logit_difference_demonstrations_reversed": (("reversed_position", "prompt"), all_reversed, "nats"),
+    }
+    return observations(encoded, values, reader=list(READERS), source=list(SOURCES), reversed_position=list(POSITIONS))
+
+
+def _all_reversed(model: Model, batch: Sequence[Encoded]) -> np.ndarray:
+    """Logit differences (reversed_position, batch) with the looks of all heads at whole demonstrations reversed."""
+    of_layers: dict[int, Tensor] = {}
+
+    def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
+        weights = attention_weights(query, key, *rest)
+        for part in PARTS:
+            weights = reversed_weights(weights, places_of(batch, part))
+        of_layers[layer] = weights
+
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
+        capture(model, batch)
+    last = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
+    last[:, batch[0].last] = True
+    rows = []
+    for at in (last, *positions_reversed(batch)):
+        with reversing(model, of_layers, at):
+            rows.append(logit_differences(model, capture(model, batch).resid_final, batch).double().cpu().numpy())
+    return np.stack(rows)
 
 
 def _keep(parts: dict[int, tuple[Tensor, Tensor]], layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
@@ -82,11 +114,10 @@ def _readers(batch: Sequence[Encoded], reader: str) -> Positions:
 
 def _sources(batch: Sequence[Encoded], source: str) -> Positions:
     at = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
+    for part in PARTS:
+        if source in (part, "all"):
+            at |= torch.stack([*places_of(batch, part)]).any(0)
     for row, e in enumerate(batch):
-        for (start, stop), label in zip(e.text_spans, e.label_positions, strict=True):
-            at[row, start:stop] = source in ("texts", "all")
-            at[row, stop:label] = source in ("colons", "all")
-            at[row, label] = source in ("labels", "all")
         at[row, slice(*e.query_span)] = source in ("query's text", "all")
     return at
 

@@ -266,7 +266,7 @@ def _effects(
         for (row, z), layer in product(enumerate(outputs), range(n_layers)):
             alone = difference(last.capture.resid_final + _messages(last, layer, z[layer]))
             direct[row, index, layer] = (difference(last.capture.resid_final) - alone).T
-        for row, at in enumerate(_positions(batch), start=1):
+        for row, at in enumerate(positions_reversed(batch), start=1):
             with reversing(model, of_layers, at):
                 everywhere[row, index] = difference(capture(model, batch).resid_final)
 
@@ -292,7 +292,7 @@ def _messages(last: LastPosition, layer: int, z: Float[Tensor, "batch head d_hea
     return attention_block_output(last.model, layer, versions) - attention_block_output(last.model, layer, plain)
 
 
-def _positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
+def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
     """Those of POSITIONS after the first."""
     at = torch.zeros(len(POSITIONS) - 1, len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):

@@ -8,7 +8,8 @@
 *Reversed*: at every position that looks back at labels of both classes, the sums of attention on the two classes' labels
 change places. Within a class each label keeps its share of the sum, all else keeps its weight, and values stay. Where a
 class has no attention at all there are no shares: what it is given is spread evenly over its labels. So the weights still
-add up to one, no number grows, and a head whose two sums are equal stays as it is.
+add up to one, no number grows, and a head whose two sums are equal stays as it is. The same can be done with other parts of
+demonstrations than labels, one part after the other: attention on texts goes to texts, that on colons to colons.
 """
 
 from __future__ import annotations
@@ -31,20 +32,25 @@ Weights = Float[Tensor, "batch head row position"]
 """Attention of the last positions, as many as there are rows, on every position"""
 
 
+PARTS = ("labels", "colons", "texts")
+"""What a demonstration consists of; all from its text to its label is the colon"""
+
+
 class Places(NamedTuple):
-    """Where the labels of a batch stand."""
+    """Where a part of the demonstrations of a batch stands."""
 
     true: Bool[Tensor, "batch position"]
-    """those of the query's class"""
+    """of those of the query's class"""
     other: Bool[Tensor, "batch position"]
 
 
-def places_of(batch: Sequence[Encoded]) -> Places:
-    """Of prompts of one length."""
+def places_of(batch: Sequence[Encoded], part: str = "labels") -> Places:
+    """Of prompts of one length; `part`: one of PARTS."""
     true, other = torch.zeros(2, len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        for position, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
-            (true if is_true else other)[row, position] = True
+        for (start, stop), label, is_true in zip(e.text_spans, e.label_positions, e.prompt.is_true, strict=True):
+            span = {"texts": (start, stop), "colons": (stop, label), "labels": (label, label + 1)}[part]
+            (true if is_true else other)[row, slice(*span)] = True
     return Places(true, other)
 
 
