@@ -95,3 +95,9 @@ def test_the_shipped_model_reads_labels_at_its_last_position_and_nowhere_else():
 
 def test_blocks_that_are_not_whole_are_refused(model):
     refused("not whole", label_sources, model, tiny_blocks.blocks(1)[:3])
+
+
+def test_exchanged_labels_that_stand_elsewhere_have_no_number(model):
+    prompts = draw_blocks(1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS)
+    result = label_sources(model, encode_all(prompts, tiny_blocks.tokenizer()))
+    assert result.logit_difference_by_source.isnull().all() and result.logit_difference_demonstrations_reversed.notnull().all()

@@ -111,16 +111,19 @@ VARIABLES: dict[str, dict[str, Variable]] = {
         "effect_by_route": Variable((*ROUTE, "sender", "prompt"), "nats"),
         "joint_effect_by_route": Variable((*ROUTE, "sender_set", "prompt"), "nats"),
     },
+    "label_sources": {
+        "logit_difference": Variable(("prompt",), "nats"),
+        "logit_difference_by_source": Variable(("reader", "source", "prompt"), "nats"),
+        "logit_difference_demonstrations_reversed": Variable(("reversed_position", "prompt"), "nats"),
+    },
 }  # fmt: skip
 """Measurement -> its variables"""
 _AT = ("model", "seed", "checkpoint")
-_OF_LOOKS = ("logit_difference", "logit_difference_all_reversed", "preference", "effect", "direct_effect")
+_IN_LADDER = {*VARIABLES["label_sources"], "logit_difference_all_reversed", "preference", "effect", "direct_effect"}
 TABLES: dict[str, dict[str, Variable]] = {
     "ladder": {name: about._replace(dims=(*_AT, *(dim for dim in about.dims if dim != "prompt")))
-               for name, about in VARIABLES["looks"].items() if name in _OF_LOOKS}
-    | {"logit_difference_by_source": Variable((*_AT, "reader", "source"), "nats"),
-       "logit_difference_demonstrations_reversed": Variable((*_AT, "reversed_position"), "nats"),
-       "accuracy": Variable(_AT, "share"), "updates": Variable(_AT, "updates, -1 where not measured", int),
+               for name, about in (VARIABLES["looks"] | VARIABLES["label_sources"]).items() if name in _IN_LADDER}
+    | {"accuracy": Variable(_AT, "share"), "updates": Variable(_AT, "updates, -1 where not measured", int),
        "megabytes": Variable(_AT, "megabytes"), "outcome": Variable(("model", "seed"), "learned, or why not", str)},
 }  # fmt: skip
 """Table -> its variables: means over prompts, of models trained here, with NaN for layers that a model does not have"""

@@ -10,6 +10,7 @@ of them. All else is the prompt's own and responds. Where a reader gets the labe
 
 A look may be at one of those other places as well. `logit_difference_demonstrations_reversed` (reversed_position, prompt) is
 `logit_difference_all_reversed` of `looks` with the look at whole demonstrations reversed: at labels, at colons and at texts.
+`logit_difference` (prompt) is plain.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
-from twotowers.errors import TwoTowersError
 
-from towerlab.measure.looks import POSITIONS, positions_reversed
+from towerlab.measure.chain import Run
+from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed
 from towerlab.measure.observations import observations
+from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
 from towerlab.model.memory import run_batches
@@ -44,56 +47,62 @@ Positions = Bool[Tensor, "batch position"]
 
 
 @torch.inference_mode()
-def label_sources(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """See the module. Raises TwoTowersError for blocks that are not whole, and where exchanged labels stand elsewhere."""
+def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 2048) -> xr.Dataset:
+    """See the module. Where labels do not stand at the same positions once they are exchanged, `logit_difference_by_source` has
+    no number. Cost: 21 runs of whole prompts. Memory: keys, values and attention of `max_tokens` tokens.
+
+    Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
+    """
     donors = donors_of(encoded)["labels exchanged"]
-    if any(e.label_positions != encoded[donor].label_positions for e, donor in zip(encoded, donors, strict=True)):
-        raise TwoTowersError("labels differ in their number of tokens: give label pairs of equal length")
-    differences = np.empty((len(READERS), len(SOURCES), len(encoded)))
-    all_reversed = np.empty((len(POSITIONS), len(encoded)))
+    plain, n = np.empty(len(encoded)), len(encoded)
+    by_source, all_reversed = np.full((len(READERS), len(SOURCES), n), np.nan), np.empty((len(POSITIONS), n))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
+        fits = np.array([labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)])
+        others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
         donor_parts: dict[int, tuple[Tensor, Tensor]] = {}
         with ExitStack() as stack:
             for layer in range(model.n_layers):
                 stack.enter_context(reading_attention(model, layer, partial(_keep, donor_parts, layer)))
-            capture(model, [encoded[donors[i]] for i in index])
-        for row, reader in enumerate(READERS):
-            for column, source in enumerate(SOURCES):
-                with finding(model, donor_parts, _readers(batch, reader), _sources(batch, source)):
-                    final = capture(model, batch).resid_final
-                differences[row, column, index] = logit_differences(model, final, batch).double().cpu().numpy()
-        all_reversed[:, index] = _all_reversed(model, batch)
+            capture(model, others)
+        for (row, reader), (column, source) in product(enumerate(READERS), enumerate(SOURCES)):
+            with finding(model, donor_parts, _readers(batch, reader), _sources(batch, source)):
+                by_source[row, column, index] = np.where(fits, _differences(model, batch), np.nan)
+        plain[index], *all_reversed[:, index] = _all_reversed(model, batch)
 
-    run_batches("label sources", encoded, 2048, run)
-    values = {
-        "logit_difference_by_source": (("reader", "source", "prompt"), differences, "nats"),
-        "logit_difference_demonstrations_reversed": (("reversed_position", "prompt"), all_reversed, "nats"),
-    }
-    return observations(encoded, values, reader=list(READERS), source=list(SOURCES), reversed_position=list(POSITIONS))
+    run_batches("label sources", encoded, max_tokens, run)
+    return observations(
+        encoded,
+        {
+            "logit_difference": (("prompt",), plain, "nats"),
+            "logit_difference_by_source": (("reader", "source", "prompt"), by_source, "nats"),
+            "logit_difference_demonstrations_reversed": (("reversed_position", "prompt"), all_reversed, "nats"),
+        },
+        reader=list(READERS), source=list(SOURCES), reversed_position=list(POSITIONS),
+    )  # fmt: skip
 
 
-def _all_reversed(model: Model, batch: Sequence[Encoded]) -> np.ndarray:
-    """Logit differences (reversed_position, batch) with the looks of all heads at whole demonstrations reversed."""
+def _differences(model: Model, batch: Sequence[Encoded]) -> np.ndarray:
+    return logit_differences(model, capture(model, batch).resid_final, batch).double().cpu().numpy()
+
+
+def _all_reversed(model: Model, batch: Sequence[Encoded]) -> list[np.ndarray]:
+    """Logit differences (batch) of the plain run, and with the looks of all heads at whole demonstrations reversed at POSITIONS."""
     of_layers: dict[int, Tensor] = {}
 
     def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
-        weights = attention_weights(query, key, *rest)
+        of_layers[layer] = attention_weights(query, key, *rest)
         for part in PARTS:
-            weights = reversed_weights(weights, places_of(batch, part))
-        of_layers[layer] = weights
+            of_layers[layer] = reversed_weights(of_layers[layer], places_of(batch, part))
 
     with ExitStack() as stack:
         for layer in range(model.n_layers):
             stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        capture(model, batch)
-    last = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
-    last[:, batch[0].last] = True
-    rows = []
-    for at in (last, *positions_reversed(batch)):
+        differences = [_differences(model, batch)]
+    for at in (_readers(batch, READERS[0]), *positions_reversed(batch)):
         with reversing(model, of_layers, at):
-            rows.append(logit_differences(model, capture(model, batch).resid_final, batch).double().cpu().numpy())
-    return np.stack(rows)
+            differences.append(_differences(model, batch))
+    return differences
 
 
 def _keep(parts: dict[int, tuple[Tensor, Tensor]], layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
@@ -131,3 +140,9 @@ def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, source
         return weighted(attention_weights(query, mixed_key, *rest), mixed_value)
 
     return with_outputs(model, donor_parts, output, readers)
+
+
+@measurement("label_sources", needs=("forms",), version=1, on="few", passes=21)
+def _label_sources(run: Run) -> xr.Dataset:
+    """At which places the last position and the query's text read which label it is."""
+    return run.in_parts("label_sources", run.encode(run.few()), lambda some: label_sources(run.model, some)).data

@@ -164,7 +164,7 @@ def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int]
     preferences = np.full((len(QUERIES), len(PLACES), *shape), np.nan)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        fits = [_labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
+        fits = [labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
         others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
         places, at = places_of(batch), _averages(batch)
         donor_queries: dict[int, Tensor] = {}
@@ -191,7 +191,8 @@ def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int]
     return preferences
 
 
-def _labels_stand_as(e: Encoded, other: Encoded) -> bool:
+def labels_stand_as(e: Encoded, other: Encoded) -> bool:
+    """Whether both prompts have their labels, their query and their end at the same positions."""
     return (e.label_positions, e.query_span, e.last) == (other.label_positions, other.query_span, other.last)
 
 
