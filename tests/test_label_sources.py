@@ -39,16 +39,23 @@ def parts_of(e):
     }
 
 
-def slow_reversed(model, e, rows):
+def class_before(e, place):
+    """Whether the demonstration before has the query's class; None for the first."""
+    return e.prompt.is_true[place - 1] if place else None
+
+
+def slow_reversed(model, e, rows, after):
     """Logit difference where at some rows attention on every part of demonstrations of the two classes changes places."""
     plain = run(model, e)["attention"]
 
     def change(layer, z, attention):
         for q, head in product(rows, range(model.n_heads)):
             weights = weights_of(model, plain[layer], head, q)
-            for positions in parts_of(e).values():
+            for part, positions in parts_of(e).items():
+                shifted = after and part != "labels"
+                classes = [class_before(e, i) for i in range(len(positions))] if shifted else e.prompt.is_true
                 sides = [
-                    [p for some, true in zip(positions, e.prompt.is_true, strict=True) if true == side for p in some if p < q]
+                    [p for some, true in zip(positions, classes, strict=True) if true is side for p in some if p < q]
                     for side in (True, False)
                 ]
                 sums = [weights[side].sum().item() for side in sides]
@@ -61,7 +68,7 @@ def slow_reversed(model, e, rows):
     return run(model, e, change)["difference"]
 
 
-def test_every_reader_and_source_equals_a_slow_run(model):
+def test_every_reader_source_stretch_and_demonstration_equals_a_slow_run(model):
     encoded = tiny_blocks.blocks(1)
     measured, donors = label_sources(model, encoded), donors_of(encoded)["labels exchanged"]
     result = measured.logit_difference_by_source
@@ -75,9 +82,15 @@ def test_every_reader_and_source_equals_a_slow_run(model):
         for reader, source in product(READERS, SOURCES):
             expected = slow(model, e, encoded[donors[i]], rows[reader], places[source])
             np.testing.assert_allclose(result.sel(reader=reader, source=source)[i], expected, **EXACT)
-        rows = rows["last position"], rows["query's text"], rows["both"], range(e.last + 1)
-        expected = [slow_reversed(model, e, some) for some in rows]
-        np.testing.assert_allclose(measured.logit_difference_demonstrations_reversed[:, i], expected, **EXACT)
+        every = rows["last position"], rows["query's text"], rows["both"], range(e.last + 1)
+        expected = [[slow_reversed(model, e, some, after) for some in every] for after in (False, True)]
+        np.testing.assert_allclose(measured.logit_difference_stretches_reversed[..., i], expected, **EXACT)
+        parts = parts_of(e)
+        for (row, of), (column, after) in product(enumerate((True, False)), enumerate((True, False))):
+            chosen = [j for j, true in enumerate(e.prompt.is_true) if true == of and class_before(e, j) is after]
+            at = [p for j in chosen for p in (*parts["texts"][j], *parts["colons"][j])]
+            expected = run(model, e)["difference"] - slow(model, e, encoded[donors[i]], [e.last], at) if at else np.nan
+            np.testing.assert_allclose(measured.effect_by_demonstration[row, column, i], expected, **EXACT)
 
 
 def test_the_shipped_model_reads_labels_at_its_last_position_and_nowhere_else():
@@ -89,8 +102,8 @@ def test_the_shipped_model_reads_labels_at_its_last_position_and_nowhere_else():
     share = (plain - without) / (2 * plain)
     assert share.sel(reader="last position", source="labels") > 0.9
     assert abs(share.sel(reader="query's text")).max() < 0.1 and abs(share.sel(source="texts")).max() < 0.1
-    reversed_looks = ((plain - measured.logit_difference_demonstrations_reversed.mean("prompt")) / (2 * plain)).values
-    assert reversed_looks[[0, 2, 3]].min() > 0.9 and abs(reversed_looks[1]) < 0.1
+    for reversed_looks in ((plain - measured.logit_difference_stretches_reversed.mean("prompt")) / (2 * plain)).values:
+        assert reversed_looks[[0, 2, 3]].min() > 0.9 and abs(reversed_looks[1]) < 0.1
 
 
 def test_blocks_that_are_not_whole_are_refused(model):
@@ -100,4 +113,5 @@ def test_blocks_that_are_not_whole_are_refused(model):
 def test_exchanged_labels_that_stand_elsewhere_have_no_number(model):
     prompts = draw_blocks(1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS)
     result = label_sources(model, encode_all(prompts, tiny_blocks.tokenizer()))
-    assert result.logit_difference_by_source.isnull().all() and result.logit_difference_demonstrations_reversed.notnull().all()
+    assert result.logit_difference_by_source.isnull().all() and result.effect_by_demonstration.isnull().all()
+    assert result.logit_difference_stretches_reversed.notnull().all()

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from towerlab.prompts.prompt import Demonstration, Prompt
+from towerlab.prompts.variants import in_order, one_fewer
 
 from training.text import in_company
 from training.tokenizer import common_words, read_words
@@ -23,20 +24,10 @@ K = 2
 """Demonstrations of each class"""
 
 
-def true_first(prompt: Prompt) -> Prompt:
-    """The true demonstrations first (v1 section 5.2); drawn prompts have them last."""
-    return replace(prompt, demonstrations=prompt.demonstrations[K:] + prompt.demonstrations[:K])
-
-
-def one_true_fewer(prompt: Prompt) -> Prompt:
-    """Without the last true demonstration (v1 section 5.1)."""
-    return replace(prompt, demonstrations=prompt.demonstrations[:-1])
-
-
 ORDERS: dict[str, Callable[[Prompt], Prompt]] = {
     "original": lambda prompt: prompt,  # false false true true query
-    "imbalanced": one_true_fewer,  # false false true query
-    "reordered": true_first,  # true true false false query
+    "imbalanced": one_fewer,  # false false true query
+    "reordered": lambda prompt: in_order(prompt, "TTFF"),  # true true false false query
 }
 
 

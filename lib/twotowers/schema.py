@@ -36,7 +36,7 @@ DIMENSIONS: dict[str, type | None] = {
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "model": str, "seed": int, "checkpoint": str, "reader": str,
-    "source": str, "norm": str,
+    "source": str, "norm": str, "stretch": str, "of_class": str, "after_class": str,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -114,7 +114,8 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "label_sources": {
         "logit_difference": Variable(("prompt",), "nats"),
         "logit_difference_by_source": Variable(("reader", "source", "prompt"), "nats"),
-        "logit_difference_demonstrations_reversed": Variable(("reversed_position", "prompt"), "nats"),
+        "logit_difference_stretches_reversed": Variable(("stretch", "reversed_position", "prompt"), "nats"),
+        "effect_by_demonstration": Variable(("of_class", "after_class", "prompt"), "nats"),
     },
 }  # fmt: skip
 """Measurement -> its variables"""

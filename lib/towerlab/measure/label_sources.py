@@ -8,16 +8,24 @@ which all heads of the `reader` (the last position, the query's text, both) find
 with the same texts and the two labels exchanged. Sources: labels, colons and texts of demonstrations, the query's text, and all
 of them. All else is the prompt's own and responds. Where a reader gets the label from one source alone, the difference turns round.
 
-A look may be at one of those other places as well. `logit_difference_demonstrations_reversed` (reversed_position, prompt) is
-`logit_difference_all_reversed` of `looks` with the look at whole demonstrations reversed: at labels, at colons and at texts.
+A look may be at one of those other places as well, and the label that stands at a text or colon may be that of its own
+demonstration, predicted, or the one before. So:
+
+- `logit_difference_stretches_reversed` (stretch, reversed_position, prompt): `logit_difference_all_reversed` of `looks` with looks
+  at labels, at colons and at texts reversed. Stretches: a demonstration's text and colon count with its own label, or with the
+  label before.
+- `effect_by_demonstration` (of_class, after_class, prompt): logit difference of the plain run minus that of one in which the last
+  position finds texts and colons of the other prompt at some demonstrations: those of the query's or the other class that follow
+  one of the query's or the other class. No number where a prompt has no such demonstration.
+
 `logit_difference` (prompt) is plain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from contextlib import AbstractContextManager
+from functools import partial, reduce
 from itertools import product
 
 import numpy as np
@@ -27,10 +35,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed
+from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed, reading_all
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
-from towerlab.model.attention_hooks import reading_attention
 from towerlab.model.capture import capture
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
@@ -41,6 +48,8 @@ from towerlab.prompts.prompt import Encoded
 
 READERS = ("last position", "query's text", "both")
 SOURCES = ("labels", "colons", "texts", "query's text", "all")
+STRETCHES = ("before and at a label", "at and after a label")
+CLASSES = ("query's", "other")
 KeysAndValues = Mapping[int, tuple[Tensor, Tensor]]
 """Of every layer"""
 Positions = Bool[Tensor, "batch position"]
@@ -48,27 +57,32 @@ Positions = Bool[Tensor, "batch position"]
 
 @torch.inference_mode()
 def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 2048) -> xr.Dataset:
-    """See the module. Where labels do not stand at the same positions once they are exchanged, `logit_difference_by_source` has
-    no number. Cost: 21 runs of whole prompts. Memory: keys, values and attention of `max_tokens` tokens.
+    """See the module. Where labels do not stand at the same positions once they are exchanged, `logit_difference_by_source` and
+    `effect_by_demonstration` have no number. Cost: 29 runs of whole prompts. Memory: keys, values and attention of
+    `max_tokens` tokens.
 
     Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     donors = donors_of(encoded)["labels exchanged"]
-    plain, n = np.empty(len(encoded)), len(encoded)
-    by_source, all_reversed = np.full((len(READERS), len(SOURCES), n), np.nan), np.empty((len(POSITIONS), n))
+    n, plain = len(encoded), np.empty(len(encoded))
+    by_source, of_stretches = np.full((len(READERS), len(SOURCES), n), np.nan), np.empty((len(STRETCHES), len(POSITIONS), n))
+    by_demonstration = np.full((len(CLASSES), len(CLASSES), n), np.nan)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         fits = np.array([labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)])
         others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
         donor_parts: dict[int, tuple[Tensor, Tensor]] = {}
-        with ExitStack() as stack:
-            for layer in range(model.n_layers):
-                stack.enter_context(reading_attention(model, layer, partial(_keep, donor_parts, layer)))
+        with reading_all(model, partial(_keep, donor_parts)):
             capture(model, others)
+        plain[index], of_stretches[..., index] = _stretches_reversed(model, batch)
         for (row, reader), (column, source) in product(enumerate(READERS), enumerate(SOURCES)):
             with finding(model, donor_parts, _readers(batch, reader), _sources(batch, source)):
                 by_source[row, column, index] = np.where(fits, _differences(model, batch), np.nan)
-        plain[index], *all_reversed[:, index] = _all_reversed(model, batch)
+        for row, column in np.ndindex(by_demonstration.shape[:2]):
+            at = _demonstrations(batch, row, column)
+            with finding(model, donor_parts, _readers(batch, READERS[0]), at):
+                effect = plain[index] - _differences(model, batch)
+            by_demonstration[row, column, index] = np.where(fits & at.any(1).numpy(), effect, np.nan)
 
     run_batches("label sources", encoded, max_tokens, run)
     return observations(
@@ -76,9 +90,11 @@ def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 20
         {
             "logit_difference": (("prompt",), plain, "nats"),
             "logit_difference_by_source": (("reader", "source", "prompt"), by_source, "nats"),
-            "logit_difference_demonstrations_reversed": (("reversed_position", "prompt"), all_reversed, "nats"),
+            "logit_difference_stretches_reversed": (("stretch", "reversed_position", "prompt"), of_stretches, "nats"),
+            "effect_by_demonstration": (("of_class", "after_class", "prompt"), by_demonstration, "nats"),
         },
-        reader=list(READERS), source=list(SOURCES), reversed_position=list(POSITIONS),
+        reader=list(READERS), source=list(SOURCES), stretch=list(STRETCHES), reversed_position=list(POSITIONS),
+        of_class=list(CLASSES), after_class=list(CLASSES),
     )  # fmt: skip
 
 
@@ -86,23 +102,24 @@ def _differences(model: Model, batch: Sequence[Encoded]) -> np.ndarray:
     return logit_differences(model, capture(model, batch).resid_final, batch).double().cpu().numpy()
 
 
-def _all_reversed(model: Model, batch: Sequence[Encoded]) -> list[np.ndarray]:
-    """Logit differences (batch) of the plain run, and with the looks of all heads at whole demonstrations reversed at POSITIONS."""
-    of_layers: dict[int, Tensor] = {}
+def _stretches_reversed(model: Model, batch: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
+    """Logit differences, plain (batch) and with the looks of all heads at stretches reversed (stretch, position, batch)."""
+    plain_weights: dict[int, Tensor] = {}
 
     def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
-        of_layers[layer] = attention_weights(query, key, *rest)
-        for part in PARTS:
-            of_layers[layer] = reversed_weights(of_layers[layer], places_of(batch, part))
+        plain_weights[layer] = attention_weights(query, key, *rest)
 
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        differences = [_differences(model, batch)]
-    for at in (_readers(batch, READERS[0]), *positions_reversed(batch)):
-        with reversing(model, of_layers, at):
-            differences.append(_differences(model, batch))
-    return differences
+    with reading_all(model, read):
+        plain = _differences(model, batch)
+    at = _readers(batch, READERS[0]), *positions_reversed(batch)
+    out = np.empty((len(STRETCHES), len(at), len(batch)))
+    for row, after in enumerate((False, True)):
+        places = [places_of(batch, part, after) for part in PARTS]
+        of_layers = {layer: reduce(reversed_weights, places, weights) for layer, weights in plain_weights.items()}
+        for column, positions in enumerate(at):
+            with reversing(model, of_layers, positions):
+                out[row, column] = _differences(model, batch)
+    return plain, out
 
 
 def _keep(parts: dict[int, tuple[Tensor, Tensor]], layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
@@ -131,6 +148,12 @@ def _sources(batch: Sequence[Encoded], source: str) -> Positions:
     return at
 
 
+def _demonstrations(batch: Sequence[Encoded], of_class: int, after_class: int) -> Positions:
+    """Texts and colons of the demonstrations of one of CLASSES that follow one of CLASSES."""
+    both = [places_of(batch, part)[of_class] & places_of(batch, part, after=True)[after_class] for part in PARTS[1:]]
+    return both[0] | both[1]
+
+
 def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, sources: Positions) -> AbstractContextManager[None]:
     """A whole run of one batch in which the `readers` attend to other keys and values at the `sources`."""
 
@@ -142,7 +165,7 @@ def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, source
     return with_outputs(model, donor_parts, output, readers)
 
 
-@measurement("label_sources", needs=("forms",), version=1, on="few", passes=21)
+@measurement("label_sources", needs=("forms",), version=1, on="few", passes=29)
 def _label_sources(run: Run) -> xr.Dataset:
     """At which places the last position and the query's text read which label it is."""
     return run.in_parts("label_sources", run.encode(run.few()), lambda some: label_sources(run.model, some)).data

@@ -182,9 +182,9 @@ def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int]
                     if one_query is query or fits[b]:
                         preferences[row, :, i, layer] = means[:, b]
 
-        with _reading(model, keep):
+        with reading_all(model, keep):
             capture(model, others)
-        with _reading(model, read):
+        with reading_all(model, read):
             capture(model, batch)
 
     run_batches("preferences", encoded, max_tokens, run)
@@ -208,7 +208,7 @@ def _averages(batch: Sequence[Encoded]) -> Float[Tensor, "place batch row"]:
 
 
 @contextmanager
-def _reading(model: Model, read: Callable[..., None]) -> Iterator[None]:
+def reading_all(model: Model, read: Callable[..., None]) -> Iterator[None]:
     """Runs in which `read(layer, query, key, value, mask, scaling, softcap)` sees the attention of every layer."""
     with ExitStack() as stack:
         for layer in range(model.n_layers):
@@ -252,7 +252,7 @@ def _effects(
         def difference(final: Tensor) -> np.ndarray:
             return logit_differences(model, final, batch).double().cpu().numpy()
 
-        with _reading(model, read):
+        with reading_all(model, read):
             last = LastPosition(model, batch)
         reversed_z = _reversed_z(last)
         outputs = [z_of(name, index, reversed_z) for name in contrasts]

@@ -44,13 +44,15 @@ class Places(NamedTuple):
     other: Bool[Tensor, "batch position"]
 
 
-def places_of(batch: Sequence[Encoded], part: str = "labels") -> Places:
-    """Of prompts of one length; `part`: one of PARTS."""
+def places_of(batch: Sequence[Encoded], part: str = "labels", after: bool = False) -> Places:
+    """Of prompts of one length; `part`: one of PARTS. `after`: a text or colon counts with the demonstration before it."""
     true, other = torch.zeros(2, len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        for (start, stop), label, is_true in zip(e.text_spans, e.label_positions, e.prompt.is_true, strict=True):
+        classes = [None, *e.prompt.is_true][:-1] if after and part != "labels" else e.prompt.is_true
+        for (start, stop), label, is_true in zip(e.text_spans, e.label_positions, classes, strict=True):
             span = {"texts": (start, stop), "colons": (stop, label), "labels": (label, label + 1)}[part]
-            (true if is_true else other)[row, slice(*span)] = True
+            if is_true is not None:
+                (true if is_true else other)[row, slice(*span)] = True
     return Places(true, other)
 
 
