@@ -6,7 +6,7 @@ import numpy as np
 import tiny_blocks
 from conftest import refused
 from plain_hooks import run, weights_of, z_of
-from towerlab.measure.label_sources import READERS, SOURCES, label_sources
+from towerlab.measure.label_sources import EXCHANGED, READERS, SOURCES, label_sources
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
@@ -68,28 +68,26 @@ def slow_reversed(model, e, rows, after):
     return run(model, e, change)["difference"]
 
 
-def test_every_reader_source_stretch_and_demonstration_equals_a_slow_run(model):
+def test_every_source_stretch_and_demonstration_equals_a_slow_run(model):
     encoded = tiny_blocks.blocks(1)
-    measured, donors = label_sources(model, encoded), donors_of(encoded)["labels exchanged"]
-    result = measured.logit_difference_by_source
+    measured, donors = label_sources(model, encoded), donors_of(encoded)
     for i, e in enumerate(encoded[:2]):
-        query = range(*e.query_span)
-        places = {part: [p for some in positions for p in some] for part, positions in parts_of(e).items()} | {
-            "query's text": query
-        }
+        query, parts = range(*e.query_span), parts_of(e)
+        places = {part: [p for some in positions for p in some] for part, positions in parts.items()} | {"query's text": query}
         places["all"] = [p for some in places.values() for p in some]
-        rows = {"last position": [e.last], "query's text": [*query], "both": range(query[0], e.last + 1)}
-        for reader, source in product(READERS, SOURCES):
-            expected = slow(model, e, encoded[donors[i]], rows[reader], places[source])
-            np.testing.assert_allclose(result.sel(reader=reader, source=source)[i], expected, **EXACT)
-        every = rows["last position"], rows["query's text"], rows["both"], range(e.last + 1)
+        rows = {"last position": [e.last], "query's text": [*query]}
+        for contrast, reader, source in product(EXCHANGED, READERS, SOURCES):
+            at = dict(contrast=contrast, reader=reader, source=source)
+            expected = slow(model, e, encoded[donors[contrast][i]], rows[reader], places[source])
+            np.testing.assert_allclose(measured.logit_difference_by_source.sel(at)[i], expected, **EXACT)
+        every = *rows.values(), range(query[0], e.last + 1), range(e.last + 1)
         expected = [[slow_reversed(model, e, some, after) for some in every] for after in (False, True)]
         np.testing.assert_allclose(measured.logit_difference_stretches_reversed[..., i], expected, **EXACT)
-        parts = parts_of(e)
+        other = encoded[donors["labels exchanged"][i]]
         for (row, of), (column, after) in product(enumerate((True, False)), enumerate((True, False))):
             chosen = [j for j, true in enumerate(e.prompt.is_true) if true == of and class_before(e, j) is after]
             at = [p for j in chosen for p in (*parts["texts"][j], *parts["colons"][j])]
-            expected = run(model, e)["difference"] - slow(model, e, encoded[donors[i]], [e.last], at) if at else np.nan
+            expected = run(model, e)["difference"] - slow(model, e, other, [e.last], at) if at else np.nan
             np.testing.assert_allclose(measured.effect_by_demonstration[row, column, i], expected, **EXACT)
 
 
@@ -100,8 +98,9 @@ def test_the_shipped_model_reads_labels_at_its_last_position_and_nowhere_else():
     without = measured.logit_difference_by_source.mean("prompt")
     plain = np.mean([run(model, e)["difference"] for e in encoded])
     share = (plain - without) / (2 * plain)
-    assert share.sel(reader="last position", source="labels") > 0.9
+    assert share.sel(contrast="labels exchanged", reader="last position", source="labels") > 0.9
     assert abs(share.sel(reader="query's text")).max() < 0.1 and abs(share.sel(source="texts")).max() < 0.1
+    assert abs(share.sel(contrast="texts exchanged")).max() < 0.1  # nobody tells it a place
     for reversed_looks in ((plain - measured.logit_difference_stretches_reversed.mean("prompt")) / (2 * plain)).values:
         assert reversed_looks[[0, 2, 3]].min() > 0.9 and abs(reversed_looks[1]) < 0.1
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import xarray as xr
 from conftest import ROOT
+from towerlab.measure.label_sources import label_sources
 from towerlab.measure.looks import looks
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
@@ -38,10 +39,14 @@ def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeyp
 
     model = load(str(MINI))
     prompts = draw_blocks(4, forms.Form(2, "space"), seed=ladder.SEED, labels=ladder.label_pairs())
-    plain = looks(model, encode_all(prompts, model.tokenizer), ["reversed", "labels exchanged"])
+    plain = looks(model, encode_all(prompts, model.tokenizer), ["reversed", "labels exchanged", "texts exchanged"])
     of_mini = ladders.sel(model="depth-4", seed=0, checkpoint="end", layer=slice(0, 3))
     for name in ("effect", "direct_effect", "preference", "logit_difference_all_reversed", "logit_difference"):
         xr.testing.assert_allclose(of_mini[name].drop_vars(["model", "seed", "checkpoint"]), plain[name].mean("prompt"), atol=0.02)
+    told = label_sources(model, encode_all(prompts, model.tokenizer)).logit_difference_by_source.mean("prompt")
+    xr.testing.assert_allclose(
+        of_mini.logit_difference_by_source.sel(contrast=told.contrast).reset_coords(drop=True), told, atol=0.02
+    )
     np.testing.assert_allclose(of_mini.accuracy, (plain.logit_difference > 0).mean(), atol=1e-6)
 
 

@@ -78,7 +78,7 @@ def measure(name: str, seed: int, steps: Path, outcome: str) -> xr.Dataset:
 
 def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
     """What the ladder keeps of a model."""
-    every = one_by_one(model, encoded, CONTRASTS[:2]).assign(label_sources(model, encoded).data_vars)
+    every = one_by_one(model, encoded, CONTRASTS[:3]).assign(label_sources(model, encoded).data_vars)
     every = every[[name for name in schema.TABLES["ladder"] if name in every]]
     out = every.mean("prompt", keep_attrs=True)
     out["accuracy"] = (every.logit_difference > 0).mean().assign_attrs(units="share")

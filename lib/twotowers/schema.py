@@ -113,7 +113,7 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     },
     "label_sources": {
         "logit_difference": Variable(("prompt",), "nats"),
-        "logit_difference_by_source": Variable(("reader", "source", "prompt"), "nats"),
+        "logit_difference_by_source": Variable(("contrast", "reader", "source", "prompt"), "nats"),
         "logit_difference_stretches_reversed": Variable(("stretch", "reversed_position", "prompt"), "nats"),
         "effect_by_demonstration": Variable(("of_class", "after_class", "prompt"), "nats"),
     },

@@ -1,12 +1,14 @@
-"""From where a position reads which label it is: attention to some places finds there what the other prompt has. Appendix E.
+"""Where the last position finds which label it is, and where it is told at which place to look. Appendix E.
 
     measured = label_sources(model, encoded)             # whole blocks of four prompts
 
-`looks` asks which labels a head prefers; where layers are many a label may have been moved before, and is then read
-elsewhere. `logit_difference_by_source` (reader, source, prompt): logit difference (true minus other label, nats) of a run in
-which all heads of the `reader` (the last position, the query's text, both) find at the `source` the keys and values of the prompt
-with the same texts and the two labels exchanged. Sources: labels, colons and texts of demonstrations, the query's text, and all
-of them. All else is the prompt's own and responds. Where a reader gets the label from one source alone, the difference turns round.
+`looks` asks which labels a head prefers; where layers are many, label or match may have been moved to another position before.
+`logit_difference_by_source` (contrast, reader, source, prompt): logit difference (true minus other label, nats) of a run in
+which all heads of the `reader` (the last position, the query's text) find at the `source` the keys and values of another prompt:
+that with the two labels exchanged, or with texts exchanged, whose demonstrations of the two classes are in each other's
+places, so that the right answer is the same. Sources: labels, colons and texts of demonstrations, the query's text, and all of
+them. All else is the prompt's own and responds. What tells the reader *which label* turns the difference round with labels
+exchanged, what tells it *at which place* with texts exchanged, and a source of what class the query is with neither.
 
 A look may be at one of those other places as well, and the label that stands at a text or colon may be that of its own
 demonstration, predicted, or the one before. So:
@@ -26,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, reduce
-from itertools import product
 
 import numpy as np
 import torch
@@ -43,10 +44,11 @@ from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.reversal import PARTS, attention_weights, places_of, reversed_weights, reversing, weighted, with_outputs
 from towerlab.model.routes import logit_differences
-from towerlab.prompts.blocks import donors_of
+from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
-READERS = ("last position", "query's text", "both")
+READERS = ("last position", "query's text")
+EXCHANGED = DONORS[:2]
 SOURCES = ("labels", "colons", "texts", "query's text", "all")
 STRETCHES = ("before and at a label", "at and after a label")
 CLASSES = ("query's", "other")
@@ -57,44 +59,41 @@ Positions = Bool[Tensor, "batch position"]
 
 @torch.inference_mode()
 def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 2048) -> xr.Dataset:
-    """See the module. Where labels do not stand at the same positions once they are exchanged, `logit_difference_by_source` and
-    `effect_by_demonstration` have no number. Cost: 29 runs of whole prompts. Memory: keys, values and attention of
+    """See the module. Where labels or query stand elsewhere once something is exchanged, `logit_difference_by_source` and
+    `effect_by_demonstration` have no number. Cost: 36 runs of whole prompts. Memory: keys, values and attention of
     `max_tokens` tokens.
 
     Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
-    donors = donors_of(encoded)["labels exchanged"]
+    donors = donors_of(encoded)
     n, plain = len(encoded), np.empty(len(encoded))
-    by_source, of_stretches = np.full((len(READERS), len(SOURCES), n), np.nan), np.empty((len(STRETCHES), len(POSITIONS), n))
+    by_source = np.full((len(EXCHANGED), len(READERS), len(SOURCES), n), np.nan)
+    of_stretches = np.empty((len(STRETCHES), len(POSITIONS), n))
     by_demonstration = np.full((len(CLASSES), len(CLASSES), n), np.nan)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        fits = np.array([labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)])
-        others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
-        donor_parts: dict[int, tuple[Tensor, Tensor]] = {}
-        with reading_all(model, partial(_keep, donor_parts)):
-            capture(model, others)
         plain[index], of_stretches[..., index] = _stretches_reversed(model, batch)
-        for (row, reader), (column, source) in product(enumerate(READERS), enumerate(SOURCES)):
-            with finding(model, donor_parts, _readers(batch, reader), _sources(batch, source)):
-                by_source[row, column, index] = np.where(fits, _differences(model, batch), np.nan)
-        for row, column in np.ndindex(by_demonstration.shape[:2]):
-            at = _demonstrations(batch, row, column)
-            with finding(model, donor_parts, _readers(batch, READERS[0]), at):
-                effect = plain[index] - _differences(model, batch)
-            by_demonstration[row, column, index] = np.where(fits & at.any(1).numpy(), effect, np.nan)
+        for number, contrast in enumerate(EXCHANGED):
+            differences = partial(_with_parts_of, model, batch, [encoded[donors[contrast][i]] for i in index])
+            sources = [(reader, _sources(batch, source)) for reader in READERS for source in SOURCES]
+            by_source[number][..., index] = differences(sources).reshape(len(READERS), len(SOURCES), -1)
+            if number == 0:
+                at = [_demonstrations(batch, *of) for of in np.ndindex(by_demonstration.shape[:2])]
+                effects = plain[index] - differences([(READERS[0], some) for some in at])
+                effects = np.where(torch.stack(at).any(2).numpy(), effects, np.nan)
+                by_demonstration[..., index] = effects.reshape(len(CLASSES), len(CLASSES), -1)
 
     run_batches("label sources", encoded, max_tokens, run)
     return observations(
         encoded,
         {
             "logit_difference": (("prompt",), plain, "nats"),
-            "logit_difference_by_source": (("reader", "source", "prompt"), by_source, "nats"),
+            "logit_difference_by_source": (("contrast", "reader", "source", "prompt"), by_source, "nats"),
             "logit_difference_stretches_reversed": (("stretch", "reversed_position", "prompt"), of_stretches, "nats"),
             "effect_by_demonstration": (("of_class", "after_class", "prompt"), by_demonstration, "nats"),
         },
-        reader=list(READERS), source=list(SOURCES), stretch=list(STRETCHES), reversed_position=list(POSITIONS),
-        of_class=list(CLASSES), after_class=list(CLASSES),
+        contrast=list(EXCHANGED), reader=list(READERS), source=list(SOURCES), stretch=list(STRETCHES),
+        reversed_position=list(POSITIONS), of_class=list(CLASSES), after_class=list(CLASSES),
     )  # fmt: skip
 
 
@@ -122,6 +121,22 @@ def _stretches_reversed(model: Model, batch: Sequence[Encoded]) -> tuple[np.ndar
     return plain, out
 
 
+def _with_parts_of(
+    model: Model, batch: Sequence[Encoded], others: Sequence[Encoded], versions: Sequence[tuple[str, Positions]]
+) -> np.ndarray:
+    """Logit differences (version, batch) where a reader finds at some positions the keys and values of the other prompts; no
+    numbers for those whose labels and query stand elsewhere."""
+    fits = [labels_stand_as(e, other) for e, other in zip(batch, others, strict=True)]
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    with reading_all(model, partial(_keep, parts)):
+        capture(model, [other if fit else e for e, other, fit in zip(batch, others, fits, strict=True)])
+    out = np.empty((len(versions), len(batch)))
+    for row, (reader, positions) in enumerate(versions):
+        with finding(model, parts, _readers(batch, reader), positions):
+            out[row] = np.where(fits, _differences(model, batch), np.nan)
+    return out
+
+
 def _keep(parts: dict[int, tuple[Tensor, Tensor]], layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
     parts[layer] = key.clone(), value.clone()
 
@@ -130,11 +145,8 @@ def _readers(batch: Sequence[Encoded], reader: str) -> Positions:
     at = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
         start, stop = e.query_span
-        at[row, start : e.last + 1] = reader == "both"
-        if reader == "last position":
-            at[row, e.last] = True
-        elif reader == "query's text":
-            at[row, start:stop] = True
+        at[row, e.last] = reader == "last position"
+        at[row, start:stop] = reader == "query's text"
     return at
 
 
@@ -165,7 +177,7 @@ def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, source
     return with_outputs(model, donor_parts, output, readers)
 
 
-@measurement("label_sources", needs=("forms",), version=1, on="few", passes=29)
+@measurement("label_sources", needs=("forms",), version=1, on="few", passes=36)
 def _label_sources(run: Run) -> xr.Dataset:
-    """At which places the last position and the query's text read which label it is."""
+    """Where the last position and the query's text read which label it is, and at which place it stands."""
     return run.in_parts("label_sources", run.encode(run.few()), lambda some: label_sources(run.model, some)).data
