@@ -112,5 +112,7 @@ def test_blocks_that_are_not_whole_are_refused(model):
 def test_exchanged_labels_that_stand_elsewhere_have_no_number(model):
     prompts = draw_blocks(1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS)
     result = label_sources(model, encode_all(prompts, tiny_blocks.tokenizer()))
-    assert result.logit_difference_by_source.isnull().all() and result.effect_by_demonstration.isnull().all()
+    of_query = result.source == "query's text"
+    assert result.logit_difference_by_source.sel(source=of_query).notnull().all()
+    assert result.logit_difference_by_source.sel(source=~of_query).isnull().all() and result.effect_by_demonstration.isnull().all()
     assert result.logit_difference_stretches_reversed.notnull().all()

@@ -47,9 +47,10 @@ from towerlab.model.routes import logit_differences
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
-READERS = ("last position", "query's text")
+QUERY = "query's text"
+READERS = ("last position", QUERY)
 EXCHANGED = DONORS[:2]
-SOURCES = ("labels", "colons", "texts", "query's text", "all")
+SOURCES = ("labels", "colons", "texts", QUERY, "all")
 STRETCHES = ("before and at a label", "at and after a label")
 CLASSES = ("query's", "other")
 KeysAndValues = Mapping[int, tuple[Tensor, Tensor]]
@@ -59,9 +60,8 @@ Positions = Bool[Tensor, "batch position"]
 
 @torch.inference_mode()
 def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 2048) -> xr.Dataset:
-    """See the module. Where labels or query stand elsewhere once something is exchanged, `logit_difference_by_source` and
-    `effect_by_demonstration` have no number. Cost: 36 runs of whole prompts. Memory: keys, values and attention of
-    `max_tokens` tokens.
+    """See the module. Where a source stands elsewhere in the other prompt, there is no number; texts and colons are taken to
+    stand as their labels do. Cost: 36 runs of whole prompts. Memory: keys, values and attention of `max_tokens` tokens.
 
     Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
@@ -75,11 +75,11 @@ def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 20
         plain[index], of_stretches[..., index] = _stretches_reversed(model, batch)
         for number, contrast in enumerate(EXCHANGED):
             differences = partial(_with_parts_of, model, batch, [encoded[donors[contrast][i]] for i in index])
-            sources = [(reader, _sources(batch, source)) for reader in READERS for source in SOURCES]
+            sources = [(reader, _sources(batch, source), source == QUERY) for reader in READERS for source in SOURCES]
             by_source[number][..., index] = differences(sources).reshape(len(READERS), len(SOURCES), -1)
             if number == 0:
                 at = [_demonstrations(batch, *of) for of in np.ndindex(by_demonstration.shape[:2])]
-                effects = plain[index] - differences([(READERS[0], some) for some in at])
+                effects = plain[index] - differences([(READERS[0], some, False) for some in at])
                 effects = np.where(torch.stack(at).any(2).numpy(), effects, np.nan)
                 by_demonstration[..., index] = effects.reshape(len(CLASSES), len(CLASSES), -1)
 
@@ -122,18 +122,20 @@ def _stretches_reversed(model: Model, batch: Sequence[Encoded]) -> tuple[np.ndar
 
 
 def _with_parts_of(
-    model: Model, batch: Sequence[Encoded], others: Sequence[Encoded], versions: Sequence[tuple[str, Positions]]
+    model: Model, batch: Sequence[Encoded], others: Sequence[Encoded], versions: Sequence[tuple[str, Positions, bool]]
 ) -> np.ndarray:
-    """Logit differences (version, batch) where a reader finds at some positions the keys and values of the other prompts; no
-    numbers for those whose labels and query stand elsewhere."""
-    fits = [labels_stand_as(e, other) for e, other in zip(batch, others, strict=True)]
+    """Logit differences (version, batch) where a reader finds at some positions the keys and values of the other prompts. No
+    number where these stand elsewhere; a version says whether it is enough that the query stands at the same place."""
+    pairs = list(zip(batch, others, strict=True))
+    whole = np.array([labels_stand_as(e, other) for e, other in pairs])
+    ends = np.array([(e.query_span, e.last) == (other.query_span, other.last) for e, other in pairs])
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     with reading_all(model, partial(_keep, parts)):
-        capture(model, [other if fit else e for e, other, fit in zip(batch, others, fits, strict=True)])
+        capture(model, [other if fit else e for (e, other), fit in zip(pairs, ends, strict=True)])
     out = np.empty((len(versions), len(batch)))
-    for row, (reader, positions) in enumerate(versions):
+    for row, (reader, positions, of_query) in enumerate(versions):
         with finding(model, parts, _readers(batch, reader), positions):
-            out[row] = np.where(fits, _differences(model, batch), np.nan)
+            out[row] = np.where(ends if of_query else whole, _differences(model, batch), np.nan)
     return out
 
 
@@ -146,7 +148,7 @@ def _readers(batch: Sequence[Encoded], reader: str) -> Positions:
     for row, e in enumerate(batch):
         start, stop = e.query_span
         at[row, e.last] = reader == "last position"
-        at[row, start:stop] = reader == "query's text"
+        at[row, start:stop] = reader == QUERY
     return at
 
 
@@ -156,7 +158,7 @@ def _sources(batch: Sequence[Encoded], source: str) -> Positions:
         if source in (part, "all"):
             at |= torch.stack([*places_of(batch, part)]).any(0)
     for row, e in enumerate(batch):
-        at[row, slice(*e.query_span)] = source in ("query's text", "all")
+        at[row, slice(*e.query_span)] = source in (QUERY, "all")
     return at
 
 
