@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import torch
 import xarray as xr
 from conftest import ROOT
 from towerlab.measure.label_sources import label_sources
@@ -14,6 +15,8 @@ from towerlab.prompts.prompt import encode_all
 from twotowers import forms, store
 
 from training import ladder
+from training.configuration import CONFIGURATIONS
+from training.trainer import new_model
 
 MINI = ROOT / "data/models/mini-gpt2"
 
@@ -27,6 +30,11 @@ def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeyp
     folder = tmp_path / "steps/step-007919"
     shutil.copytree(MINI, folder)
     (folder / "training.json").write_text(json.dumps({"step": 7919, "checkpoint": "end"}))
+    untrained = tmp_path / "steps/step-000001"
+    shutil.copytree(MINI, untrained)
+    torch.manual_seed(0)
+    new_model(CONFIGURATIONS["mini-gpt2"], 2004).save_pretrained(untrained)
+    (untrained / "training.json").write_text(json.dumps({"step": 1, "checkpoint": "few repeats"}))
     data = ladder.measure("depth-4", 0, tmp_path / "steps", ladder.outcome(MINI))
     failed = ladder.measure("depth-8", 1, tmp_path / "none", "repeats: the loss stayed at 6.00")
     deeper = data.assign_coords(model=["depth-6"], layer=data.layer + 2)
@@ -35,6 +43,8 @@ def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeyp
     assert list(ladders.checkpoint.values) == ladder.CHECKPOINTS and dict(ladders.sizes)["layer"] == 6
     assert ladders.outcome.sel(seed=0).values.tolist() == ["learned", "learned", "not run"]
     assert ladders.outcome.sel(seed=1).values.tolist() == ["not run", "not run", "repeats: the loss stayed at 6.00"]
+    guesses = ladders.sel(model="depth-4", seed=0, checkpoint="few repeats")  # no choice: no head is asked for its part in it
+    assert guesses.accuracy < ladder.CHOICE and guesses.logit_difference.notnull() and guesses.effect.isnull().all()
     assert ladders.effect.sel(model="depth-8").isnull().all() and ladders.effect.sel(model="depth-4", layer=[4, 5]).isnull().all()
 
     model = load(str(MINI))

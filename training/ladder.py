@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import xarray as xr
+from towerlab.measure.answers import answers
 from towerlab.measure.label_sources import label_sources
 from towerlab.measure.looks import CONTRASTS, one_by_one
 from towerlab.model.loading import load
@@ -25,6 +26,7 @@ from training.trainer import Trainer
 PILOT = (DEPTHS[4].name, DEPTHS[8].name)
 BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alone
 CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
+CHOICE = 0.6  # share of prompts in which the true label comes before the other, from which on there is a choice (appendix E)
 FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
 FIFTHS = [f"episodes, {percent}% done" for percent in (20, 40, 60, 80)]
 CHECKPOINTS = ["few repeats", "repeats", "recall", "echoes", "half", "colon", *FALLS, *FIFTHS, "end"]
@@ -77,11 +79,15 @@ def measure(name: str, seed: int, steps: Path, outcome: str) -> xr.Dataset:
 
 
 def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
-    """What the ladder keeps of a model."""
-    every = one_by_one(model, encoded, CONTRASTS[:3]).assign(label_sources(model, encoded).data_vars)
+    """What the ladder keeps of a model; where it makes no choice, that alone."""
+    answered = answers(model, encoded)
+    every = xr.Dataset({"logit_difference": answered.log_prob_true - answered.log_prob_other})
+    accuracy = (every.logit_difference > 0).mean()
+    if accuracy >= CHOICE:
+        every = one_by_one(model, encoded, CONTRASTS[:3]).assign(label_sources(model, encoded).data_vars)
     every = every[[name for name in schema.TABLES["ladder"] if name in every]]
     out = every.mean("prompt", keep_attrs=True)
-    out["accuracy"] = (every.logit_difference > 0).mean().assign_attrs(units="share")
+    out["accuracy"] = accuracy.assign_attrs(units="share")
     out["updates"] = (), updates, {"units": schema.TABLES["ladder"]["updates"].units}
     out["megabytes"] = (), sum(4 * p.numel() for p in model.hf.parameters()) / 1e6, {"units": "megabytes"}
     return out.drop_vars([name for name in out.coords if name not in out.dims])
