@@ -7,6 +7,8 @@ import numpy as np
 import torch
 import xarray as xr
 from conftest import ROOT
+from plain_hooks import run, weights_of, z_of
+from towerlab.measure.answers import answers
 from towerlab.measure.label_sources import label_sources
 from towerlab.measure.looks import looks
 from towerlab.model.loading import load
@@ -58,6 +60,32 @@ def test_the_file_holds_means_over_prompts_and_models_that_did_not_learn(monkeyp
         of_mini.logit_difference_by_source.sel(contrast=told.contrast).reset_coords(drop=True), told, atol=0.02
     )
     np.testing.assert_allclose(of_mini.accuracy, (plain.logit_difference > 0).mean(), atol=1e-6)
+
+
+def test_the_last_position_reads_the_query_as_it_stands_later():
+    model = load(str(MINI))
+    encoded = encode_all(draw_blocks(2, forms.Form(2, "space"), seed=5), model.tokenizer)
+    places = model.hf.transformer.wpe.weight
+    for demonstrations in (0, 2):
+        measured = ladder.query_later(model, encoded, demonstrations)
+        for e, value in zip(encoded, measured, strict=True):
+            plain = places.detach().clone()
+            places.data = plain.roll(-3 * demonstrations, 0)  # a demonstration has three tokens
+            theirs = run(model, e)["attention"]
+            places.data = plain
+
+            def change(layer, z, attention, e=e, theirs=theirs):
+                values = attention[2].clone()
+                values[:, :, slice(*e.query_span)] = theirs[layer][2][:, :, slice(*e.query_span)]
+                for head in range(model.n_heads):
+                    of_head = z_of(model, weights_of(model, attention, head, e.last), values, head)
+                    z[0, e.last, head * model.d_head : (head + 1) * model.d_head] = of_head
+                return z
+
+            np.testing.assert_allclose(value, run(model, e, change)["difference"], atol=1e-4)
+        answered = answers(model, encoded)
+        moved = np.abs(measured - (answered.log_prob_true - answered.log_prob_other)).max()
+        assert moved > 0.001 if demonstrations else moved < 1e-4
 
 
 def test_a_model_that_only_guesses_counts_as_one_that_did_not_learn(tmp_path):

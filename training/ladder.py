@@ -7,9 +7,19 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import xarray as xr
 from towerlab.measure.answers import answers
-from towerlab.measure.label_sources import label_sources
+from towerlab.measure.label_sources import (
+    QUERY,
+    READERS,
+    differences,
+    finding,
+    keys_and_values,
+    label_sources,
+    reader_positions,
+    source_positions,
+)
 from towerlab.measure.looks import CONTRASTS, one_by_one
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
@@ -26,6 +36,8 @@ from training.trainer import Trainer
 PILOT = (DEPTHS[4].name, DEPTHS[8].name)
 BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alone
 CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
+LATER = 0, 1, 2
+"""Demonstrations: where classes take turns, one later stands the other class, and two later the same"""
 CHOICE = 0.6  # share of prompts in which the true label comes before the other, from which on there is a choice (appendix E)
 FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
 FIFTHS = [f"episodes, {percent}% done" for percent in (20, 40, 60, 80)]
@@ -87,10 +99,30 @@ def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
         every = one_by_one(model, encoded, CONTRASTS[:3]).assign(label_sources(model, encoded).data_vars)
     every = every[[name for name in schema.TABLES["ladder"] if name in every]]
     out = every.mean("prompt", keep_attrs=True)
+    if accuracy >= CHOICE:
+        by_turns = [e for e in encoded if e.prompt.is_true[0] == e.prompt.is_true[2] != e.prompt.is_true[1]]
+        later = [query_later(model, by_turns, n).mean() for n in LATER]
+        out["logit_difference_query_later"] = ("demonstrations_later", later, {"units": "nats"})
+        out = out.assign_coords(demonstrations_later=list(LATER))
     out["accuracy"] = accuracy.assign_attrs(units="share")
     out["updates"] = (), updates, {"units": schema.TABLES["ladder"]["updates"].units}
     out["megabytes"] = (), sum(4 * p.numel() for p in model.hf.parameters()) / 1e6, {"units": "megabytes"}
     return out.drop_vars([name for name in out.coords if name not in out.dims])
+
+
+def query_later(model, batch: list[Encoded], demonstrations: int) -> np.ndarray:
+    """Logit differences (prompt,) where the last position finds at the query's text the values that stand there if the whole
+    prompt begins so many demonstrations later; keys are its own. Told an absolute position, it looks so many too far."""
+    steps = demonstrations * (batch[0].label_positions[1] - batch[0].label_positions[0])
+    own = keys_and_values(model, batch)
+    hook = model.hf.transformer.wpe.register_forward_pre_hook(lambda module, positions: (positions[0] + steps,))
+    try:
+        later = keys_and_values(model, batch)
+    finally:
+        hook.remove()
+    parts = {layer: (key, later[layer][1]) for layer, (key, _) in own.items()}
+    with finding(model, parts, reader_positions(batch, READERS[0]), source_positions(batch, QUERY)):
+        return differences(model, batch)
 
 
 def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:

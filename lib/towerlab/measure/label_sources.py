@@ -74,12 +74,12 @@ def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 20
     def run(index: list[int], batch: list[Encoded]) -> None:
         plain[index], of_stretches[..., index] = _stretches_reversed(model, batch)
         for number, contrast in enumerate(EXCHANGED):
-            differences = partial(_with_parts_of, model, batch, [encoded[donors[contrast][i]] for i in index])
-            sources = [(reader, _sources(batch, source), source == QUERY) for reader in READERS for source in SOURCES]
-            by_source[number][..., index] = differences(sources).reshape(len(READERS), len(SOURCES), -1)
+            answered = partial(_with_parts_of, model, batch, [encoded[donors[contrast][i]] for i in index])
+            sources = [(reader, source_positions(batch, source), source == QUERY) for reader in READERS for source in SOURCES]
+            by_source[number][..., index] = answered(sources).reshape(len(READERS), len(SOURCES), -1)
             if number == 0:
                 at = [_demonstrations(batch, *of) for of in np.ndindex(by_demonstration.shape[:2])]
-                effects = plain[index] - differences([(READERS[0], some, False) for some in at])
+                effects = plain[index] - answered([(READERS[0], some, False) for some in at])
                 effects = np.where(torch.stack(at).any(2).numpy(), effects, np.nan)
                 by_demonstration[..., index] = effects.reshape(len(CLASSES), len(CLASSES), -1)
 
@@ -97,7 +97,8 @@ def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 20
     )  # fmt: skip
 
 
-def _differences(model: Model, batch: Sequence[Encoded]) -> np.ndarray:
+def differences(model: Model, batch: Sequence[Encoded]) -> np.ndarray:
+    """Logit differences (batch,) of a run of prompts of one length, under whatever edit is in force."""
     return logit_differences(model, capture(model, batch).resid_final, batch).double().cpu().numpy()
 
 
@@ -109,15 +110,15 @@ def _stretches_reversed(model: Model, batch: Sequence[Encoded]) -> tuple[np.ndar
         plain_weights[layer] = attention_weights(query, key, *rest)
 
     with reading_all(model, read):
-        plain = _differences(model, batch)
-    at = _readers(batch, READERS[0]), *positions_reversed(batch)
+        plain = differences(model, batch)
+    at = reader_positions(batch, READERS[0]), *positions_reversed(batch)
     out = np.empty((len(STRETCHES), len(at), len(batch)))
     for row, after in enumerate((False, True)):
         places = [places_of(batch, part, after) for part in PARTS]
         of_layers = {layer: reduce(reversed_weights, places, weights) for layer, weights in plain_weights.items()}
         for column, positions in enumerate(at):
             with reversing(model, of_layers, positions):
-                out[row, column] = _differences(model, batch)
+                out[row, column] = differences(model, batch)
     return plain, out
 
 
@@ -129,21 +130,28 @@ def _with_parts_of(
     pairs = list(zip(batch, others, strict=True))
     whole = np.array([labels_stand_as(e, other) for e, other in pairs])
     ends = np.array([(e.query_span, e.last) == (other.query_span, other.last) for e, other in pairs])
-    parts: dict[int, tuple[Tensor, Tensor]] = {}
-    with reading_all(model, partial(_keep, parts)):
-        capture(model, [other if fit else e for (e, other), fit in zip(pairs, ends, strict=True)])
+    parts = keys_and_values(model, [other if fit else e for (e, other), fit in zip(pairs, ends, strict=True)])
     out = np.empty((len(versions), len(batch)))
     for row, (reader, positions, of_query) in enumerate(versions):
-        with finding(model, parts, _readers(batch, reader), positions):
-            out[row] = np.where(ends if of_query else whole, _differences(model, batch), np.nan)
+        with finding(model, parts, reader_positions(batch, reader), positions):
+            out[row] = np.where(ends if of_query else whole, differences(model, batch), np.nan)
     return out
 
 
-def _keep(parts: dict[int, tuple[Tensor, Tensor]], layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
-    parts[layer] = key.clone(), value.clone()
+def keys_and_values(model: Model, batch: Sequence[Encoded]) -> KeysAndValues:
+    """Those of all heads in a plain run of prompts of one length."""
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def keep(layer: int, query: Tensor, key: Tensor, value: Tensor, *_) -> None:
+        parts[layer] = key.clone(), value.clone()
+
+    with reading_all(model, keep):
+        capture(model, batch)
+    return parts
 
 
-def _readers(batch: Sequence[Encoded], reader: str) -> Positions:
+def reader_positions(batch: Sequence[Encoded], reader: str) -> Positions:
+    """Those of one of READERS."""
     at = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
         start, stop = e.query_span
@@ -152,7 +160,8 @@ def _readers(batch: Sequence[Encoded], reader: str) -> Positions:
     return at
 
 
-def _sources(batch: Sequence[Encoded], source: str) -> Positions:
+def source_positions(batch: Sequence[Encoded], source: str) -> Positions:
+    """Those of one of SOURCES."""
     at = torch.zeros(len(batch), len(batch[0].ids), dtype=torch.bool)
     for part in PARTS:
         if source in (part, "all"):
