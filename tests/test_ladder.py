@@ -67,14 +67,15 @@ def test_the_last_position_reads_the_query_as_it_stands_later():
     encoded = encode_all(draw_blocks(2, forms.Form(2, "space"), seed=5), model.tokenizer)
     places = model.hf.transformer.wpe.weight
     for demonstrations in (0, 2):
-        measured = ladder.query_later(model, encoded, demonstrations)
-        for e, value in zip(encoded, measured, strict=True):
+        whole, measured = ladder.later(model, encoded, demonstrations)
+        for e, of_whole, value in zip(encoded, whole, measured, strict=True):
             plain = places.detach().clone()
             places.data = plain.roll(-3 * demonstrations, 0)  # a demonstration has three tokens
-            theirs = run(model, e)["attention"]
+            there = run(model, e)
             places.data = plain
+            np.testing.assert_allclose(of_whole, there["difference"], atol=1e-4)
 
-            def change(layer, z, attention, e=e, theirs=theirs):
+            def change(layer, z, attention, e=e, theirs=there["attention"]):
                 values = attention[2].clone()
                 values[:, :, slice(*e.query_span)] = theirs[layer][2][:, :, slice(*e.query_span)]
                 for head in range(model.n_heads):
@@ -89,6 +90,8 @@ def test_the_last_position_reads_the_query_as_it_stands_later():
 
 
 def test_a_model_that_only_guesses_counts_as_one_that_did_not_learn(tmp_path):
-    for right, outcome in ((98.0, "learned"), (51.0, "at chance: 51% right on validation")):
-        (tmp_path / "training.json").write_text(json.dumps({"step": 5, "validation": [{"step": 5, "original": right}]}))
+    guess = "at chance: {}% right on validation, reordered or not"
+    for right, fall, outcome in ((98.0, 20.0, "learned"), (51.0, 0.0, guess.format(51)), (97.0, 92.0, guess.format(51))):
+        row = {"step": 5, "original": right, "order": fall}  # the last answers by place
+        (tmp_path / "training.json").write_text(json.dumps({"step": 5, "validation": [row]}))
         assert ladder.outcome(tmp_path) == outcome

@@ -4,7 +4,8 @@
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,9 @@ def train(name: str, seed: int, out: Path, steps: Path) -> str:
 def outcome(out: Path) -> str:
     """ "learned", or why a trained model counts as one that did not."""
     record = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    right = next(row["original"] for row in record["validation"] if row["step"] == record["step"])
-    return "learned" if right >= CHANCE else f"at chance: {right:.0f}% right on validation"
+    chosen = next(row for row in record["validation"] if row["step"] == record["step"])
+    right = chosen["original"] - chosen["order"] / 2  # as often in one order as in the other: who answers by place is at chance
+    return "learned" if right >= CHANCE else f"at chance: {right:.0f}% right on validation, reordered or not"
 
 
 def label_pairs() -> list[str]:
@@ -101,28 +103,36 @@ def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
     out = every.mean("prompt", keep_attrs=True)
     if accuracy >= CHOICE:
         by_turns = [e for e in encoded if e.prompt.is_true[0] == e.prompt.is_true[2] != e.prompt.is_true[1]]
-        later = [query_later(model, by_turns, n).mean() for n in LATER]
-        out["logit_difference_query_later"] = ("demonstrations_later", later, {"units": "nats"})
-        out = out.assign_coords(demonstrations_later=list(LATER))
+        values = np.mean([later(model, by_turns, n) for n in LATER], axis=2).T
+        out["logit_difference_later"] = ("later_part", "demonstrations_later"), values, {"units": "nats"}
+        out = out.assign_coords(demonstrations_later=list(LATER), later_part=["prompt", QUERY])
     out["accuracy"] = accuracy.assign_attrs(units="share")
     out["updates"] = (), updates, {"units": schema.TABLES["ladder"]["updates"].units}
     out["megabytes"] = (), sum(4 * p.numel() for p in model.hf.parameters()) / 1e6, {"units": "megabytes"}
     return out.drop_vars([name for name in out.coords if name not in out.dims])
 
 
-def query_later(model, batch: list[Encoded], demonstrations: int) -> np.ndarray:
-    """Logit differences (prompt,) where the last position finds at the query's text the values that stand there if the whole
-    prompt begins so many demonstrations later; keys are its own. Told an absolute position, it looks so many too far."""
+@contextmanager
+def standing_later(model, batch: list[Encoded], demonstrations: int) -> Iterator[None]:
+    """Runs in which every token has the position that it has so many demonstrations later."""
     steps = demonstrations * (batch[0].label_positions[1] - batch[0].label_positions[0])
-    own = keys_and_values(model, batch)
     hook = model.hf.transformer.wpe.register_forward_pre_hook(lambda module, positions: (positions[0] + steps,))
     try:
-        later = keys_and_values(model, batch)
+        yield
     finally:
         hook.remove()
-    parts = {layer: (key, later[layer][1]) for layer, (key, _) in own.items()}
+
+
+def later(model, batch: list[Encoded], demonstrations: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logit differences (prompt,): of the whole prompt, later by so many demonstrations; and of the prompt where it is whose last
+    position finds at the query's text the values of the later one, and keys of its own. Told an absolute position, it looks so
+    many too far; told an order or a distance, it does not."""
+    own = keys_and_values(model, batch)
+    with standing_later(model, batch, demonstrations):
+        whole, moved = differences(model, batch), keys_and_values(model, batch)
+    parts = {layer: (key, moved[layer][1]) for layer, (key, _) in own.items()}
     with finding(model, parts, reader_positions(batch, READERS[0]), source_positions(batch, QUERY)):
-        return differences(model, batch)
+        return whole, differences(model, batch)
 
 
 def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
