@@ -4,23 +4,13 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
+from towerlab.measure import label_sources as sources
 from towerlab.measure.answers import answers
-from towerlab.measure.label_sources import (
-    QUERY,
-    READERS,
-    differences,
-    finding,
-    keys_and_values,
-    label_sources,
-    reader_positions,
-    source_positions,
-)
 from towerlab.measure.looks import CONTRASTS, one_by_one
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
@@ -95,44 +85,40 @@ def measure(name: str, seed: int, steps: Path, outcome: str) -> xr.Dataset:
 def means(model, encoded: list[Encoded], updates: int) -> xr.Dataset:
     """What the ladder keeps of a model; where it makes no choice, that alone."""
     answered = answers(model, encoded)
-    every = xr.Dataset({"logit_difference": answered.log_prob_true - answered.log_prob_other})
-    accuracy = (every.logit_difference > 0).mean()
-    if accuracy >= CHOICE:
-        every = one_by_one(model, encoded, CONTRASTS[:3]).assign(label_sources(model, encoded).data_vars)
-    every = every[[name for name in schema.TABLES["ladder"] if name in every]]
-    out = every.mean("prompt", keep_attrs=True)
-    if accuracy >= CHOICE:
-        by_turns = [e for e in encoded if e.prompt.is_true[0] == e.prompt.is_true[2] != e.prompt.is_true[1]]
-        values = np.mean([later(model, by_turns, n) for n in LATER], axis=2).T
-        out["logit_difference_later"] = ("later_part", "demonstrations_later"), values, {"units": "nats"}
-        out = out.assign_coords(demonstrations_later=list(LATER), later_part=["prompt", QUERY])
+    difference = answered.log_prob_true - answered.log_prob_other
+    accuracy = (difference > 0).mean()
+    out = of_heads(model, encoded) if accuracy >= CHOICE else xr.Dataset({"logit_difference": difference.mean()})
     out["accuracy"] = accuracy.assign_attrs(units="share")
     out["updates"] = (), updates, {"units": schema.TABLES["ladder"]["updates"].units}
     out["megabytes"] = (), sum(4 * p.numel() for p in model.hf.parameters()) / 1e6, {"units": "megabytes"}
     return out.drop_vars([name for name in out.coords if name not in out.dims])
 
 
-@contextmanager
-def standing_later(model, batch: list[Encoded], demonstrations: int) -> Iterator[None]:
-    """Runs in which every token has the position that it has so many demonstrations later."""
-    steps = demonstrations * (batch[0].label_positions[1] - batch[0].label_positions[0])
-    hook = model.hf.transformer.wpe.register_forward_pre_hook(lambda module, positions: (positions[0] + steps,))
-    try:
-        yield
-    finally:
-        hook.remove()
+def of_heads(model, encoded: list[Encoded]) -> xr.Dataset:
+    """Means over prompts of what `looks`, `label_sources` and `later` measure."""
+    every = one_by_one(model, encoded, CONTRASTS[:3]).assign(sources.label_sources(model, encoded).data_vars)
+    out = every[[name for name in schema.TABLES["ladder"] if name in every]].mean("prompt", keep_attrs=True)
+    by_turns = [e for e in encoded if e.prompt.is_true[0] == e.prompt.is_true[2] != e.prompt.is_true[1]]
+    values = np.mean([later(model, by_turns, n) for n in LATER], axis=2).T
+    out["logit_difference_later"] = ("later_part", "demonstrations_later"), values, {"units": "nats"}
+    return out.assign_coords(demonstrations_later=list(LATER), later_part=["prompt", sources.QUERY])
 
 
 def later(model, batch: list[Encoded], demonstrations: int) -> tuple[np.ndarray, np.ndarray]:
     """Logit differences (prompt,): of the whole prompt, later by so many demonstrations; and of the prompt where it is whose last
     position finds at the query's text the values of the later one, and keys of its own. Told an absolute position, it looks so
     many too far; told an order or a distance, it does not."""
-    own = keys_and_values(model, batch)
-    with standing_later(model, batch, demonstrations):
-        whole, moved = differences(model, batch), keys_and_values(model, batch)
+    steps = demonstrations * (batch[0].label_positions[1] - batch[0].label_positions[0])
+    own = sources.keys_and_values(model, batch)
+    hook = model.hf.transformer.wpe.register_forward_pre_hook(lambda module, positions: (positions[0] + steps,))
+    try:
+        whole, moved = sources.differences(model, batch), sources.keys_and_values(model, batch)
+    finally:
+        hook.remove()
     parts = {layer: (key, moved[layer][1]) for layer, (key, _) in own.items()}
-    with finding(model, parts, reader_positions(batch, READERS[0]), source_positions(batch, QUERY)):
-        return whole, differences(model, batch)
+    readers = sources.reader_positions(batch, sources.READERS[0])
+    with sources.finding(model, parts, readers, sources.source_positions(batch, sources.QUERY)):
+        return whole, sources.differences(model, batch)
 
 
 def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
