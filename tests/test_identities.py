@@ -3,7 +3,6 @@
 import copy
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -22,30 +21,10 @@ RECORD = {"weights", "values", "neurons"}
 FFN = {"parallel", "ffn_norm", "ffn_in"}  # fields of a row
 
 
-def increases(record, model, norm="frozen", positions=False):
-    """Increases (nats) of attention blocks and FFN blocks (prompt, layer), and of heads (prompt, layer, head), or of what
-    each reads at each position (prompt, layer, head, position)."""
-    z = record.z[:, :, :, None]
-    if positions:
-        values = record.values.repeat_interleave(model.n_heads // model.n_key_value_heads, 2)
-        z = (record.weights[..., None] * values).to(values.dtype)
+def increases(record, model, norm="frozen"):
+    """Increases (nats) of attention blocks and FFN blocks (prompt, layer), and of heads (prompt, layer, head)."""
     scale = unembed.norm_scale(record.resid_final, model.unembedding)
-    arguments = (record.resid_pre, z, record.ffn_output, scale, record.true_ids, norm)
-    attention, ffn, vectors = increase.increases_along(model, *arguments)
-    return attention, ffn, vectors if positions else vectors[..., 0]
-
-
-def neuron_increases(record, model, layer, neurons):
-    """Increases (nats) of some neurons of a layer (prompt, neuron)."""
-    x = record.resid_pre[layer] + record.attention_output[layer]
-    return increase.increases_of_vectors(
-        model,
-        x,
-        record.neurons[layer][:, neurons],
-        model.ffn_weight(layer)[neurons],
-        unembed.norm_scale(record.resid_final, model.unembedding),
-        record.true_ids,
-    )
+    return increase.increases_along(model, record.resid_pre, record.z, record.ffn_output, scale, record.true_ids, norm)
 
 
 def test_sums_of_blocks_heads_positions_neurons_and_our_logits(model):
@@ -81,18 +60,9 @@ def test_every_increase_equals_the_slow_reference(model, norm, factored):
     encoded = random_prompts(40 if factored else 2, lengths=(11,))
     plain = capture(model, encoded, RECORD)
     attention, ffn, heads = increases(plain, model, norm)
-    *_, positions = increases(plain, model, norm, positions=True)
-    neurons = neuron_increases(plain, model, 1, [0, 3, 5])
     for i in (0, len(encoded) - 1):
         slow, word = Reference(model, encoded[i].ids), encoded[i].true_id
         check(slow, word, norm, attention[i], ffn[i], heads[i], 1e-9)
-        for layer, head, p in product(range(model.n_layers), range(model.n_heads), (0, 5, 10)):
-            expected = slow.increase(slow.resid_pre[layer], slow.position(layer, head, p), word, norm)
-            assert positions[i, layer, head, p].item() == pytest.approx(expected, abs=1e-9)
-        for j, neuron in enumerate([0, 3, 5]) if norm == "frozen" else ():
-            x = slow.resid_pre[1] + slow.attention[1]
-            expected = slow.increase(x, slow.neuron(1, neuron), word, norm)
-            assert neurons[i, j].item() == pytest.approx(expected, abs=1e-9)
 
 
 def check(slow, word, norm, attention, ffn, heads, tolerance):
@@ -116,16 +86,11 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(promp
     assert len(encoded) == prompts
     plain = capture(model, encoded, {"weights", "values"})
     result = {norm: increases(plain, model, norm) for norm in unembed.NORMS}
-    *_, positions = increases(plain, model, positions=True)
     exact = replace(model, hf=copy.deepcopy(model.hf).double())
     for i in (0, len(encoded) - 1):
         slow, word = Reference(exact, encoded[i].ids), encoded[i].true_id
         for norm, parts in result.items():
             check(slow, word, norm, *(part[i] for part in parts), LOGITS)
-        for layer, x in enumerate(slow.resid_pre):
-            places = range(0, len(encoded[0].ids), 4)
-            expected = [slow.increase(x, slow.position(layer, 1, p), word, "frozen") for p in places]
-            assert positions[i, layer, 1, ::4].tolist() == pytest.approx(expected, abs=LOGITS)
 
 
 def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
@@ -216,14 +181,14 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
     plain = capture(model, random_prompts(3, lengths=(11,)))
     scale = unembed.norm_scale(plain.resid_final, model.unembedding)
     # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
-    parts = [t[1:2] * 400 for t in (plain.resid_pre, plain.z[:, :, :, None], plain.ffn_output)]
+    parts = [t * 400 for t in (plain.resid_pre, plain.z, plain.ffn_output)]
     frozen = scale if norm == "frozen" else None
     words = unembed.bs_values(parts[0][0], model.unembedding, frozen).argmin(-1)
-    _, _, heads = increase.increases_along(model, *parts, scale, words, norm, layers=[1])
+    _, _, heads = increase.increases_along(model, *parts, scale, words, norm)
     for head in range(model.n_heads):
         x = parts[0][0]
-        v = parts[1][0, :, head, 0] @ model.output_weight(1)[head]
+        v = parts[1][0, :, head] @ model.output_weight(0)[head]
         p = [unembed.bs_values(u, model.unembedding, frozen).log_softmax(-1).gather(-1, words[:, None])[:, 0] for u in (x, x + v)]
         if norm == "frozen":
             assert p[0].max() < -89
-        torch.testing.assert_close(heads[:, 0, head, 0], p[1] - p[0], rtol=2e-3, atol=5e-3)
+        torch.testing.assert_close(heads[:, 0, head], p[1] - p[0], rtol=2e-3, atol=5e-3)

@@ -83,8 +83,8 @@ def test_the_engine_equals_pytorch_on_100_prompts(address):
         close(result["weights"], plain.weights[:, 0].flatten(1))
         close(result["differences"], head_logit_differences(plain, model).flatten())
         scale = norm_scale(plain.resid_final, model.unembedding)
-        parts = plain.resid_pre, plain.z[:, :, :, None], plain.ffn_output
-        close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0, :, :, 0].flatten())
+        parts = plain.resid_pre, plain.z, plain.ffn_output
+        close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten())
         with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3, :].mul_(-0.5),
                                 3: lambda z, new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
             close(result["edited"], capture(model, [e]).logits[0])

@@ -53,7 +53,7 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
         return increases_along(
             model,
             torch.cat([capture.resid_pre for capture in group], 1),
-            torch.cat([capture.z for capture in group], 1)[:, :, :, None],
+            torch.cat([capture.z for capture in group], 1),
             torch.cat([capture.ffn_output for capture in group], 1),
             unembed.norm_scale(torch.cat([capture.resid_final for capture in group]), model.unembedding),
             torch.cat([capture.true_ids for capture in group]),
@@ -66,7 +66,7 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
     with progress("increases", n) as bar:
         for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(counting(stream), max(GROUP_BYTES, model.bytes // 16))):
             index = [i for capture in group for i in capture.index]
-            increase[index] = of_heads[..., 0].cpu().numpy()
+            increase[index] = of_heads.cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
     variables = {
         "increase": (("prompt", "layer", "head"), increase, "nats"),

@@ -3,16 +3,15 @@
 bs-values add up like the residual stream itself, so a stretch of the vocabulary (a slab) can be followed upwards
 through all layers, and a value is divided by its row's norm scale only where the softmax is taken:
 
-    bs(Lin_l)  ->  + bs(vector) for each vector of each head     the heads of layer l
+    bs(Lin_l)  ->  + bs(vector) for each head's vector           the heads of layer l
                ->  + bs(all of them) + bs(output bias)           after the attention block
                ->  + bs(FFN block) = bs(Lin_l+1)                 after the FFN block
 
 Only the embedding, the FFN outputs and the heads are ever projected. A head's vectors lie in its d_head-dimensional
 output space, so `E gamma W_O^h` (slab x d_head) serves all prompts.
 
-Operations for n prompts, V words, L layers of H heads with R vectors each: 2 n V d (L + 1) for the blocks; for the
-heads the cheaper of 2 n V d L H R (full width) and 2 V d^2 L + 2 n V d_head L H R (factored); one exponential for each
-of n V L (H R + 3).
+Operations for n prompts, V words, L layers of H heads: 2 n V d (L + 1) for the blocks; for the heads the cheaper of
+2 n V d L H (full width) and 2 V d^2 L + 2 n V d_head L H (factored); one exponential for each of n V L (H + 3).
 
 Memory beside the arguments and results: two float32 copies of the arguments, and at most LIMIT bytes each for the
 vectors projected in full width and for a slab of their values.
@@ -25,7 +24,7 @@ unless asked. Nothing waits for the GPU before the walk's end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -43,64 +42,43 @@ LIMIT = 128 << 20  # bytes
 def increases_along(
     model: Model,
     resid_pre: Float[Tensor, "layer prompt d_model"],
-    z: Float[Tensor, "layer prompt head vector d_head"],
+    z: Float[Tensor, "layer prompt head d_head"],
     ffn: Float[Tensor, "layer prompt d_model"],
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
     norm: str = "frozen",
-    layers: Sequence[int] | None = None,
     tell: Callable[[float], object] = lambda prompts: None,
-) -> tuple[Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head vector"]]:
-    """Increase (nats) of every attention block, FFN block, and vector that a head adds (paper, Definitions).
+) -> tuple[Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head"]]:
+    """Increase (nats) of every attention block, FFN block and head (paper, Definitions).
 
-    The vectors of a head must sum to what it writes: one vector a head, or one a position. `layers` says which layers
-    the first axis holds (default: all, in order). `scale` is the final norm's at the last position, `words` the words
-    followed. `tell` is called during the walk with the prompts' worth of it that was just done; it adds up to all prompts.
+    `scale` is the final norm's at the last position, `words` the words followed. `tell` is called during the walk with the prompts' worth of it that was just done; it adds up to all prompts.
     """
-    layers = list(range(model.n_layers)) if layers is None else list(layers)
     at_once = _prompts_at_once(model, z)
     if at_once < len(scale):
         parts = [t.split(at_once, 1) for t in (resid_pre, z, ffn)] + [t.split(at_once) for t in (scale, words)]
-        results = [increases_along(model, *five, norm, layers, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
+        results = [increases_along(model, *five, norm, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
         return tuple(torch.cat(pieces) for pieces in zip(*results, strict=True))
     wide, divide = _scales(resid_pre.dtype, scale, norm)
     steps = []
-    for i, layer in enumerate(layers):
-        x, own_z, own_ffn = (part[i].to(wide) for part in (resid_pre, z, ffn))
-        weight, bias, continues_layer = model.output_weight(layer), model.output_bias(layer), i > 0 and layer == layers[i - 1] + 1
-        steps.append(_Layer(model.unembedding, weight, bias, x, own_z, own_ffn, divide, norm, continues_layer))
+    for layer in range(model.n_layers):
+        x, own_z, own_ffn = (part[layer].to(wide) for part in (resid_pre, z, ffn))
+        weight, bias = model.output_weight(layer), model.output_bias(layer)
+        steps.append(_Layer(model.unembedding, weight, bias, x, own_z, own_ffn, divide, norm, continues_layer=layer > 0))
     increases = stream_vocabulary(steps, model.unembedding, words, wide, tell)
     return tuple(torch.stack(parts, 1) for parts in zip(*increases, strict=True))
 
 
-def increases_of_vectors(
-    model: Model,
-    x: Float[Tensor, "prompt d_model"],
-    coefficients: Float[Tensor, "prompt vector"],
-    directions: Float[Tensor, "vector d_model"],
-    scale: Float[Tensor, "prompt"],
-    words: Int[Tensor, "prompt"],
-) -> Float[Tensor, "prompt vector"]:
-    """Increase (nats) of `coefficient * direction` added at x, for directions shared by all prompts: FFN neurons."""
-    wide, divide = _scales(x.dtype, scale, "frozen")
-    x = x.to(wide)
-    # A direction with its coefficient is a head that is one number wide.
-    z = coefficients.to(wide)[:, :, None, None]
-    step = _Layer(model.unembedding, directions[:, None], None, x, z, torch.zeros_like(x), divide, "frozen", False)
-    return stream_vocabulary([step], model.unembedding, words, wide)[0][2][..., 0]
+def _full_width(prompts: int, d_model: int, d_head: int) -> bool:
+    """Whether projecting each head's vector takes fewer operations than the factored way."""
+    return prompts * (d_model - d_head) < d_model * d_head
 
 
-def _full_width(prompts: int, vectors: int, d_model: int, d_head: int) -> bool:
-    """Whether projecting each vector of a head by itself takes fewer operations than the factored way."""
-    return prompts * vectors * (d_model - d_head) < d_model * d_head
-
-
-def _prompts_at_once(model: Model, z: Float[Tensor, "layer prompt head vector d_head"]) -> int:
+def _prompts_at_once(model: Model, z: Float[Tensor, "layer prompt head d_head"]) -> int:
     """All prompts, or in full width as many as LIMIT allows; there nothing is shared, so splitting costs nothing."""
-    layers, prompts, heads, vectors, d_head = z.shape
-    if not _full_width(prompts, vectors, model.d_model, d_head):
+    layers, prompts, heads, d_head = z.shape
+    if not _full_width(prompts, model.d_model, d_head):
         return prompts
-    return max(1, LIMIT // (4 * layers * (heads * vectors + 1) * max(model.d_model, SLAB)))
+    return max(1, LIMIT // (4 * layers * (heads + 1) * max(model.d_model, SLAB)))
 
 
 def _sizes(device: torch.device) -> tuple[int, int]:
@@ -139,7 +117,7 @@ def stream_vocabulary(
 
 
 class _Layer:
-    """One layer of many prompts: what stands before, between and after its blocks, and with each vector of a head.
+    """One layer of many prompts: what stands before, between and after its blocks, and with each head.
 
     Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 / p(w). No pass for a
     maximum is needed: the sum holds the word itself, so it cannot vanish, and it overflows only where p(w) < e^-88
@@ -150,21 +128,20 @@ class _Layer:
 
     def __init__(self, unembedding, weight, bias, x, z, ffn, divide, norm, continues_layer):
         self.unembedding, self.continues_layer = unembedding, continues_layer
-        self.x, self.z, self.ffn = x / divide[:, None], z / divide[:, None, None, None], ffn / divide[:, None]
+        self.x, self.z, self.ffn = x / divide[:, None], z / divide[:, None, None], ffn / divide[:, None]
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self._weight, self._bias, self.divide = weight, bias, divide
-        n, self.heads, self.vectors, self.d_head = z.shape
-        self.full_width, (most, _) = _full_width(n, self.vectors, x.shape[-1], self.d_head), _sizes(x.device)
-        at_once = max(1, most // (n * self.vectors)) if self.full_width else 1
-        prompts = max(1, most // self.vectors)
+        n, self.heads, self.d_head = z.shape
+        self.full_width, (most, _) = _full_width(n, x.shape[-1], self.d_head), _sizes(x.device)
+        at_once = max(1, most // n) if self.full_width else 1
         self.chunks = [
-            (slice(h, h + at_once), slice(at, at + prompts)) for h in range(0, self.heads, at_once) for at in range(0, n, prompts)
+            (slice(h, h + at_once), slice(at, at + most)) for h in range(0, self.heads, at_once) for at in range(0, n, most)
         ]
         self.scales = None
         if norm == "recomputed":
             by_head = torch.stack([norm_scale(self._head(h), unembedding) for h in range(self.heads)], 1)
             self.scales = [1 / s for s in (*(norm_scale(v, unembedding) for v in self._states()), by_head)]
-        self.sums = [x.new_zeros(n) for _ in range(3)] + [x.new_zeros(n, self.heads, self.vectors)]
+        self.sums = [x.new_zeros(n) for _ in range(3)] + [x.new_zeros(n, self.heads)]
 
     @property
     def weight(self) -> Float[Tensor, "head d_head d_model"]:
@@ -175,22 +152,22 @@ class _Layer:
         bias = torch.zeros_like(self.x[0]) if self._bias is None else self._bias.to(self.x)
         return bias / self.divide[:, None]
 
-    def _head(self, h: int) -> Float[Tensor, "prompt vector d_model"]:
-        """x plus each vector of one head."""
-        return self.x[:, None] + self.z[:, h] @ self.weight[h]
+    def _head(self, h: int) -> Float[Tensor, "prompt d_model"]:
+        """x plus the vector of one head."""
+        return self.x + self.z[:, h] @ self.weight[h]
 
     def _states(self) -> list[Float[Tensor, "prompt d_model"]]:
         """The residual stream before, between and after the two blocks."""
-        between = self.x + torch.einsum("nhrk,hkd->nd", self.z, self.weight) + self.bias
+        between = self.x + torch.einsum("nhk,hkd->nd", self.z, self.weight) + self.bias
         return [self.x, between, between + self.ffn]
 
     def set_targets(self, target: Float[Tensor, "prompt d_model"]) -> None:
         """Set the followed word of each prompt; `own` holds its bs-values, unscaled, as the sums will need them."""
         self.target = target
-        heads = torch.einsum("nhrk,hkd,nd->nhr", self.z, self.weight, target)
+        heads = torch.einsum("nhk,hkd,nd->nh", self.z, self.weight, target)
         x = (self.x * target).sum(-1)
-        between = x + heads.sum((1, 2)) + (self.bias * target).sum(-1)
-        own = [x, between, between + (self.ffn * target).sum(-1), x[:, None, None] + heads]
+        between = x + heads.sum(1) + (self.bias * target).sum(-1)
+        own = [x, between, between + (self.ffn * target).sum(-1), x[:, None] + heads]
         self.own = own if self.scales is None else [a * s for a, s in zip(own, self.scales, strict=True)]
 
     def rows(self) -> Float[Tensor, "row d_model"]:
@@ -198,7 +175,7 @@ class _Layer:
         out = [self.ffn, torch.zeros_like(self.x[:1]) if self._bias is None else self._bias.to(self.x)[None]]
         out += [] if self.continues_layer else [self.x]
         if self.full_width:
-            out.append((self.z.transpose(0, 1).flatten(1, 2) @ self.weight).flatten(0, 1))
+            out.append((self.z.transpose(0, 1) @ self.weight).flatten(0, 1))
         return torch.cat(out)
 
     def accumulate(
@@ -208,42 +185,40 @@ class _Layer:
 
         `products` are the slab's values of `rows`.
         """
-        n, copies = len(self.x), self.heads * self.vectors
+        n = len(self.x)
         ffn, bias, products = products[:n], products[n], products[n + 1 :]
         before, products = (below, products) if self.continues_layer else (products[:n], products[n:])
         # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
         level = self.own[0][:, None]
         base = before - level if self.scales is None else before
-        by_head = products.view(self.heads, n, self.vectors, -1) if self.full_width else None
+        by_head = products.view(self.heads, n, -1) if self.full_width else None
         factors = None if self.full_width else (slab @ self.weight.flatten(0, 1).T).split(self.d_head, 1)
         sum_of_heads = torch.zeros_like(base)
         for heads, rows in self.chunks:
             if self.full_width:
-                values = by_head[heads, rows].add_(base[rows, None])
+                values = by_head[heads, rows].add_(base[rows])
             else:
-                start = base[rows] if self.vectors == 1 else base[rows].repeat_interleave(self.vectors, 0)
-                values = torch.addmm(start, self.z[rows, heads.start].flatten(0, 1), factors[heads.start].T)
-                values = values.unflatten(0, (1, -1, self.vectors))
-            # Every row holds the base once, so their sum holds it `copies` times. A sum of one row would be a copy of it.
-            sum_of_heads[rows] += values[0, :, 0] if len(values) == self.vectors == 1 else values.sum((0, 2))
+                values = torch.addmm(base[rows], self.z[rows, heads.start], factors[heads.start].T)[None]
+            # Every head's row holds the base once. A sum of one row would be a copy of it.
+            sum_of_heads[rows] += values[0] if len(values) == 1 else values.sum(0)
             if self.scales is not None:
                 scales = self.scales[3][rows, heads].transpose(0, 1)[..., None]
-                values = values.mul_(scales).sub_(level[rows, :, None])
+                values = values.mul_(scales).sub_(level[rows])
             self.sums[3][rows, heads] += values.exp_().sum(-1).transpose(0, 1)
-        between = sum_of_heads - copies * base + before + bias / self.divide[:, None]
+        between = sum_of_heads - self.heads * base + before + bias / self.divide[:, None]
         after = between + ffn
         for i, values in enumerate((before, between, after)):
             values = values if self.scales is None else values * self.scales[i][:, None]
             self.sums[i] += (values - self.own[i][:, None]).exp_().sum(-1)
         return after
 
-    def increases(self) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"], Float[Tensor, "prompt head vector"]]:
-        """From the finished sums: the attention block's, the FFN block's, and each vector's increase."""
-        level = [*self.own[:3], self.own[0][:, None, None]]
+    def increases(self) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"], Float[Tensor, "prompt head"]]:
+        """From the finished sums: the attention block's, the FFN block's, and each head's increase."""
+        level = [*self.own[:3], self.own[0][:, None]]
         total = [s.log() + a for s, a in zip(self.sums, level, strict=True)]
         self.recompute_lost(total)
         before, between, after, heads = (own - t for own, t in zip(self.own, total, strict=True))
-        return between - before, after - between, heads - before[:, None, None]
+        return between - before, after - between, heads - before[:, None]
 
     def recompute_lost(self, total: list[Tensor]) -> None:
         """Compute again, with a maximum taken out first, what overflowed or is too small to hold all its digits."""

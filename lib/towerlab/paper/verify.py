@@ -21,7 +21,7 @@ from twotowers.paths import data_folder
 
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, capture
-from towerlab.model.increase import increases_along, increases_of_vectors
+from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 
@@ -85,13 +85,13 @@ def measure(model: Model, ids: Sequence[int], quantities: Sequence[str]) -> tupl
     plain_run = capture(model, [plain(ids)], {"weights", "values", "neurons"})
     word = plain_run.logits.argmax(-1)
     scale = unembed.norm_scale(plain_run.resid_final, model.unembedding)
-    z = plain_run.z[:, :, :, None]
-    attention, ffn, heads = (x[0] for x in increases_along(model, plain_run.resid_pre, z, plain_run.ffn_output, scale, word))
+    parts = plain_run.resid_pre, plain_run.z, plain_run.ffn_output
+    attention, ffn, heads = (x[0] for x in increases_along(model, *parts, scale, word))
     blocks = {"attention": attention, "FFN": ffn}
     values = {}
     for quantity in quantities:
         try:
-            values[quantity] = float(_value(model, plain_run, word, scale, quantity, blocks, heads[..., 0]))
+            values[quantity] = float(_value(model, plain_run, word, scale, quantity, blocks, heads))
         except IndexError:
             raise TwoTowersError(f"'{quantity}': {model.name} has no such part, choose the paper's model") from None
     return int(word), values
@@ -100,15 +100,18 @@ def measure(model: Model, ids: Sequence[int], quantities: Sequence[str]) -> tupl
 def _value(
     model: Model, capture: Capture, word: torch.Tensor, scale: torch.Tensor, quantity: str, blocks: dict, heads: torch.Tensor
 ):
+    def increase(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        both = unembed.bs_values(torch.stack([x, x + vector]), model.unembedding, scale).log_softmax(-1)
+        return both[1, word] - both[0, word]
+
     if match := _BLOCKS.fullmatch(quantity):
         return blocks[match[1]].sum()
     if match := _BLOCK.fullmatch(quantity):
         return blocks[match[1]][int(match[2])]
     if match := _NEURON.fullmatch(quantity):
         layer, neuron = int(match[1]), int(match[2])
-        x = capture.resid_pre[layer] + capture.attention_output[layer]
-        coefficient, fc2 = capture.neurons[layer][:, [neuron]], model.ffn_weight(layer)[[neuron]]
-        return increases_of_vectors(model, x, coefficient, fc2, scale, word)[0, 0]
+        x = capture.resid_pre[layer, 0] + capture.attention_output[layer, 0]
+        return increase(x, capture.neurons[layer, 0, neuron] * model.ffn_weight(layer)[neuron])
     if match := _HEAD.fullmatch(quantity):
         layer, head, position = int(match[2]), int(match[3]), match[4]
         if match[1] == "attention" and position is not None:
@@ -116,10 +119,8 @@ def _value(
         if match[1] == "increase" and position is None:
             return heads[layer, head]
         if match[1] == "increase":
-            values = capture.values[[layer]].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=2)
-            z = capture.weights[[layer]][..., None].to(values.dtype) * values
-            parts = capture.resid_pre[[layer]], z, capture.ffn_output[[layer]]
-            return increases_along(model, *parts, scale, word, layers=[layer])[2][0, 0, head, int(position)]
+            z = capture.weights[layer, 0, head, int(position)] * capture.values[layer, 0, model.value_head(head), int(position)]
+            return increase(capture.resid_pre[layer, 0], z.to(capture.z) @ model.output_weight(layer)[head])
     raise TwoTowersError(f"'{quantity}' is not among the quantities that can be measured: see data/published.csv")
 
 
