@@ -1,7 +1,5 @@
 """Every head's measurement against a slow reference, in float64 on three kinds of model; and the files of measurements."""
 
-from io import StringIO
-
 import numpy as np
 import pytest
 import tiny_blocks
@@ -12,7 +10,6 @@ from reference import Reference, log_prob
 from towerlab.measure.answers import answers
 from towerlab.measure.heads import heads
 from towerlab.measure.increases import increases
-from tqdm import tqdm
 from twotowers.recording import Recording
 from twotowers.store import load, save
 
@@ -85,18 +82,3 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     assert large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()
     np.testing.assert_allclose(large, values.astype(np.float32), rtol=2**-10)
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(1 / 3)
-
-
-def test_the_bar_moves_within_a_group_of_captures(monkeypatch):
-    """One walk over the vocabulary may take minutes on a model of ordinary size."""
-    encoded, steps = tiny_blocks.blocks(2), []
-
-    class Bar(tqdm):
-        def update(self, by=1):
-            steps.append(by)
-            super().update(by)
-
-    monkeypatch.setattr("towerlab.measure.increases.progress", lambda what, total: Bar(total=total, disable=False, file=StringIO()))
-    monkeypatch.setattr("towerlab.model.increase.SLAB", 8)
-    increases(tiny("llama"), encoded)
-    assert sum(steps) == len(encoded) and sum(by > 0 for by in steps) > 3 and max(steps) < len(encoded)

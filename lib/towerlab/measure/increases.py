@@ -36,18 +36,6 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
     unembed.check_norm(norm)
     n, layers = len(encoded), model.n_layers
     increase, block_increase = np.empty((n, layers, model.n_heads)), np.empty((n, layers, 2))
-    so_far = 0.0
-
-    def tell(prompts: float) -> None:
-        """One forward pass and one walk over the vocabulary are half of a prompt's work each, more or less."""
-        nonlocal so_far
-        so_far += prompts / 2
-        bar.update(min(round(so_far), n) - bar.n)  # a walk that memory broke off counts twice
-
-    def counting(stream: Iterable[Capture]) -> Iterator[Capture]:
-        for capture in stream:
-            tell(len(capture.index))
-            yield capture
 
     def walk(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
         return increases_along(
@@ -58,16 +46,16 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
             unembed.norm_scale(torch.cat([capture.resid_final for capture in group]), model.unembedding),
             torch.cat([capture.true_ids for capture in group]),
             norm,
-            tell=tell,
         )
 
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
     stream = captures(model, encoded, max_tokens=max_tokens)
     with progress("increases", n) as bar:
-        for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(counting(stream), max(GROUP_BYTES, model.bytes // 16))):
+        for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(stream, max(GROUP_BYTES, model.bytes // 16))):
             index = [i for capture in group for i in capture.index]
             increase[index] = of_heads.cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
+            bar.update(len(index))
     variables = {
         "increase": (("prompt", "layer", "head"), increase, "nats"),
         "block_increase": (("prompt", "layer", "kind"), block_increase, "nats"),

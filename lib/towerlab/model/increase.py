@@ -24,8 +24,6 @@ unless asked. Nothing waits for the GPU before the walk's end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -47,16 +45,15 @@ def increases_along(
     scale: Float[Tensor, "prompt"],
     words: Int[Tensor, "prompt"],
     norm: str = "frozen",
-    tell: Callable[[float], object] = lambda prompts: None,
 ) -> tuple[Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer"], Float[Tensor, "prompt layer head"]]:
     """Increase (nats) of every attention block, FFN block and head (paper, Definitions).
 
-    `scale` is the final norm's at the last position, `words` the words followed. `tell` is called during the walk with the prompts' worth of it that was just done; it adds up to all prompts.
+    `scale` is the final norm's at the last position, `words` the words followed.
     """
     at_once = _prompts_at_once(model, z)
     if at_once < len(scale):
         parts = [t.split(at_once, 1) for t in (resid_pre, z, ffn)] + [t.split(at_once) for t in (scale, words)]
-        results = [increases_along(model, *five, norm, tell) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
+        results = [increases_along(model, *five, norm) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
         return tuple(torch.cat(pieces) for pieces in zip(*results, strict=True))
     wide, divide = _scales(resid_pre.dtype, scale, norm)
     steps = []
@@ -64,7 +61,7 @@ def increases_along(
         x, own_z, own_ffn = (part[layer].to(wide) for part in (resid_pre, z, ffn))
         weight, bias = model.output_weight(layer), model.output_bias(layer)
         steps.append(_Layer(model.unembedding, weight, bias, x, own_z, own_ffn, divide, norm, continues_layer=layer > 0))
-    increases = stream_vocabulary(steps, model.unembedding, words, wide, tell)
+    increases = stream_vocabulary(steps, model.unembedding, words, wide)
     return tuple(torch.stack(parts, 1) for parts in zip(*increases, strict=True))
 
 
@@ -94,13 +91,7 @@ def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, 
     return wide, scale.to(wide) if norm == "frozen" else torch.ones_like(scale, dtype=wide)
 
 
-def stream_vocabulary(
-    steps: list[_Layer],
-    unembedding: Unembedding,
-    words: Tensor,
-    wide: torch.dtype,
-    tell: Callable[[float], object] = lambda prompts: None,
-) -> list[tuple]:
+def stream_vocabulary(steps: list[_Layer], unembedding: Unembedding, words: Tensor, wide: torch.dtype) -> list[tuple]:
     target = fold_norm(unembedding, unembedding.weight[words], wide)
     for step in steps:
         step.set_targets(target)
@@ -112,7 +103,6 @@ def stream_vocabulary(
         # One large product for all layers is faster than many small ones.
         for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
             values = step.accumulate(slab, products, values)
-        tell(len(words) * len(slab) / unembedding.vocabulary)
     return [step.increases() for step in steps]
 
 
