@@ -36,8 +36,8 @@ from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.prompts.blocks import draw_blocks, texts_of_one_length
-from towerlab.prompts.prompt import Encoded, Prompt, encode_all
+from towerlab.prompts.blocks import donors_of, draw_blocks, texts_of_one_length
+from towerlab.prompts.prompt import Encoded, encode_all
 
 KINDS = ("query", "keys", "values")
 
@@ -57,32 +57,14 @@ def pairs_of(encoded: Sequence[Encoded], tokenizer) -> tuple[list[Pair], int]:
     pairs whose labels do not stand at the same positions (draw the texts with `blocks.texts_of_one_length`), and prompts
     that no query fits. Raises TwoTowersError when no pair is left, or a prompt's block is not whole.
     """
-    blocks: dict[tuple[str, int], list[Encoded]] = {}
-    for e in encoded:
-        blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(e)
-    pairs = _query_pairs(encoded, tokenizer)
-    for kind in ("keys", "values"):
-        for e in encoded:
-            source = _source(kind, e, blocks[e.prompt.dataset, e.prompt.block])
+    pairs, donors = _query_pairs(encoded, tokenizer), donors_of(encoded)
+    for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
+        for e, source in zip(encoded, (encoded[i] for i in donors[donor]), strict=True):
             if (source.label_positions, source.last) == (e.label_positions, e.last):
                 pairs.append(Pair(kind, e, source))
     if not pairs:
         raise TwoTowersError("no two prompts have their labels at the same positions: draw texts of one length")
     return pairs, len(KINDS) * len(encoded) - len(pairs)
-
-
-def _source(kind: str, base: Encoded, block: Sequence[Encoded]) -> Encoded:
-    """The prompt of the block with other texts beside the same labels ("keys"), or other labels beside the same texts."""
-
-    def parts(prompt: Prompt) -> tuple[list[str], list[str]]:
-        return [d.label for d in prompt.demonstrations], [d.text for d in prompt.demonstrations]
-
-    labels, texts = parts(base.prompt)
-    for other in block:
-        same = tuple(a == b for a, b in zip(parts(other.prompt), (labels, texts), strict=True))
-        if same == ((True, False) if kind == "keys" else (False, True)):
-            return other
-    raise TwoTowersError(f"block {base.prompt.block} is not whole: give all four prompts of every block")
 
 
 def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:

@@ -36,6 +36,7 @@ from towerlab.model.last_position import Edit, LastPosition, LayerState, head_ou
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.progress import progress
+from towerlab.prompts.blocks import donors_of
 from towerlab.prompts.prompt import Encoded, batches
 
 Edges = list[tuple[Iterable[int], Iterable[int]]]
@@ -249,16 +250,12 @@ def class_in_keys(keys: Float[np.ndarray, "prompt place d_head"], encoded: Seque
     Raises TwoTowersError when a block is not whole.
     """
     first = [e.prompt.dataset.split("/")[0] for e in encoded]
-    cells: dict[tuple, dict[bool, int]] = {}  # (pair, block, labels in order): of the prompts that only differ in texts
-    for i, e in enumerate(encoded):
-        labels = tuple(d.label for d in e.prompt.demonstrations)
-        key = (e.prompt.dataset, e.prompt.block, labels)
-        cells.setdefault(key, {})[e.prompt.demonstrations[0].cls == first[i]] = i
-    if any(len(cell) != 2 for cell in cells.values()):
-        raise TwoTowersError("a block is not whole: give all four prompts of every block")
+    partners = donors_of(encoded)["both exchanged"]  # which differ in their texts, beside the same labels
+    begins_first = [e.prompt.demonstrations[0].cls == cls for e, cls in zip(encoded, first, strict=True)]
     out = np.empty(len(encoded))
-    for pair in dict.fromkeys(key[0] for key in cells):
-        rows = [(key[1], cell[True], cell[False]) for key, cell in cells.items() if key[0] == pair]
+    for pair in dict.fromkeys(e.prompt.dataset for e in encoded):
+        of_pair = [i for i, e in enumerate(encoded) if begins_first[i] and e.prompt.dataset == pair]
+        rows = [(encoded[i].prompt.block, i, partners[i]) for i in of_pair]
         differences = np.stack([_signs(encoded[a], first[a]) * (keys[a] - keys[b]) for _, a, b in rows])
         texts = np.array([[{p.text, q.text} for p, q in _beside(encoded[a], encoded[b])] for _, a, b in rows])
         projections = np.empty(differences.shape[:2])
