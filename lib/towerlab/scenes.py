@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,9 +20,9 @@ from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
 
 from towerlab.measure.conditions import true_first
+from towerlab.measure.heads import heads
 from towerlab.measure.steering import BLOCKS, class_directions
 from towerlab.model import query_key
-from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import class_words, draw_blocks
 from towerlab.prompts.prompt import Prompt, encode, encode_all
@@ -82,9 +83,9 @@ def push(
     key = (pair_of(prompt), names[prompt.separator], prompt.labels[:2])
     if key not in directions:
         directions[key] = _direction(model, *key)
-    heads, direction = directions[key]
+    of_pair, direction = directions[key]
     last = torch.tensor([[encode(prompt, model.tokenizer).last]], device=model.device).expand(1, model.n_heads)
-    return heads, {layer: query_key.rotated(model, layer, direction[layer][None], last) for layer, _ in heads}
+    return of_pair, {layer: query_key.rotated(model, layer, direction[layer][None], last) for layer, _ in of_pair}
 
 
 def _direction(model: Model, pair: tuple[str, str], separator: str, labels: Sequence[str]) -> Direction:
@@ -92,15 +93,7 @@ def _direction(model: Model, pair: tuple[str, str], separator: str, labels: Sequ
     own, other = pair
     blocks = draw_blocks(BLOCKS, Form(2, separator), seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)])
     encoded = encode_all(blocks, model.tokenizer, model.context)
-
-    def read(capture: Capture) -> Float[Tensor, "layer head"]:
-        at = capture.label_positions[:, None].expand(-1, model.n_heads, -1)
-        true = torch.tensor([e.prompt.is_true for e in capture.prompts], device=at.device)[:, None]
-        assert capture.weights is not None
-        looks = torch.stack([weights.gather(2, at) for weights in capture.weights])
-        return torch.where(true, looks, -looks).sum((1, 3)).double().cpu()
-
-    prefers = torch.stack(read_all("a scene's heads", model, encoded, {"weights"}, read, 1024)).sum(0)
-    best = prefers.flatten().argsort(descending=True, stable=True)[: choose.TOP].tolist()
+    differences = choose.attention_difference(heads(model, encoded)).mean("prompt")
+    best = choose.top(differences, choose.TOP, -np.inf)
     direction = torch.tensor(class_directions(model, encoded)["query"].isel(pair=0).values, device=model.device)
-    return [Head(*divmod(i, model.n_heads)) for i in best], direction.to(torch.promote_types(model.dtype, torch.float32))
+    return best, direction.to(torch.promote_types(model.dtype, torch.float32))
