@@ -36,9 +36,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed, reading_all
+from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
+from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import capture
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model

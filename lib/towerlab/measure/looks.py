@@ -37,8 +37,7 @@ there what it would write were it reversed alone. `logit_difference` (prompt) is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
@@ -52,8 +51,8 @@ from twotowers.heads import Head, Heads
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
-from towerlab.model.attention_hooks import reading_attention
-from towerlab.model.capture import capture
+from towerlab.model.attention_hooks import reading_all
+from towerlab.model.capture import capture, plain_z
 from towerlab.model.label_positions import check_labels_left
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState
 from towerlab.model.memory import run_batches
@@ -100,7 +99,7 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
     check_labels_left(encoded)
     donors = donors_of(encoded)
     preferences = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens)
-    z_of = partial(_z_of, donors, _plain_z(model, encoded, max_tokens))
+    z_of = partial(_z_of, donors, plain_z(model, encoded, max_tokens))
     plain, everywhere, outputs_held, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens)
     each = ("contrast", "prompt", "layer", "head")
     return observations(
@@ -132,7 +131,7 @@ def ways(
     """Which way the effects of some heads go; head -> mean effect, which says whether it is for or against the answer."""
     heads = list(means)
     sets = [heads, [head for head in heads if means[head] > 0], [head for head in heads if means[head] < 0]]
-    z_of = partial(_z_of, donors_of(encoded), _plain_z(model, encoded, max_tokens))
+    z_of = partial(_z_of, donors_of(encoded), plain_z(model, encoded, max_tokens))
     effects = _effects_by_route(model, encoded, contrasts, [*([head] for head in heads), *sets], z_of, max_tokens)
     way = ("contrast", "output", "queries", "mlps")
     return observations(
@@ -144,18 +143,6 @@ def ways(
         contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1], sender_set=list(SENDER_SETS),
         sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
     )  # fmt: skip
-
-
-def _plain_z(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Float[Tensor, "prompt layer head d_head"]:
-    """z of the last position."""
-    z: list[Tensor] = [torch.empty(0)] * len(encoded)
-
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        for i, of_prompt in zip(index, capture(model, batch).attention_out_input.transpose(0, 1), strict=True):
-            z[i] = of_prompt.cpu()
-
-    run_batches("plain runs", encoded, max_tokens, run)
-    return torch.stack(z)
 
 
 def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int) -> np.ndarray:
@@ -205,15 +192,6 @@ def _averages(batch: Sequence[Encoded]) -> Float[Tensor, "place batch row"]:
         out[0, i, -1] = out[1, i, stop - 1] = 1
         out[2, i, start:stop] = 1 / (stop - start)
     return out
-
-
-@contextmanager
-def reading_all(model: Model, read: Callable[..., None]) -> Iterator[None]:
-    """Runs in which `read(layer, query, key, value, mask, scaling, softcap)` sees the attention of every layer."""
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
-        yield
 
 
 def _reversed_z(last: LastPosition) -> Outputs:

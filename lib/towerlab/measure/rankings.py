@@ -35,11 +35,12 @@ from twotowers.errors import TwoTowersError
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
-from towerlab.model.attention_hooks import masked, reading_attention, scores
-from towerlab.model.capture import Capture, read_all
+from towerlab.model.attention_hooks import reading_all
+from towerlab.model.capture import Capture, plain_z, read_all
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
 from towerlab.model.memory import halved, run_batches
 from towerlab.model.model import Model, widen
+from towerlab.model.reversal import attention_weights
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
@@ -141,22 +142,15 @@ def induction_scores(
     second = torch.arange(len(begin) + length, len(begin) + 2 * length)
     total, sums = np.zeros((2, model.n_layers, model.n_heads))
 
-    def reader(layer: int):
-        def read(query, key, value, mask, scaling, softcap):
-            all_scores = masked(scores(query, key, scaling, softcap), mask)
-            later = torch.ones(all_scores.shape[-2:], dtype=torch.bool, device=all_scores.device).triu(1)
-            weights = all_scores.masked_fill(later, float("-inf")).softmax(-1)
-            sums[layer] = weights[:, :, second, second - length + 1].mean(-1).sum(0).double().cpu().numpy()
-
-        return read
+    def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
+        weights = attention_weights(query, key, *rest)[:, :, second, second - length + 1]
+        sums[layer] = weights.mean(-1).sum(0).double().cpu().numpy()
 
     def run(sequences: list[list[int]]) -> None:
         device = model.hf.get_input_embeddings().weight.device
         model.hf(input_ids=torch.tensor(sequences, device=device), use_cache=False, logits_to_keep=1)
 
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-            stack.enter_context(reading_attention(model, layer, reader(layer)))
+    with reading_all(model, read):
         size = max(1, 2048 // len(ids[0]))
         for _ in halved(run, [ids[first : first + size] for first in range(0, n, size)]):
             total += sums  # only when a batch is done: one that does not fit in memory ends halfway up
@@ -195,14 +189,7 @@ def function_vector_scores(
     of prompts, and one of the last position of `shuffled` for each head. Raises TwoTowersError for a task whose other
     blocks do not ask either class.
     """
-    z = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head)
-
-    def read(capture: Capture) -> None:
-        z[capture.index] = capture.attention_out_input.transpose(0, 1).to(z)
-
-    if model.dtype == torch.float64:
-        z = z.double()
-    read_all("mean outputs", model, encoded, (), read, max_tokens)
+    z = widen(plain_z(model, encoded, max_tokens))
     means = torch.stack([_task_mean(z, encoded, i) for i in at])
     out = np.empty((len(at), model.n_layers, model.n_heads))
     heads = list(np.ndindex(out.shape[1:]))

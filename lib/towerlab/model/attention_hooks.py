@@ -10,7 +10,8 @@ is edited.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -92,6 +93,15 @@ def reading_attention(model: Model, layer: int, reader: Callable) -> Iterator[No
                 read(*arguments)
 
     with attribute(module, "twotowers_reader", each):
+        yield
+
+
+@contextmanager
+def reading_all(model: Model, read: Callable[..., None]) -> Iterator[None]:
+    """Runs in which `read(layer, query, key, value, mask, scaling, softcap)` sees the attention of every layer."""
+    with ExitStack() as stack:
+        for layer in range(model.n_layers):
+            stack.enter_context(reading_attention(model, layer, partial(read, layer)))
         yield
 
 

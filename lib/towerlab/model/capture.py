@@ -261,3 +261,15 @@ def read_all(
     out: list[T] = []
     run_batches(what, encoded, max_tokens, lambda index, batch: out.append(read(capture(model, batch, record, index))))
     return out
+
+
+def plain_z(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Float[Tensor, "prompt layer head d_head"]:
+    """z of the last position."""
+    z: list[Tensor] = [torch.empty(0)] * len(encoded)
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        for i, of_prompt in zip(index, capture(model, batch).attention_out_input.transpose(0, 1), strict=True):
+            z[i] = of_prompt.cpu()
+
+    run_batches("plain runs", encoded, max_tokens, run)
+    return torch.stack(z)
