@@ -51,14 +51,12 @@ def heads(model: Model, encoded: Sequence[Encoded], max_tokens: int | None = Non
     block_difference, answers = np.empty((n, layers, 2)), Answers(encoded)
 
     def read(capture: Capture) -> None:
-        at, index = capture.label_positions[:, None].expand(-1, n_heads, -1), capture.index
-        for layer in range(layers):
-            attention[index, layer] = capture.weights[layer].gather(2, at).float().cpu().numpy()
-        readings = label_readings(capture, model)
+        index, weights, readings = capture.index, at_labels(capture, capture.weights), label_readings(capture, model)
+        attention[index] = weights.float().cpu().numpy()
         reading[index] = readings.mean(-1).cpu().numpy()
-        at_labels = label_weights(capture, model).to(readings) * readings
-        writing[index] = at_labels.sum(-1).cpu().numpy()
-        contribution[index] = (at_labels * own_label_sign(capture, readings)[:, None, None]).sum(-1).cpu().numpy()
+        written = weights.to(readings) * readings
+        writing[index] = written.sum(-1).cpu().numpy()
+        contribution[index] = (written * own_label_sign(capture, readings)[:, None, None]).sum(-1).cpu().numpy()
         block_difference[index] = block_logit_differences(capture, model).cpu().numpy()
         answers.read(capture)
 
@@ -90,10 +88,10 @@ def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer
     return torch.stack(out, 1)
 
 
-def label_weights(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
-    """Attention of the last position on every label position."""
-    at = capture.label_positions[None, :, None].expand(model.n_layers, -1, model.n_heads, -1)
-    return capture.weights.gather(3, at).transpose(0, 1)
+def at_labels(capture: Capture, x: Float[Tensor, "layer batch head position"]) -> Float[Tensor, "batch layer head place"]:
+    """Weights or scores of the last position, on every label position."""
+    at = capture.label_positions[None, :, None].expand(len(x), -1, x.shape[2], -1)
+    return x.gather(3, at).transpose(0, 1)
 
 
 def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "batch layer kind"]:

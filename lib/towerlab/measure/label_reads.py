@@ -28,12 +28,13 @@ from twotowers.heads import Head, check_inside, listed
 from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
+from towerlab.measure.heads import at_labels, label_readings
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, read_all
-from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
+from towerlab.model.label_positions import check_labels_left, label_values
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -47,23 +48,17 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     heads = list(dict.fromkeys(Head(*head) for head in heads))
     check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
+    layers, numbers = (list(of) for of in zip(*heads, strict=True))
     shape = len(encoded), len(heads), len(encoded[0].label_positions)
     attention, score, reading = (np.empty(shape) for _ in range(3))
     values = torch.empty(*shape, model.d_head, dtype=torch.promote_types(model.dtype, torch.float32))
     answers = Answers(encoded)
 
     def read(capture: Capture) -> None:
-        at, rows = capture.label_positions, logit_difference_rows(capture, model)
-        sign = own_label_sign(capture, rows)
-        for layer in {layer for layer, _ in heads}:
-            of_layer = label_values(capture, model, layer)
-            for i, (_, head) in ((i, head) for i, head in enumerate(heads) if head[0] == layer):
-                values[capture.index, i] = of_layer[:, head].to(values)
-                direction = torch.einsum("bd,kd->bk", rows, model.output_weight(layer)[head].to(rows))
-                of_labels = torch.einsum("bpk,bk->bp", of_layer[:, head].to(rows), direction) * sign
-                reading[capture.index, i] = of_labels.cpu().numpy()
-                attention[capture.index, i] = capture.weights[layer][:, head].gather(1, at).cpu().numpy()
-                score[capture.index, i] = capture.scores[layer][:, head].gather(1, at).cpu().numpy()
+        values[capture.index] = torch.stack([label_values(capture, model, layer)[:, head] for layer, head in heads], 1).to(values)
+        every = label_readings(capture, model), at_labels(capture, capture.weights), at_labels(capture, capture.scores)
+        for out, of_all in zip((reading, attention, score), every, strict=True):
+            out[capture.index] = of_all[:, layers, numbers].cpu().numpy()
         answers.read(capture)
 
     read_all("label reads", model, encoded, {"weights", "scores", "values"}, read, max_tokens)
