@@ -52,9 +52,8 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(model):
     data = interchanges(model, pairs, sets, max_tokens=40)
     assert dict(data.sizes) == {"what": 4, "heads": 2, "prompt": len(pairs)}
 
-    def difference(log_prob, base):  # true label of the base less the other
-        sign = 1 if list(base.label_ids).index(base.prompt.true_label) == 0 else -1
-        return sign * float(log_prob[0, 0] - log_prob[0, 1])
+    def difference(answered):  # true label less the other
+        return float(answered[1] @ torch.tensor([1.0, -1.0], dtype=torch.float64))
 
     differences = {side: data[f"{side}log_prob_true"] - data[f"{side}log_prob_other"] for side in ("", "base_", "source_")}
     for i, (kind_of_pair, base, source) in enumerate(pairs):
@@ -64,10 +63,10 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(model):
         for name, heads in sets.items():
             for what in data["what"].values:
                 with edited(model, exchange(heads, what, source_state, at)):
-                    expected = difference(answer(model, [base])[1], base)
+                    expected = difference(answer(model, [base]))
                 np.testing.assert_allclose(differences[""].sel(what=what, heads=name)[i], expected, rtol=0, atol=1e-9)
-        np.testing.assert_allclose(differences["base_"][i], difference(answer(model, [base])[1], base), rtol=0, atol=1e-9)
-        np.testing.assert_allclose(differences["source_"][i], difference(answer(model, [source])[1], base), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(differences["base_"][i], difference(answer(model, [base])), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(differences["source_"][i], -difference(answer(model, [source])), rtol=0, atol=1e-9)
     distance = abs(differences[""] - differences["base_"]).sel(heads="two")
     assert (distance.sel(what="all") > 1e-6).all()
     of_query = distance.isel(prompt=(data["pair_kind"] == "query").values)

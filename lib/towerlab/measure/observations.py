@@ -73,10 +73,9 @@ class Answers:
         """
         if not log_prob.isfinite().all():
             raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
-        for row, i in enumerate(index):
-            pair, ids = self.encoded[i].label_pair, list(self.encoded[i].label_ids.values())
-            self.log_prob[(*at, i)] = [float(log_prob[row, ids.index(token)]) for token in pair]
-            answer = int(top[row])
+        self.log_prob[(*at, index)] = log_prob
+        for i, answer in zip(index, top.tolist(), strict=True):
+            pair = self.encoded[i].label_pair
             self.says[(*at, i)] = pair.index(answer) if answer in pair else 2
 
     def put_each(self, places: Iterable[tuple], index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:

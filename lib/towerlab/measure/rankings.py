@@ -36,7 +36,7 @@ from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations
 from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
-from towerlab.model.capture import Capture, plain_z, read_all
+from towerlab.model.capture import Capture, label_log_probs, plain_z, read_all
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
 from towerlab.model.memory import halved, run_batches
 from towerlab.model.model import Model, widen
@@ -104,19 +104,13 @@ def attribution_patching(model: Model, encoded: Sequence[Encoded], max_tokens: i
         with torch.enable_grad(), ExitStack() as stack:
             for layer in range(model.n_layers):
                 stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(collect))
-            gradients = torch.autograd.grad(_logit_difference(model.logits(batch), batch).sum(), z)
+            _, log_prob = label_log_probs(model.logits(batch), batch)
+            gradients = torch.autograd.grad((log_prob[:, 0] - log_prob[:, 1]).sum(), z)
         cost = [(x * slope).detach().unflatten(-1, (model.n_heads, -1)) for x, slope in zip(z, gradients, strict=True)]
         out[index] = torch.stack([x.sum((1, 3)).cpu() for x in cost], 1).double().numpy()
 
     run_batches("attribution", encoded, max_tokens, run)
     return out
-
-
-def _logit_difference(logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]) -> Float[Tensor, "batch"]:
-    """Logit of the true label minus that of the other (nats)."""
-    words = [e.label_pair for e in batch]
-    pair = widen(logits).gather(1, torch.tensor(words, device=logits.device))
-    return pair[:, 0] - pair[:, 1]
 
 
 @torch.inference_mode()
@@ -199,8 +193,7 @@ def function_vector_scores(
         last = LastPosition(model, batch)
         edits = [Edit([head], lambda layer, in_layer, state: means[index, layer][:, in_layer]) for head in heads]
         _, log_prob = last.answers([UNCHANGED, *edits])
-        true = [list(e.label_ids.values()).index(e.true_id) for e in batch]
-        p = log_prob[:, range(len(batch)), true].exp()
+        p = log_prob[..., 0].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
     run_batches("function vectors", [shuffled[i] for i in at], max_tokens, run)

@@ -217,16 +217,16 @@ def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = 
 
 @torch.inference_mode()
 def answer(model: Model, batch: Sequence[Encoded]) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """The top token, and each label's log-probability (nats) in `label_ids` order, of one batch of equal length."""
+    """The top token, and log-probabilities (nats) of the true label and the other, of one batch of equal length."""
     return label_log_probs(model.logits(batch), batch)
 
 
 def label_log_probs(
     logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """The top token, and the log-probability (nats) of each label's token in `label_ids` order, from a batch's logits."""
+    """The top token, and log-probabilities (nats) of the true label's token and the other's, from a batch's logits."""
     logits = widen(logits).log_softmax(-1)
-    words = torch.tensor([list(e.label_ids.values()) for e in batch], device=logits.device)
+    words = torch.tensor([e.label_pair for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 
 

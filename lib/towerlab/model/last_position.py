@@ -46,7 +46,7 @@ from towerlab.prompts.prompt import Encoded
 
 LOGIT_ROWS = 128  # rows of logits at a time
 TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
-"""Of versions of one batch: top tokens, and the labels' log-probabilities (nats) in `label_ids` order"""
+"""Of versions of one batch: top tokens, and log-probabilities (nats) of the true label and the other"""
 
 
 @dataclass(eq=False)
@@ -181,7 +181,7 @@ class LastPosition:
     def answers(self, edits: Sequence[Edit], max_rows: int = 1024) -> TopAndLogProbs:
         """The same under each edit. Memory: `max_rows` rows at a time."""
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
-        log_prob = torch.empty(len(edits), len(self.batch), len(self.batch[0].label_ids), dtype=torch.float64)
+        log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
         for chunk, final in self.finals(edits, max_rows):
             top[chunk], log_prob[chunk] = answers_of(self.model, final, self.batch)
         return top, log_prob
