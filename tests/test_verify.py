@@ -5,7 +5,6 @@ import torch
 from conftest import refused, tiny
 from reference import Reference
 from towerlab.paper import verify
-from towerlab.paper.verify import paper_model
 
 IDS = (3, 17, 40, 8, 25)
 
@@ -60,13 +59,3 @@ def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypa
     _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
     assert result["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
     assert result["measured"][1] == own["sum of FFN block increases"] and not result["agrees"].any()
-
-
-@pytest.mark.parametrize(
-    "name, expected",
-    [("openai-community/gpt2-large", "gpt2-large"), ("gpt2-large@0123abcdef01", "gpt2-large"), ("gpt2", None),
-     ("huggyllama/llama-7b", "llama-7b"), ("EleutherAI/gpt-j-6b", "gpt-j"), ("mini-gpt2", None),
-     ("huggyllama--llama-13b", "llama-13b"), ("toy", None)],
-)  # fmt: skip
-def test_the_paper_s_models_are_known_by_name(name, expected):
-    assert paper_model(name) == expected

@@ -55,20 +55,15 @@ class PublishedNumber(Row):
         return value
 
 
-def published_numbers() -> pd.DataFrame:
-    """The published numbers (data/published.csv): source, model, where, quantity, value, note, all as text."""
-    return pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)])
+def printed() -> pd.DataFrame:
+    """The numbers that the authors' notebooks print (data/published.csv): model, where, quantity, value ..., all as text."""
+    table = pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)])
+    return table[table["source"] == SOURCE]
 
 
-def paper_model(name: str) -> str | None:
-    """The paper's name of a model ("gpt2-large") from a hub id, a folder or a fingerprint; None for any other model.
-
-    It goes by the last part of the name alone; "-hf" and the like do not count.
-    """
-    last = re.sub(r"@[0-9a-f]+$", "", name).rstrip("/").split("/")[-1].split("--")[-1].lower()
-    names = {name for row in published_numbers()["model"] for name in re.split(r" and | ", row)} - {"toy"}
-    last = {"gpt-j-6b": "gpt-j"}.get(last, last.removesuffix("-hf"))
-    return last if last in names else None
+def paper_model(name: str) -> str:
+    """The last part of a model's hub id or folder: by this alone a model of HUB is known."""
+    return name.rstrip("/").split("/")[-1].lower()
 
 
 def plain(ids: Sequence[int]) -> Encoded:
@@ -122,12 +117,6 @@ def _value(
             z = capture.weights[layer, 0, head, int(position)] * capture.values[layer, 0, model.value_head(head), int(position)]
             return increase(capture.resid_pre[layer, 0], z.to(capture.z) @ model.output_weight(layer)[head])
     raise TwoTowersError(f"'{quantity}' is not among the quantities that can be measured: see data/published.csv")
-
-
-def printed() -> pd.DataFrame:
-    """The rows of data/published.csv that the authors' notebooks print."""
-    table = published_numbers()
-    return table[table["source"] == SOURCE]
 
 
 def authors_numbers(model: Model) -> pd.DataFrame:
