@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from towerlab.prompts import blocks
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab.prompts.variants import in_order, one_fewer
 
 from training.text import in_company
-from training.tokenizer import common_words, read_words
+from training.tokenizer import common_words
 
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """The paper's word sets, false class / true class"""
@@ -36,10 +37,9 @@ def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "al
 
     `name`: false class / true class; `words`: "all", "seen" (in episodes) or "heldout" ones.
     """
-    rows = [row for row in read_words() if row["ambiguous"] == "0"]
-    rows = [row for row in rows if words == "all" or row["heldout"] == str(int(words == "heldout"))]
+    rows = [row for row in blocks.words() if not row.ambiguous and (words == "all" or row.heldout == (words == "heldout"))]
     classes = name.split("/")
-    false, true = ([row["word"] for row in rows if row["class"] == cls] for cls in classes)
+    false, true = ([row.word for row in rows if row.cls == cls] for cls in classes)
     sizes = [len(false) - i for i in range(K)] + [len(true) - i for i in range(K + 1)]
     rng, codes = np.random.default_rng([seed, *name.encode()]), {}
     while len(codes) < n:

@@ -9,9 +9,12 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 import numpy as np
+from towerlab.prompts import blocks
+from towerlab.prompts.sentences import Sentence
+from twotowers.data_files import read_table
 
 from training.configuration import SHIPPED, Configuration
-from training.tokenizer import LABELS, common_words, read_sentences, read_words
+from training.tokenizer import DATA, LABELS, common_words
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -42,10 +45,10 @@ class Text:
         self.labels = [*(words[label] for label in LABELS), *self.common][: configuration.label_words]
         self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
         self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode
-        for row in read_words():
-            self.class_words.setdefault(row["class"], []).append(words[row["word"]])
-            if row["heldout"] == "0":
-                self.episode_words.setdefault(row["class"], []).append(words[row["word"]])
+        for row in blocks.words():
+            self.class_words.setdefault(row.cls, []).append(words[row.word])
+            if not row.heldout:
+                self.episode_words.setdefault(row.cls, []).append(words[row.word])
         self.classes = list(self.class_words)
         # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
         self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
@@ -56,9 +59,9 @@ class Text:
             self.sentences = [
                 [
                     words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
-                    for word in sentence.lower().split()
+                    for word in row.sentence.lower().split()
                 ]
-                for sentence in read_sentences()
+                for row in read_table(DATA / "sentences/own.csv", Sentence)
             ]
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:

@@ -5,11 +5,11 @@ leading space, with a high score: the best split of " love" is one piece, that o
 No text is unknown and every text decodes back.
 """
 
-import csv
 from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from towerlab.prompts.blocks import words
 from transformers import PreTrainedTokenizerFast
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -24,32 +24,20 @@ foo bar baz qux quux corge grault garply waldo plugh xyzzy thud wibble wobble wu
 MARKS = list(":.,;!?'\"()-0123456789")
 
 
-def read_words() -> list[dict[str, str]]:
-    """The rows of data/words/words.csv."""
-    with (DATA / "words" / "words.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @cache
 def common_words(of_no_class: bool = True) -> list[str]:
     """The words of data/words/common.txt: frequent English ones, so that ordinary sentences do not fall apart into bytes. The
     model sees them only in the first stages, as arbitrary tokens. `of_no_class`: without words of classes."""
-    of_classes = {row["word"] for row in read_words()} if of_no_class else set()
+    of_classes = {row.word for row in words()} if of_no_class else set()
     return [word for word in (DATA / "words" / "common.txt").read_text(encoding="utf-8").split() if word not in of_classes]
-
-
-def read_sentences() -> list[str]:
-    """The sentences of data/sentences/own.csv."""
-    with (DATA / "sentences" / "own.csv").open(encoding="utf-8", newline="") as file:
-        return [row["sentence"] for row in csv.DictReader(file)]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A stock fast tokenizer; " word" (or a first "word") of the lists is exactly one token."""
-    words = [*LABELS, *(row["word"] for row in read_words()), *common_words(of_no_class=False), *MARKS]
+    known = [*LABELS, *(row.word for row in words()), *common_words(of_no_class=False), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
-    pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(words)]  # Ġ is how byte-level text writes a space
+    pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(known)]  # Ġ is how byte-level text writes a space
     return fast_tokenizer(byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT)
 
 
