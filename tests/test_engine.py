@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -255,15 +254,6 @@ def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(e
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", read_only)
     refused("cannot write", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
-
-
-def test_what_a_killed_process_wrote_is_removed_and_what_another_writes_is_not(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        pass
-    of_dead, of_other = (tmp_path / f".x.nc.{platform.node()}.{pid}.part" for pid in (dead.pid, os.getppid()))
-    of_dead.touch(), of_other.touch()
-    store.save(Recording(xr.Dataset(attrs={store.NOT_TESTABLE: "no"})), tmp_path / "x.nc", {"measurement": "forms"})
-    assert sorted(tmp_path.iterdir()) == [of_other, tmp_path / "x.nc"]
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])

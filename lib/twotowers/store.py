@@ -209,7 +209,6 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         with _deferred_signals(), _writing(path):
-            _remove_leftovers(path)
             for group, part in parts.items():
                 mode: Literal["w", "a"] = "w" if group == "/" else "a"
                 of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
@@ -220,15 +219,6 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
             os.replace(scratch, path)
     finally:
         with suppress(OSError):  # a disk that can only be read says so above
-            scratch.unlink(missing_ok=True)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what processes of this machine wrote of a file, and were killed."""
-    for scratch in path.parent.glob(f".{path.name}.{platform.node()}.*.part"):
-        try:
-            os.kill(int(scratch.suffixes[-2][1:]), 0)  # asks whether there is such a process
-        except ProcessLookupError:
             scratch.unlink(missing_ok=True)
 
 
