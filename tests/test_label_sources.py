@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import tiny_blocks
-from conftest import refused
 from plain_hooks import run, weights_of, z_of
 from towerlab.measure.label_sources import EXCHANGED, READERS, SOURCES, label_sources
 from towerlab.model.loading import load
@@ -103,10 +102,6 @@ def test_the_shipped_model_reads_labels_at_its_last_position_and_nowhere_else():
     assert abs(share.sel(contrast="texts exchanged")).max() < 0.1  # nobody tells it a place
     for reversed_looks in ((plain - measured.logit_difference_stretches_reversed.mean("prompt")) / (2 * plain)).values:
         assert reversed_looks[[0, 2, 3]].min() > 0.9 and abs(reversed_looks[1]) < 0.1
-
-
-def test_blocks_that_are_not_whole_are_refused(model):
-    refused("not whole", label_sources, model, tiny_blocks.blocks(1)[:3])
 
 
 def test_exchanged_labels_that_stand_elsewhere_have_no_number(model):

@@ -2,10 +2,8 @@
 
 import numpy as np
 import tiny_blocks
-from conftest import shared_tiny
 from reference import Reference
 from towerlab.measure.towers import towers
-from towerlab.model.capture import capture
 from twotowers.heads import Head
 
 
@@ -23,11 +21,3 @@ def test_every_vector_is_that_of_the_models_own_maps(model):
             for place, p in enumerate(e.label_positions):
                 _, key = slow.query_key(layer, head, slow.normed[layer][p])
                 np.testing.assert_allclose(at["key_vector"][place], key, rtol=1e-6, atol=1e-7)
-
-
-def test_without_rotation_their_product_is_the_score(float64):
-    model, encoded, head = shared_tiny("gpt2"), tiny_blocks.blocks(1), Head(1, 0)
-    result = towers(model, encoded, [head]).isel(listed_head=0)
-    scores = (result["query_vector"] * result["key_vector"]).sum("component")
-    plain = capture(model, encoded, {"scores"})
-    np.testing.assert_allclose(scores, plain.scores[1, :, 0].gather(1, plain.label_positions), rtol=1e-5, atol=1e-6)
