@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -230,21 +230,9 @@ def label_log_probs(
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 
 
-def captures(
-    model: Model,
-    encoded: Sequence[Encoded],
-    record: Collection[str] = (),
-    max_tokens: int = 4096,
-    read: Callable[[Capture], Any] = lambda capture: capture,
-) -> Iterator[Any]:
-    """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds.
-
-    `read` takes out of a capture what is needed: where memory is short for that, the batch is run in smaller ones and read
-    again. So it gives something, or writes at `Capture.index`; it adds nothing up, and draws nothing at random whose
-    order matters. What is done with a capture after it was yielded has no such help.
-    """
-    run = lambda index, batch: read(capture(model, batch, record, index))  # noqa: E731
-    for _, contents in in_memory(run, batches(encoded, max_tokens)):
+def captures(model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), max_tokens: int = 4096) -> Iterator[Capture]:
+    """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds."""
+    for _, contents in in_memory(lambda index, batch: capture(model, batch, record, index), batches(encoded, max_tokens)):
         yield contents
         del contents  # or two batches would be held at once
 
@@ -257,7 +245,11 @@ def read_all(
     read: Callable[[Capture], T],
     max_tokens: int = 4096,
 ) -> list[T]:
-    """What `read` gives of every batch's capture, in the order of `prompts.batches`, with a bar. See `captures`."""
+    """What `read` gives of every batch's capture, in the order of `prompts.batches`, with a bar.
+
+    Where memory is short for what `read` takes out, the batch is run in smaller ones and read again. So it gives something, or
+    writes at `Capture.index`; it adds nothing up, and draws nothing at random whose order matters.
+    """
     out: list[T] = []
     run_batches(what, encoded, max_tokens, lambda index, batch: out.append(read(capture(model, batch, record, index))))
     return out
