@@ -13,7 +13,7 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
@@ -75,18 +75,10 @@ def conditions(
             answers.read(capture, (i,))
 
         read_all(f"conditions, {name}", model, variants, {"weights"}, read)
-    each, dims = ("prompt", "layer", "head"), ("condition", "prompt", "layer", "head")
-    return observations(
-        encoded["plain"],
-        {
-            "attention_true": (dims, on_true, "share"),
-            "attention_other": (dims, on_other, "share"),
-            "attention_left": (each, on_rest, "share"),
-            "attention_removed": (each, on_last, "share"),
-        }
-        | answers.variables("condition"),
-        condition=list(encoded),
+    variables = variables_of(
+        "conditions", attention_true=on_true, attention_other=on_other, attention_left=on_rest, attention_removed=on_last
     )
+    return observations(encoded["plain"], variables | answers.variables("condition"), condition=list(encoded))
 
 
 def demonstration(encoded: Encoded, place: int) -> tuple[int, int]:

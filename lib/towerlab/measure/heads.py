@@ -29,7 +29,7 @@ from torch import Tensor
 from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
@@ -62,19 +62,11 @@ def heads(model: Model, encoded: Sequence[Encoded], max_tokens: int | None = Non
 
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
     read_all("heads", model, encoded, {"weights", "values"}, read, max_tokens)
-    each, at_places = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place")
-    return observations(
-        encoded,
-        {
-            "attention": (at_places, attention, "share"),
-            "reading": (each, reading, "nats"),
-            "writing": (each, writing, "nats"),
-            "contribution": (each, contribution, "nats"),
-            "block_logit_difference": (("prompt", "layer", "kind"), block_difference, "nats"),
-            **answers.variables(),
-        },
-        kind=list(KINDS),
-    )
+    variables = variables_of(
+        "heads", attention=attention, reading=reading, writing=writing, contribution=contribution,
+        block_logit_difference=block_difference,
+    )  # fmt: skip
+    return observations(encoded, variables | answers.variables(), kind=list(KINDS))
 
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:

@@ -18,7 +18,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import KINDS
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, captures
@@ -56,10 +56,7 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
             increase[index] = of_heads.cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
             bar.update(len(index))
-    variables = {
-        "increase": (("prompt", "layer", "head"), increase, "nats"),
-        "block_increase": (("prompt", "layer", "kind"), block_increase, "nats"),
-    }
+    variables = variables_of("increases", increase=increase, block_increase=block_increase)
     return observations(encoded, variables, kind=list(KINDS))
 
 

@@ -29,7 +29,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels, label_readings
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import Answers, observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
@@ -63,20 +63,10 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
 
     read_all("label reads", model, encoded, {"weights", "scores", "values"}, read, max_tokens)
     ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
-    dims = ("prompt", "listed_head", "place")
-    return observations(
-        encoded,
-        {
-            "own_rank": (dims, ranks[..., 0], "1 = highest logit"),
-            "other_rank": (dims, ranks[..., 1], "1 = highest logit"),
-            "attention": (dims, attention, "share"),
-            "score": (dims, score, "nats"),
-            "reading": (dims, reading, "nats"),
-            **answers.variables(),
-        },
-        **listed(heads),
-        vocabulary=model.unembedding.vocabulary,
-    )
+    own, other = np.moveaxis(ranks, -1, 0)
+    variables = variables_of("label_reads", own_rank=own, other_rank=other, attention=attention, score=score, reading=reading)
+    vocabulary = model.unembedding.vocabulary
+    return observations(encoded, variables | answers.variables(), **listed(heads), vocabulary=vocabulary)
 
 
 def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from towerlab.measure.chain import Run
 from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import capture
@@ -85,15 +85,12 @@ def label_sources(model: Model, encoded: Sequence[Encoded], max_tokens: int = 20
                 by_demonstration[..., index] = effects.reshape(len(CLASSES), len(CLASSES), -1)
 
     run_batches("label sources", encoded, max_tokens, run)
+    variables = variables_of(
+        "label_sources", logit_difference=plain, logit_difference_by_source=by_source,
+        logit_difference_stretches_reversed=of_stretches, effect_by_demonstration=by_demonstration,
+    )  # fmt: skip
     return observations(
-        encoded,
-        {
-            "logit_difference": (("prompt",), plain, "nats"),
-            "logit_difference_by_source": (("contrast", "reader", "source", "prompt"), by_source, "nats"),
-            "logit_difference_stretches_reversed": (("stretch", "reversed_position", "prompt"), of_stretches, "nats"),
-            "effect_by_demonstration": (("of_class", "after_class", "prompt"), by_demonstration, "nats"),
-        },
-        contrast=list(EXCHANGED), reader=list(READERS), source=list(SOURCES), stretch=list(STRETCHES),
+        encoded, variables, contrast=list(EXCHANGED), reader=list(READERS), source=list(SOURCES), stretch=list(STRETCHES),
         reversed_position=list(POSITIONS), of_class=list(CLASSES), after_class=list(CLASSES),
     )  # fmt: skip
 

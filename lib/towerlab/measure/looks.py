@@ -49,7 +49,7 @@ from torch import Tensor
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import capture, plain_z
@@ -101,19 +101,13 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
     preferences = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens)
     z_of = partial(_z_of, donors, plain_z(model, encoded, max_tokens))
     plain, everywhere, outputs_held, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens)
-    each = ("contrast", "prompt", "layer", "head")
+    variables = variables_of(
+        "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
+        logit_difference_all_reversed=everywhere, logit_difference_outputs_held=outputs_held,
+    )  # fmt: skip
     return observations(
-        encoded,
-        {
-            "logit_difference": (("prompt",), plain, "nats"),
-            "preference": (("query_of", "query_position", "prompt", "layer", "head"), preferences, "share"),
-            "effect": (each, effect, "nats"),
-            "direct_effect": (each, direct, "nats"),
-            "logit_difference_all_reversed": (("reversed_position", "prompt"), everywhere, "nats"),
-            "logit_difference_outputs_held": (("prompt",), outputs_held, "nats"),
-        },
-        query_of=list(QUERIES), query_position=list(PLACES), contrast=list(contrasts), reversed_position=list(POSITIONS),
-        layer=range(model.n_layers), head=range(model.n_heads),
+        encoded, variables, query_of=list(QUERIES), query_position=list(PLACES), contrast=list(contrasts),
+        reversed_position=list(POSITIONS), layer=range(model.n_layers), head=range(model.n_heads),
     )  # fmt: skip
 
 
@@ -133,13 +127,9 @@ def ways(
     sets = [heads, [head for head in heads if means[head] > 0], [head for head in heads if means[head] < 0]]
     z_of = partial(_z_of, donors_of(encoded), plain_z(model, encoded, max_tokens))
     effects = _effects_by_route(model, encoded, contrasts, [*([head] for head in heads), *sets], z_of, max_tokens)
-    way = ("contrast", "output", "queries", "mlps")
+    alone, together = np.split(effects, [len(heads)], axis=-2)
     return observations(
-        encoded,
-        {
-            "effect_by_route": ((*way, "sender", "prompt"), effects[..., : len(heads), :], "nats"),
-            "joint_effect_by_route": ((*way, "sender_set", "prompt"), effects[..., len(heads) :, :], "nats"),
-        },
+        encoded, variables_of("looks", effect_by_route=alone, joint_effect_by_route=together),
         contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1], sender_set=list(SENDER_SETS),
         sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
     )  # fmt: skip

@@ -15,6 +15,7 @@ import xarray as xr
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.recording import Recording
+from twotowers.schema import VARIABLES
 
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.proof import WIDER
@@ -33,6 +34,11 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
         of_prompts.pop("true", None)
     sizes = {dim: n for array in arrays.values() for dim, n in array.sizes.items() if dim in ("layer", "head")}
     return xr.Dataset(arrays, coords={**{dim: range(n) for dim, n in sizes.items()}, **of_prompts, **coordinates})
+
+
+def variables_of(measurement: str, **values: Any) -> dict[str, tuple[Sequence[str], Any, str]]:
+    """Arrays with the dimensions and units that the schema gives to the variables of a measurement."""
+    return {name: (about.dims, values[name], about.units) for name, about in VARIABLES[measurement].items() if name in values}
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Sequence) -> xr.Dataset:

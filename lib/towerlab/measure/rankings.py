@@ -33,7 +33,7 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import Capture, label_log_probs, plain_z, read_all
@@ -46,7 +46,6 @@ from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
 
 EACH = ("function vector", "attribution", "task recognition", "task learning")
-UNITS = ("probability", "nats", "norm", "logit / norm")
 LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequences
 
 
@@ -67,9 +66,9 @@ def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Enco
     """The last four on the prompts `at` (prompt, layer, head); the others are what function vectors are means of."""
     some = [encoded[i] for i in at]
     vectors, attribution = function_vector_scores(model, encoded, shuffled, at), attribution_patching(model, some)
-    every = zip(EACH, (vectors, attribution, *task_subspace_scores(model, some)), UNITS, strict=True)
-    dims = ("prompt", "layer", "head")
-    return observations(some, {name.replace(" ", "_"): (dims, values, unit) for name, values, unit in every})
+    recognition, learning = task_subspace_scores(model, some)
+    each = {"function_vector": vectors, "attribution": attribution, "task_recognition": recognition, "task_learning": learning}
+    return observations(some, variables_of("rankings", **each))
 
 
 def with_scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:

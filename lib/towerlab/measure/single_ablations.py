@@ -16,7 +16,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.ablations import ablated_answers, check_positions
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.model import Model
@@ -38,12 +38,8 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
     with progress("single ablations", len(encoded)) as bar:
         log_prob = ablated_answers(model, encoded, runs, positions, bar).log_prob
     cost = (log_prob[:1] - log_prob[1:]).reshape(*shape, len(encoded), 2).transpose(2, 0, 1, 3)
-    dims = ("prompt", "layer", "head")
-    return observations(
-        encoded,
-        {"log_prob_lost": (dims, cost[..., 0], "nats"), "logit_difference_lost": (dims, cost[..., 0] - cost[..., 1], "nats")},
-        positions=positions,
-    )
+    variables = variables_of("singles", log_prob_lost=cost[..., 0], logit_difference_lost=cost[..., 0] - cost[..., 1])
+    return observations(encoded, variables, positions=positions)
 
 
 @measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)

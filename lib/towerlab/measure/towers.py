@@ -10,7 +10,7 @@ from twotowers.heads import Head, listed
 from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.registry import measurement
 from towerlab.model import query_key
 from towerlab.model.capture import Capture, read_all
@@ -39,9 +39,7 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
             key[capture.index, i] = keys.float().cpu().numpy()
 
     read_all("towers", model, encoded, {"streams"}, read)
-    queries = ("prompt", "listed_head", "component"), query, "sqrt nats"
-    keys = ("prompt", "listed_head", "place", "component"), key, "sqrt nats"
-    return observations(encoded, {"query_vector": queries, "key_vector": keys}, **listed(heads))
+    return observations(encoded, variables_of("towers", query_vector=query, key_vector=key), **listed(heads))
 
 
 @measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)
