@@ -83,7 +83,8 @@ def test_induction_scores_are_those_of_eager_attention(model):
 def test_the_dataset_holds_every_ranking_and_the_observations(float64):
     model, encoded = shared_tiny("gpt2"), of_two_classes(6)
     of_heads = heads(model, encoded).assign(increase=increases(model, encoded)["increase"])
-    result = module.rankings(model, of_heads, encoded, of_two_classes(6, seed=9), tokens=range(2, VOCABULARY))
+    data = module.of_prompts(model, encoded, of_two_classes(6, seed=9), range(len(encoded)))
+    result = module.with_scores(model, of_heads, data, tokens=range(2, VOCABULARY))
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
     for name in module.EACH:

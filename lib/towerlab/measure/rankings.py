@@ -1,6 +1,6 @@
 """Rankings of all heads, ours and those of the literature: which known heads are the ones located? Appendix C.
 
-    data = rankings(model, heads_of_locating_blocks, encoded, shuffled)
+    data = with_scores(model, heads_of_locating_blocks, of_prompts(model, encoded, shuffled, range(len(encoded))))
     data["score"].sel(ranking="function vector")          # (layer, head), larger is more
 
 `score` (ranking, layer, head), means over prompts:
@@ -49,21 +49,12 @@ EACH = ("function vector", "attribution", "task recognition", "task learning")
 LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequences
 
 
-def rankings(
-    model: Model, heads: xr.Dataset, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], tokens: Sequence[int] | None = None
-) -> xr.Dataset:
-    """See the module. `heads`: a measurement of `measure.heads`, of these prompts or others.
+def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]) -> xr.Dataset:
+    """The last four on the prompts `at` (prompt, layer, head); the others are what function vectors are means of.
 
-    `encoded`: blocks of few tasks, such as draw_blocks(20, form, pairs=four of them, labels=["foo/bar"]): a function
-    vector is a mean over other blocks of the same task. `shuffled[i]` is prompt i under `variants.shuffled_labels`.
-    `tokens` are those drawn for induction (default: all but special ones). Raises TwoTowersError as
+    `encoded`: whole blocks of few tasks; `shuffled[i]` is prompt i under `variants.shuffled_labels`. Raises TwoTowersError as
     `function_vector_scores`.
     """
-    return with_scores(model, heads, of_prompts(model, encoded, shuffled, range(len(encoded))), tokens)
-
-
-def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]) -> xr.Dataset:
-    """The last four on the prompts `at` (prompt, layer, head); the others are what function vectors are means of."""
     some = [encoded[i] for i in at]
     vectors, attribution = function_vector_scores(model, encoded, shuffled, at), attribution_patching(model, some)
     recognition, learning = task_subspace_scores(model, some)
@@ -72,7 +63,8 @@ def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Enco
 
 
 def with_scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
-    """`of_prompts` with the scores of every ranking, and the control of induction."""
+    """`of_prompts` with the scores of every ranking, and the control of induction. `heads`: a measurement of `measure.heads`, of
+    these prompts or others; `tokens`: those drawn for induction (default: all but special ones)."""
     induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
     score = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
     score |= {"induction": induction} | {name: data[name.replace(" ", "_")].mean("prompt").values for name in EACH}
