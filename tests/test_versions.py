@@ -60,7 +60,7 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
     change(lib / "towerlab/model/loading.py", "import ", "import antigravity, ")
     assert versions.changed() == {}
     change(lib / "towerlab/model/routes.py", "import torch\n", "import torch\nTWO = 2\n")
-    assert versions.changed() == dict.fromkeys(("looks", "path_patching", "label_sources"), "sources")  # which import it
+    assert versions.changed() == dict.fromkeys(("looks", "label_sources"), "sources")  # which import it
     change(lib / "towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
     assert versions.changed() == dict.fromkeys(store.catalogue(), "sources")
 

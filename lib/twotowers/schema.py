@@ -93,8 +93,6 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "steering_pairs": _answers("tower", "heads", "dose"),
     "steering_labels": _answers("labels_of_direction", "tower", "heads", "dose"),
     "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
-    "path_patching": _answers("heads", "way") | {"attention": Variable(("way", *LISTED), "share"),
-                                                 "attention_plain": Variable(LISTED, "share")},
     "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},
     "ablations": _answers("positions", "replacement", "heads"), "ablations_last": _answers("positions", "replacement", "heads"),
     "knockouts": _answers("edges", "side", "cut")

@@ -38,7 +38,8 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
 
 def variables_of(measurement: str, **values: Any) -> dict[str, tuple[Sequence[str], Any, str]]:
     """Arrays with the dimensions and units that the schema gives to the variables of a measurement."""
-    return {name: (about.dims, values[name], about.units) for name, about in VARIABLES[measurement].items() if name in values}
+    schema = VARIABLES[measurement]
+    return {name: (schema[name].dims, array, schema[name].units) for name, array in values.items()}
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Sequence) -> xr.Dataset:

@@ -63,7 +63,7 @@ def printed() -> pd.DataFrame:
 
 def paper_model(name: str) -> str:
     """The last part of a model's hub id or folder: by this alone a model of HUB is known."""
-    return name.rstrip("/").split("/")[-1].lower()
+    return name.rstrip("/").split("/")[-1].split("--")[-1].lower().removesuffix("-hf")
 
 
 def plain(ids: Sequence[int]) -> Encoded:
