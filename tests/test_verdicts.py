@@ -12,7 +12,7 @@ from twotowers import book, claims, store
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
 
-FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space"}
+FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1"}
 
 
 def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(tmp_path):
