@@ -71,10 +71,6 @@ def test_controls_of_a_full_layer_come_from_the_next():
     refused("too few", choose.matched_sets, [Head(0, h) for h in range(4)], 1, 4, 1, draws=1)
 
 
-def test_siblings_share_the_group():
-    assert choose.siblings([Head(3, 1), Head(4, 5)], group=3, n_heads=6) == [(3, 0), (3, 2), (4, 3), (4, 4)]
-
-
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
     picked = choose.pick(values, [Head(1, 2), Head(0, 1)])

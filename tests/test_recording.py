@@ -6,31 +6,27 @@ import xarray as xr
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
-from towerlab.measure.sets import rows, with_control
+from towerlab.measure.sets import with_control
 from twotowers import schema
-from twotowers.recording import Recording, of_labels, with_shared
+from twotowers.recording import Recording, of_labels
 from twotowers.store import catalogue, digest, load, save
 
 PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
 DRAWS = {"own": [[(1, 1)], [(1, 2)], [(0, 3)]], "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]]}
-SIZED = {"own": [[(0, 1)], [(0, 1), (1, 0)]], "two": [[(0, 0)]]}
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Ablations of two sets, of three random sets matched to each, and of sets of growing size."""
+    """Ablations of two sets, and of three random sets matched to each."""
     model, encoded = shared_tiny("gpt2"), blocks(2)
 
     def measure(sets):
         return ablations(model, encoded, sets, ["all"])
 
-    recording = with_control(measure, PLACE, DRAWS)
-    sized = measure({f"{name} {len(heads)}": heads for name, of in SIZED.items() for heads in of})
-    by_size = with_shared(rows(sized, 1, SIZED, "size", (1, 2)), recording.data)
-    return recording._replace(by_size=by_size), measure
+    return with_control(measure, PLACE, DRAWS), measure
 
 
-def test_random_sets_and_sizes_are_dimensions(recorded):
+def test_random_sets_are_a_dimension(recorded):
     recording, measure = recorded
     assert recording.data["heads"].values.tolist() == ["none", "own", "two"]
     assert recording.control["heads"].values.tolist() == ["own", "two"] and recording.control["draw"].values.tolist() == [0, 1, 2]
@@ -39,9 +35,6 @@ def test_random_sets_and_sizes_are_dimensions(recorded):
         for draw, heads in enumerate(of):
             alone = measure({"x": heads})["logit_difference"].sel(heads="x")
             np.testing.assert_allclose(recording.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6)
-    of_size = recording.by_size["logit_difference"]
-    np.testing.assert_allclose(of_size.sel(heads="own", size=1), recording.data["logit_difference"].sel(heads="own"), atol=1e-6)
-    assert of_size.sel(heads="two", size=2).isnull().all() and (recording.by_size["says"].sel(heads="two", size=2) == -1).all()
     assert with_control(measure, PLACE, {}).control is None
 
 

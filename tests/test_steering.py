@@ -75,7 +75,7 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(model)
 def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
     model, encoded, sets = tiny("llama"), tiny_blocks.blocks(1, seed=1), {"one": [(1, 2)], "all": [(0, 0), (1, 2)]}
     directions = class_directions(model, tiny_blocks.blocks(4))
-    data, control, _ = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
+    data, control = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
     assert data["heads"].values.tolist() == control["heads"].values.tolist() == ["one", "all"]
     assert (
         control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"

@@ -86,13 +86,6 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     return sets | ({"by increase": top(means["increase"], k)} if "increase" in means else {})
 
 
-def siblings(heads: Sequence[Head], group: int, n_heads: int) -> list[Head]:
-    """The other query heads of the same key-value heads (`group` query heads share one): they share keys and values."""
-    groups = sorted({(layer, head // group) for layer, head in heads})
-    members = [Head(layer, head) for layer, of in groups for head in range(of * group, (of + 1) * group)]
-    return [member for member in members if member not in set(heads) and member.head < n_heads]
-
-
 def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int) -> list[list[Head]]:
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 

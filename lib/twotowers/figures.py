@@ -21,7 +21,7 @@ PURPLE = "#9a3fc0"  # of heads that hold a label down
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
     "comparers": BLUE, "writers": ORANGE, "suppressors": PURPLE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
-    "random direction": OLIVE, "siblings of comparers": SKY, "siblings of writers": TAN, "none": "#555555",
+    "random direction": OLIVE, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "values alone": BROWN, "both": GREEN,
     "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
     "true label": RED, "own label": RED, "other label": ROSE, "another token": GREY,

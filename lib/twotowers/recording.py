@@ -22,19 +22,12 @@ LABELS = ("arbitrary", "names", "all")
 
 class Recording(NamedTuple):
     """`data` over named sets of heads; `control`: the same of the random sets matched to some of them, with a dimension `draw`
-    more; `by_size`: the same of the first heads of a ranking, with a dimension `size` more.
-
-    What does not depend on `heads` stands in each of them. The scalar coordinate `control` of the control tells its kind:
+    more. What does not depend on `heads` stands in both. The scalar coordinate `control` of the control tells its kind:
     "random sets" or "random directions".
     """
 
     data: xr.Dataset
     control: xr.Dataset | None = None
-    by_size: xr.Dataset | None = None
-
-
-GROUPS = ("control", "by_size")
-"""The parts of a measurement that are groups of its file"""
 
 
 def with_shared(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
@@ -64,6 +57,5 @@ def of_labels(recording: Recording, labels: str) -> Recording:
 
 
 def each_part(recording: Recording, change: Callable[[xr.Dataset], xr.Dataset]) -> Recording:
-    """A measurement with all of its parts changed alike."""
-    groups = {name: change(part) for name in GROUPS if (part := getattr(recording, name)) is not None}
-    return Recording(change(recording.data), **groups)
+    """A measurement with its parts changed alike."""
+    return Recording(*(None if part is None else change(part) for part in recording))  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 - `head` is the number beside `layer`, both from 0. Single heads that are listed lie along `listed_head`, whose names ("18-6")
   have `layer` and `head` beside them; `heads` are named sets of heads.
-- Random sets and random directions are a dimension `draw`, sizes of sets a dimension `size`, both in groups of their own, with
-  the same variables as the data: over (..., heads, draw, ...) in `control`, over (..., heads, size, ...) in `by_size`.
+- Random sets and random directions are a dimension `draw` in a group of their own, `control`, with the same variables as the
+  data: over (..., heads, draw, ...).
 - Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other.
 - No variable has the name of a dimension.
 - TABLES are files over many models, not over prompts: the same variables, as means.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import xarray as xr
 
 from twotowers.errors import TwoTowersError
-from twotowers.recording import GROUPS, Recording
+from twotowers.recording import Recording
 
 
 class Variable(NamedTuple):
@@ -32,7 +32,7 @@ KINDS = {str: "UOST", int: "iu", float: "f", bool: "b"}
 """Type -> kinds of numpy's types that hold it"""
 DIMENSIONS: dict[str, type | None] = {
     "prompt": None, "place": None, "component": None, "sender": None, "layer": int, "head": int, "listed_head": str, "heads": str,
-    "draw": int, "size": int, "dose": float, "tower": str, "labels_of_direction": str, "what": str, "mean": str, "rank": int,
+    "draw": int, "dose": float, "tower": str, "labels_of_direction": str, "what": str, "mean": str, "rank": int,
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "model": str, "seed": int, "checkpoint": str, "reader": str,
@@ -59,8 +59,6 @@ ALSO: dict[str, Coordinates] = {
 """Measurement -> coordinates of its own"""
 OPTIONAL = {"query", "text", "source_text", "d_prime"}
 """Texts are left out where they are not ours to pass on, d' where no head is listed"""
-PARTS = {"control": "draw", "by_size": "size"}
-"""Group -> the dimension that it has beside `heads`"""
 
 
 def _answers(*dims: str, side: str = "") -> dict[str, Variable]:
@@ -94,7 +92,7 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "steering_labels": _answers("labels_of_direction", "tower", "heads", "dose"),
     "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
     "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},
-    "ablations": _answers("positions", "replacement", "heads"), "ablations_last": _answers("positions", "replacement", "heads"),
+    "ablations": _answers("positions", "replacement", "heads"),
     "knockouts": _answers("edges", "side", "cut")
     | {"d_prime": Variable(("edges", "side", "cut", "listed_head", "prompt"), "standard deviations")},
     "mitigations": _answers("remedy", "heads"),
@@ -146,22 +144,15 @@ def check(name: str, recording: Recording) -> None:
         return
     if name not in VARIABLES | TABLES:
         raise OtherForm(f"no measurement '{name}'")
-    for group in ("data", *GROUPS):
-        part = getattr(recording, group)
-        if part is None or (group == "data" and not part.variables):
-            continue
+    about = (VARIABLES | TABLES)[name]
+    if recording.data.variables:
+        _check(name, recording.data, about)
+    if recording.control is not None:
+        drawn = {variable: of._replace(dims=(*of.dims, "draw")) if "heads" in of.dims else of for variable, of in about.items()}
         try:
-            _check(name, part, (VARIABLES | TABLES)[name] if group == "data" else of_group(name, group))
+            _check(name, recording.control, drawn)
         except OtherForm as error:
-            raise OtherForm(f"{error}" + f", in its group '{group}'" * (group != "data")) from None
-
-
-def of_group(name: str, group: str) -> dict[str, Variable]:
-    """The variables of a group: those of the measurement, with one dimension more where they have `heads`."""
-    return {
-        variable: about._replace(dims=(*about.dims, PARTS[group])) if "heads" in about.dims else about
-        for variable, about in VARIABLES[name].items()
-    }
+            raise OtherForm(f"{error}, in its group 'control'") from None
 
 
 class OtherForm(TwoTowersError):

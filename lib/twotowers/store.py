@@ -32,7 +32,7 @@ from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, is_own, slug
-from twotowers.recording import GROUPS, Recording, own, with_shared
+from twotowers.recording import Recording, own, with_shared
 from twotowers.settings import Settings
 
 LABELS = ("words/labels.csv", "words/stop_words.txt")
@@ -205,7 +205,7 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
         schema.check(str(data.attrs.get("measurement")), recording)
     except schema.OtherForm as error:
         raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or twotowers/schema.py") from None
-    parts = {"/": data} | {name: own(part, data) for name in GROUPS if (part := getattr(recording, name)) is not None}
+    parts = {"/": data} | ({} if recording.control is None else {"control": own(recording.control, data)})
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         with _deferred_signals(), _writing(path):
@@ -301,7 +301,7 @@ def load(path: Path, lazy: bool = False) -> Recording:
         if name in data.coords:
             data[name] = data[name].astype(bool)
     try:
-        recording = Recording(data, **{name: with_shared(part, data) for name, part in groups.items() if name in GROUPS})
+        recording = Recording(data, with_shared(groups["control"], data) if "control" in groups else None)
         schema.check(str(data.attrs.get("measurement")), recording)
     except (schema.OtherForm, ValueError) as error:
         raise schema.OtherForm(f"the measurement '{path}' has another form ({error}): measure it again") from None

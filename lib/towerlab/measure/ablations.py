@@ -9,7 +9,7 @@ Ablating a head replaces what it feeds to W_O, everywhere or at the last positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -21,12 +21,12 @@ from tqdm import tqdm
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
-from twotowers.recording import Recording, with_shared
+from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.registry import measurement
-from towerlab.measure.sets import present, random_sets, rows, with_by_increase, with_control
+from towerlab.measure.sets import present, random_sets, with_by_increase, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
 from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
@@ -130,51 +130,23 @@ def mean_z(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> 
     return {where: (sums[where] / count[where]).unflatten(1, (model.n_heads, model.d_head)) for where in POSITIONS}
 
 
-SIZES = (1, 2, 5, 10, 20)
-"""Numbers of heads that are ablated together"""
+TWELVE = 20
+"""First heads of either of the two rankings from which the paper's twelve are taken in turn"""
 
 
-def _of_sets(run: Run, measure: Callable[[Mapping[str, Heads]], xr.Dataset]) -> Recording:
-    """The sets of the rules and siblings; the first heads of two rankings by number; random sets matched to three sets.
-
-    On sentences, which are long, only the paper's twelve heads and the random sets matched to them.
-    """
-    single = run.measured("singles")["log_prob_lost"].mean("prompt")
-    many = with_by_increase(run, max(SIZES))
-    twelve = {"paper's twelve": choose.union(many["by increase"], choose.top(single, max(SIZES)), 12)}
-    if run.settings.suite != "words":
-        return with_control(measure, twelve, {name: random_sets(run, heads) for name, heads in twelve.items()})
-    sets = with_by_increase(run) | twelve | {"first comparer": many["comparers"][:1]}
-    group = run.model.n_heads // run.model.n_key_value_heads
-    for name in ("comparers", "writers"):
-        sets[f"siblings of {name}"] = choose.siblings(sets[name], group, run.model.n_heads)
-    sets = present(sets)
-    first = {name: [many[name][:n] for n in SIZES if n <= len(many[name])] for name in ("comparers", "writers") if name in sets}
-    flat = {f"{name}, first {len(heads)}": heads for name, of in first.items() for heads in of}
-    draws = {name: random_sets(run, sets[name]) for name in ("comparers", "writers", "paper's twelve") if name in sets}
-    data, control, _ = with_control(measure, {**sets, **flat}, draws)
-    n = data.sizes["heads"] - len(flat)
-    by_name = data.isel(heads=slice(n))
-    return Recording(by_name, control, with_shared(rows(data, n, first, "size", SIZES), by_name) if first else None)
-
-
-@measurement("ablations", needs=("locating", "norms", "singles"), version=2, on="few", passes=15)
+@measurement("ablations", needs=("locating", "norms", "singles"), version=2, on="few", passes=7)
 def _ablations(run: Run) -> Recording:
-    """Sets of heads zeroed at all positions, as the EMNLP version does."""
-    few = run.encode(run.few())
+    """Sets of heads zeroed at all positions, as the EMNLP version does; on sentences, which are long, the paper's twelve alone.
+    Random sets are matched to these."""
+    few, single = run.encode(run.few()), run.measured("singles")["log_prob_lost"].mean("prompt")
+    by_increase = with_by_increase(run, TWELVE)["by increase"]
+    twelve = {"paper's twelve": choose.union(by_increase, choose.top(single, TWELVE), 12)}
+    sets = twelve
+    if run.settings.suite == "words":
+        of_rules = with_by_increase(run)
+        sets = present(of_rules | twelve | {"first comparer": of_rules["comparers"][:1]})
 
     def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
         return run.in_parts("ablations", few, lambda some: ablations(run.model, some, sets, ("all",))).data
 
-    return _of_sets(run, measure)
-
-
-@measurement("ablations_last", needs=("locating", "norms", "singles"), version=2, on="few", passes=3)
-def _ablations_last(run: Run) -> Recording:
-    """Sets of heads at the last position, zeroed and replaced by their means over locating blocks."""
-    few, replacements = run.encode(run.few()), {"zero": None, "mean": mean_z(run.model, run.locating())}
-
-    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
-        return run.in_parts("ablations_last", few, lambda some: ablations(run.model, some, sets, ("last",), replacements)).data
-
-    return _of_sets(run, measure)
+    return with_control(measure, sets, {name: random_sets(run, heads) for name, heads in twelve.items()})

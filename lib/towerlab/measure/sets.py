@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
@@ -46,7 +46,7 @@ def with_control(
     data = both.isel(heads=slice(n))
     if not flat:
         return Recording(data)
-    control = rows(both, n, draws, "draw").assign_coords(control="random sets")
+    control = drawn(both.isel(heads=slice(n, None)), list(draws)).assign_coords(control="random sets")
     return Recording(data, with_shared(control, data))
 
 
@@ -74,18 +74,12 @@ def with_other_halves(
     return recording._replace(data=joined([recording.data, others], "heads"))
 
 
-def rows(data: xr.Dataset, first: int, sets: Mapping[Any, Sequence], dim: str, labels: Sequence[int] = ()) -> xr.Dataset:
-    """Entries of `heads` from `first` on, one after the other those of each name of `sets`: variables over (heads, dim).
-
-    A name with fewer entries than others has NaN, and -1 for what is an index, in place of the rest.
-    """
-    most = max(map(len, sets.values()))
-    ends = first + np.cumsum([0, *map(len, sets.values())])
-    at = np.array([[begin + i if i < len(of) else -1 for i in range(most)] for begin, of in zip(ends, sets.values(), strict=False)])
-    part = data[[name for name, array in data.data_vars.items() if "heads" in array.dims]].drop_vars("heads")
-    places = xr.DataArray(at, dims=("heads", dim), coords={"heads": list(sets), dim: list(labels)[:most] or range(most)})
-    there, out = places >= 0, part.isel(heads=places)
-    return out.map(lambda x: x.where(there, -1 if x.dtype.kind == "i" else np.nan).transpose(*x.dims), keep_attrs=True)
+def drawn(data: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
+    """Entries of `heads`, as many for each name and one name's after the other's: variables over (heads, draw)."""
+    each = data[[name for name, array in data.data_vars.items() if "heads" in array.dims]].drop_vars("heads").rename(heads="draw")
+    count = each.sizes["draw"] // len(names)
+    parts = [each.isel(draw=slice(i * count, (i + 1) * count)) for i in range(len(names))]
+    return xr.concat(parts, pd.Index(names, name="heads")).assign_coords(draw=range(count))
 
 
 def with_by_increase(run: Run, k: int | None = None) -> dict[str, list[Head]]:
