@@ -124,7 +124,7 @@ def later(model, batch: list[Encoded], demonstrations: int) -> tuple[np.ndarray,
 def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
     """All models in one file; layers and checkpoints that a model does not have, and seeds that were not run, have no numbers."""
     of_one_form = [one.reindex(checkpoint=CHECKPOINTS) if "checkpoint" in one.dims else one for one in measured]
-    whole = xr.merge(of_one_form, join="outer", compat="no_conflicts")
+    whole = xr.merge(of_one_form, join="outer", compat="no_conflicts").sortby("seed")
     whole["updates"] = whole.updates.fillna(-1).astype(int).assign_attrs(whole.updates.attrs)
     whole["outcome"] = whole.outcome.fillna("not run").astype(str).assign_attrs(units=schema.TABLES["ladder"]["outcome"].units)
     store.save(Recording(whole), path, {"measurement": "ladder", "note": note, "blocks": BLOCKS, "licence": "MIT"})
