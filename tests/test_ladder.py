@@ -1,7 +1,10 @@
-"""The ladder's file: checkpoints have the names of their stages, models that did not learn are in it, and its means are right."""
+"""The ladder's file: checkpoints have the names of their stages, models that did not learn are in it, and its means are right.
+What pages make of it: planted models whose numbers can be worked out by hand."""
 
 import json
 import shutil
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -15,9 +18,12 @@ from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers import forms, store
+from twotowers import ladder as measures
 
 from training import ladder
 from training.configuration import CONFIGURATIONS
+from training.text import Text
+from training.tokenizer import build_tokenizer, word_ids
 from training.trainer import new_model
 
 MINI = ROOT / "data/models/mini-gpt2"
@@ -95,3 +101,67 @@ def test_a_model_that_only_guesses_counts_as_one_that_did_not_learn(tmp_path):
         row = {"step": 5, "original": right, "order": fall}  # the last answers by place
         (tmp_path / "training.json").write_text(json.dumps({"step": 5, "validation": [row]}))
         assert ladder.outcome(tmp_path) == outcome
+
+
+def test_recall_without_a_place_is_wrong_where_that_place_is_read(monkeypatch):
+    """Models that look a word up and answer with what stands `distance` - 1 places before where they read it."""
+    now = {}
+
+    @contextmanager
+    def blocked(model, layers, closed):
+        now["closed"] = closed
+        yield
+
+    def reads(distance):
+        def answer(ids):
+            logits = torch.zeros(*ids.shape, 3000)
+            for row, word in enumerate(ids.tolist()):
+                half = len(word) // 2
+                for asked in range(half, 2 * half, 2):
+                    first = word.index(word[asked])
+                    place = first + distance
+                    read = place >= half or not now["closed"][row, asked, place]
+                    logits[row, asked, word[first + 1]] = float(read)
+            return SimpleNamespace(logits=logits)
+
+        return SimpleNamespace(hf=answer, n_layers=1)
+
+    monkeypatch.setattr(ladder, "blocked", blocked)
+    words = word_ids(build_tokenizer())
+    for distance, cut in ((1, "its label"), (2, "what follows its label")):
+        right = ladder.recall_accuracy(reads(distance), Text(words, 0), batches=3)
+        assert right.sel(cut_from="nothing") == 1 and right.drop_sel(cut_from=[cut]).min() == 1
+        # The last of 3, 4, 6 or 8 pairs has nothing of the first copy behind its label.
+        assert right.sel(cut_from=cut) == 0 if distance == 1 else 1 / 8 <= right.sel(cut_from=cut) <= 1 / 3
+
+
+def test_measures_of_planted_models():
+    """Two layers of one head: the first looks (1.0 nats) and sends 0.8, of which it writes 0.2; the second sends against."""
+    heads = dict(contrast=["reversed", "labels exchanged"], layer=[0, 1], head=[0])
+    at = dict(model=["3 layers", "6 layers", "6 layers, untied"], seed=[0], checkpoint=["repeats", "recall", "end"])
+    one = xr.Dataset(
+        {
+            "logit_difference": ((), 2.0),
+            "accuracy": ((), 0.9),
+            "effect": (("contrast", "layer", "head"), [[[1.0], [0.0]], [[0.8], [-0.3]]]),
+            "direct_effect": (("contrast", "layer", "head"), [[[1.0], [0.0]], [[0.2], [-0.3]]]),
+            "logit_difference_by_source": (("contrast", "reader", "source"), [[[-2.0, 0.0]], [[1.0, 2.0]]]),
+        },
+        coords=heads | {"reader": ["last position"], "source": ["query's text", "all"]},
+    ).assign_coords(contrast=heads["contrast"])
+    exchanged = one[["logit_difference_by_source"]].assign_coords(contrast=["labels exchanged", "texts exchanged"])
+    one = one.drop_vars("logit_difference_by_source")
+    of_query = one[["logit_difference", "accuracy"]].merge(exchanged, join="outer")
+    assert measures.told(of_query, "labels exchanged", "last position")["query's text"] == 1
+    assert measures.told(of_query, "texts exchanged", "last position")["query's text"] == 0.25
+    assert measures.told(of_query.assign(accuracy=0.5), "labels exchanged", "last position")["query's text"].isnull()
+    numbers = measures.numbers(one)
+    np.testing.assert_allclose([numbers[name] for name in measures.MEASURES], [0.75, 0.0, 1.0, 0.3, 0.0])
+    every = one.expand_dims({dim: len(values) for dim, values in at.items()}).assign_coords(at)
+    every["updates"] = ("checkpoint", [100, 130, 900])
+    assert (measures.recall_updates(every) == 30).all() and measures.layers(every).values.tolist() == [3, 6, 6]
+    values = xr.DataArray([[1.0, 1.2], [2.0, 2.2], [9.0, 9.0]], coords={"model": at["model"], "seed": [0, 1]})
+    slope, low, high = measures.slope(values)
+    np.testing.assert_allclose([slope, (low + high) / 2], 1.0)
+    assert low < 1 < high
+    assert measures.named("depth-6-other-text") == "6 layers, other text" and measures.named("depth-8") == "8 layers"

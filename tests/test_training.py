@@ -167,10 +167,12 @@ def test_numbers_of_the_card_are_measured(mini):
 
 
 def test_bad_input_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["train", "mini-gpt2", "--card", "--out", str(tmp_path / "nothing")])
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sys.argv", ["train", "mini-gpt2", "--out", str(tmp_path / "out"), "--checkpoints", str(tmp_path / "file")])
+    monkeypatch.setattr(train, "Trainer", lambda configuration, seed, checkpoints: Short(seed, checkpoints))
     with pytest.raises(SystemExit) as end:
         train.main()
-    assert end.value.code and "nothing" in end.value.code and "\n" not in end.value.code
+    assert end.value.code and "file" in end.value.code and "\n" not in end.value.code
 
 
 def test_a_step_that_answers_by_place_is_worth_less_than_one_that_learned_a_little():

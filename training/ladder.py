@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
 import xarray as xr
 from towerlab.measure import label_sources as sources
 from towerlab.measure.answers import answers
 from towerlab.measure.looks import CONTRASTS, one_by_one
+from towerlab.model.attention_edits import blocked
 from towerlab.model.loading import load
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, encode_all
@@ -21,7 +23,8 @@ from twotowers.recording import Recording
 
 from training import prompts
 from training.configuration import CONFIGURATIONS, DEPTHS, LADDER, STOPPING
-from training.tokenizer import LABELS
+from training.text import Text
+from training.tokenizer import LABELS, word_ids
 from training.trainer import Trainer
 
 PILOT = (DEPTHS[4].name, DEPTHS[8].name)
@@ -29,6 +32,8 @@ BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alo
 CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
 LATER = 0, 1, 2
 """Demonstrations: where classes take turns, one later stands the other class, and two later the same"""
+CUT_FROM = {"nothing": None, "its label": 1, "what follows its label": 2}
+"""In the recall drill: what a word may not attend to in its second copy -> how far it stands behind the first"""
 CHOICE = 0.6  # share of prompts in which the true label comes before the other, from which on there is a choice (appendix E)
 FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
 FIFTHS = [f"episodes, {percent}% done" for percent in (20, 40, 60, 80)]
@@ -76,7 +81,9 @@ def measure(name: str, seed: int, steps: Path, outcome: str) -> xr.Dataset:
         model = load(str(folder))
         encoded = encode_all([prompts.with_long_texts(one, tokens) for one in blocks], model.tokenizer)
         updates = json.loads((folder / "training.json").read_text(encoding="utf-8"))["step"]
-        of_checkpoints.append(means(model, encoded, updates).expand_dims(checkpoint=[checkpoint]))
+        measured = means(model, encoded, updates)
+        measured["recall_accuracy"] = recall_accuracy(model, Text(word_ids(model.tokenizer), seed, CONFIGURATIONS[name]))
+        of_checkpoints.append(measured.expand_dims(checkpoint=[checkpoint]))
     measured = xr.concat(of_checkpoints, "checkpoint") if of_checkpoints else xr.Dataset()
     measured["outcome"] = (), outcome, {"units": schema.TABLES["ladder"]["outcome"].units}
     return measured.expand_dims(model=[name], seed=[seed])
@@ -119,6 +126,25 @@ def later(model, batch: list[Encoded], demonstrations: int) -> tuple[np.ndarray,
     readers = sources.reader_positions(batch, sources.READERS[0])
     with sources.finding(model, parts, readers, sources.source_positions(batch, sources.QUERY)):
         return whole, sources.differences(model, batch)
+
+
+@torch.inference_mode()
+def recall_accuracy(model, text: Text, batches: int = 8) -> xr.DataArray:
+    """Right answers (cut_from,) in the recall drill without colons, as it is and where each word that is asked for its label may
+    not attend to that label, or to what follows it: which of the two it reads."""
+    right = np.zeros((batches, len(CUT_FROM)))
+    for row in range(batches):
+        ids = torch.from_numpy(text.recall(64, False, False)[0])
+        half = ids.shape[1] // 2
+        asked = torch.arange(half, 2 * half, 2)
+        for column, distance in enumerate(CUT_FROM.values()):
+            closed = torch.zeros(*ids.shape, 2 * half, dtype=torch.bool)
+            if distance:
+                closed[:, asked, distance:half] = ids[:, asked, None] == ids[:, None, : half - distance]
+            with blocked(model, range(model.n_layers), closed):
+                answers = model.hf(ids).logits[:, asked].argmax(-1)
+            right[row, column] = (answers == ids[:, asked + 1]).float().mean()
+    return xr.DataArray(right.mean(0), coords={"cut_from": list(CUT_FROM)}, attrs={"units": "share"})
 
 
 def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:

@@ -41,6 +41,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return fast_tokenizer(byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT)
 
 
+def word_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """Word -> its token, as it stands after a space."""
+    return {piece[1:]: i for piece, i in tokenizer.get_vocab().items() if piece.startswith("Ġ") and len(piece) > 1}
+
+
 def byte_level(model: models.Model) -> Tokenizer:
     """A tokenizer of bytes; decoding drops the space that is put before the first word."""
     backend = Tokenizer(model)

@@ -4,25 +4,15 @@ A run that was stopped goes on where it stood when the same command is given aga
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from twotowers.errors import TwoTowersError
 
-from training import card
 from training.configuration import CONFIGURATIONS
 from training.tokenizer import DATA
 from training.trainer import Trainer
 
 SEED = 0  # of the shipped models
-
-
-def measure_again(folder: Path) -> None:
-    """Measure a trained model again and write its card."""
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    card.write(folder, model, AutoTokenizer.from_pretrained(folder, local_files_only=True), record)
 
 
 def main() -> None:
@@ -32,15 +22,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="default: the seed of the shipped model")
     parser.add_argument("--out", type=Path, help="default: data/models/NAME")
     parser.add_argument("--checkpoints", type=Path, help="default: checkpoints/NAME")
-    parser.add_argument("--card", action="store_true", help="train nothing: measure the model in OUT, write its card")
     args = parser.parse_args()
     out = args.out or DATA / "models" / args.name
     try:
-        if args.card:
-            measure_again(out)
-        else:
-            checkpoints = args.checkpoints or DATA.parent / "checkpoints" / args.name
-            Trainer(CONFIGURATIONS[args.name], args.seed, checkpoints).run(out)
+        checkpoints = args.checkpoints or DATA.parent / "checkpoints" / args.name
+        Trainer(CONFIGURATIONS[args.name], args.seed, checkpoints).run(out)
     except (TwoTowersError, OSError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:

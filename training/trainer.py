@@ -35,7 +35,7 @@ from twotowers.errors import TwoTowersError
 from training import card, prompts
 from training.configuration import Configuration
 from training.text import VALIDATION_PAIRS, Text
-from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer
+from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer, word_ids
 
 logging.disable_progress_bar()  # one bar is enough
 STATE = "state.pt"
@@ -104,9 +104,7 @@ class Trainer:
         self.configuration, self.seed, self.checkpoints, self.quiet = configuration, seed, checkpoints, quiet
         self.recipe = recipe()
         self.tokenizer = build_tokenizer()
-        pieces = self.tokenizer.get_vocab().items()
-        words = {piece[1:]: i for piece, i in pieces if piece.startswith("Ġ") and len(piece) > 1}
-        self.text = Text(words, seed, configuration)
+        self.text = Text(word_ids(self.tokenizer), seed, configuration)
         self.model = new_model(configuration, len(self.tokenizer))
         self.optimiser = self.new_optimiser()
         self.step, self.rate = 0, configuration.rate
