@@ -9,10 +9,12 @@ import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
+from towerlab.model.attention_edits import blocked
+from towerlab.model.loading import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training import card, ladder, prompts, train, trainer
-from training.configuration import CONFIGURATIONS, FACTORS, STOPPING
+from training.configuration import CONFIGURATIONS, FACTORS, HIDDEN, STOPPING
 from training.text import APART
 from training.tokenizer import LABELS
 
@@ -30,7 +32,7 @@ def mini():
 SHORT = replace(CONFIGURATIONS["mini-gpt2"], batch=8, updates=20, validate_every=10, validation_prompts=4, save_every=5)
 
 
-FACTORS_OF_THE_LADDER = ("layers", "tied", "drills", "other_text", "text_tokens", "label_words")
+FACTORS_OF_THE_LADDER = ("layers", "tied", "drills", "other_text", "text_tokens", "label_words", "hidden_in_recall")
 
 
 class Short(trainer.Trainer):
@@ -81,7 +83,25 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     assert json.loads((tmp_path / "out/training.json").read_text()) == record
 
 
-@pytest.mark.parametrize("configuration", [*FACTORS, STOPPING], ids=lambda configuration: configuration.name)
+def test_what_is_hidden_in_recall_is_not_attended_to(tmp_path):
+    for name, distance in (("depth-3", 0), ("depth-3-label-hidden", 1)):
+        trained = Short(0, name=name)
+        trained.at.stage = "recall"
+        ids, mask = trained.text.recall(2, False, False)
+        trained.save(tmp_path / name)
+        loss, losses = trained.train((ids, mask)), []
+        model = load(str(tmp_path / name))
+        for row, half in zip(ids.tolist(), [ids.shape[1] // 2] * len(ids), strict=True):
+            closed = torch.zeros(1, 2 * half, 2 * half, dtype=torch.bool)
+            for asked in range(half, 2 * half, 2):
+                closed[0, asked, row.index(row[asked]) + 1] = distance == 1
+            with torch.no_grad(), blocked(model, range(3), closed):
+                log_probs = model.hf(torch.tensor([row])).logits[0].log_softmax(-1)
+            losses += [-log_probs[asked, row[asked + 1]].item() for asked in range(half, 2 * half, 2)]
+        assert loss == pytest.approx(np.mean(losses), abs=1e-4)
+
+
+@pytest.mark.parametrize("configuration", [*FACTORS, *HIDDEN, STOPPING], ids=lambda configuration: configuration.name)
 def test_every_configuration_of_the_ladder_trains_on_its_text_and_loads(configuration, tmp_path):
     trained = Short(0, name=configuration.name)
     trained.enough = 9.1  # a stage ends before its first update

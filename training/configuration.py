@@ -32,6 +32,11 @@ class Configuration:
     text_tokens: tuple[int, int] = (1, 1)
     """fewest and most tokens of an episode's text: a word of a class and others around it"""
     label_words: int = 20
+    hidden_in_recall: int = 0
+    """how far behind a word of the first copy stands what it may not attend to when it is asked for its label in the recall drill:
+    1, the label; 2, what follows it; 0, nothing is hidden"""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """in the ladder"""
 
     @property
     def test_tokens(self) -> int:
@@ -40,7 +45,9 @@ class Configuration:
 
 
 SHIPPED = Configuration("mini-gpt2", layers=4, heads=8, width=96)
-DEPTHS = {layers: replace(SHIPPED, name=f"depth-{layers}", layers=layers) for layers in (3, 4, 5, 6, 8)}
+SEEDS = {3: tuple(range(8)), 4: (0, 1, 2, 3), 5: tuple(range(8)), 6: (0, 1, 2, 3), 8: (0, 1, 2, 3)}
+"""Layers -> seeds: where models of one depth differ in their way there are twice as many"""
+DEPTHS = {layers: replace(SHIPPED, name=f"depth-{layers}", layers=layers, seeds=seeds) for layers, seeds in SEEDS.items()}
 """Layers -> a model of the ladder; all else is as in the shipped one"""
 FACTORS = [
     replace(DEPTHS[6], name="depth-6-no-drills", drills=False, updates=6000),
@@ -49,7 +56,12 @@ FACTORS = [
     replace(DEPTHS[6], name="depth-6-long-texts", text_tokens=(2, 4)),
     replace(DEPTHS[6], name="depth-6-200-labels", label_words=200),
 ]
-STOPPING = replace(DEPTHS[8], name="depth-8-untied-other-text", tied=False, other_text=True)
+HIDDEN = [
+    replace(DEPTHS[3], name="depth-3-label-hidden", hidden_in_recall=1, seeds=(4, 5, 6, 7)),
+    replace(DEPTHS[5], name="depth-5-next-hidden", hidden_in_recall=2, seeds=(4, 5, 6, 7)),
+]
+"""Whether what recall reads decides the way: the other place is hidden from models that mostly read it"""
+STOPPING = replace(DEPTHS[8], name="depth-8-untied-other-text", tied=False, other_text=True, seeds=(0, 1))
 """The ladder ends if neither this model nor that of 8 layers relays"""
-LADDER = [*DEPTHS.values(), *FACTORS, STOPPING]
+LADDER = [*DEPTHS.values(), *FACTORS, *HIDDEN, STOPPING]
 CONFIGURATIONS = {one.name: one for one in [SHIPPED, *LADDER]}

@@ -22,8 +22,8 @@ from twotowers.errors import TwoTowersError
 from twotowers.recording import Recording
 
 from training import prompts
-from training.configuration import CONFIGURATIONS, DEPTHS, LADDER, STOPPING
-from training.text import Text
+from training.configuration import CONFIGURATIONS, DEPTHS, LADDER
+from training.text import Text, behind_first_copy
 from training.tokenizer import LABELS, word_ids
 from training.trainer import Trainer
 
@@ -32,8 +32,8 @@ BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alo
 CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
 LATER = 0, 1, 2
 """Demonstrations: where classes take turns, one later stands the other class, and two later the same"""
-CUT_FROM = {"nothing": None, "its label": 1, "what follows its label": 2}
-"""In the recall drill: what a word may not attend to in its second copy -> how far it stands behind the first"""
+CUT_FROM = ("nothing", "its label", "what follows its label")
+"""In the recall drill: what a word that is asked for its label may not attend to, by how far it stands behind the first copy"""
 CHOICE = 0.6  # share of prompts in which the true label comes before the other, from which on there is a choice (appendix E)
 FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
 FIFTHS = [f"episodes, {percent}% done" for percent in (20, 40, 60, 80)]
@@ -135,15 +135,11 @@ def recall_accuracy(model, text: Text, batches: int = 8) -> xr.DataArray:
     right = np.zeros((batches, len(CUT_FROM)))
     for row in range(batches):
         ids = torch.from_numpy(text.recall(64, False, False)[0])
-        half = ids.shape[1] // 2
-        asked = torch.arange(half, 2 * half, 2)
-        for column, distance in enumerate(CUT_FROM.values()):
-            closed = torch.zeros(*ids.shape, 2 * half, dtype=torch.bool)
-            if distance:
-                closed[:, asked, distance:half] = ids[:, asked, None] == ids[:, None, : half - distance]
-            with blocked(model, range(model.n_layers), closed):
+        asked = torch.arange(ids.shape[1] // 2, ids.shape[1], 2)
+        for distance in range(len(CUT_FROM)):
+            with blocked(model, range(model.n_layers), behind_first_copy(ids, distance) & (distance > 0)):
                 answers = model.hf(ids).logits[:, asked].argmax(-1)
-            right[row, column] = (answers == ids[:, asked + 1]).float().mean()
+            right[row, distance] = (answers == ids[:, asked + 1]).float().mean()
     return xr.DataArray(right.mean(0), coords={"cut_from": list(CUT_FROM)}, attrs={"units": "share"})
 
 
@@ -159,4 +155,4 @@ def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:
 def models(pilot: bool) -> list[tuple[str, int]]:
     """(name, seed) of the models of the ladder, or of its pilot."""
     names = PILOT if pilot else [one.name for one in LADDER]
-    return [(name, seed) for name in names for seed in range(2 if pilot or name == STOPPING.name else 4)]
+    return [(name, seed) for name in names for seed in CONFIGURATIONS[name].seeds[: 2 if pilot else None]]

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 import numpy as np
+import torch
 from towerlab.prompts import blocks
 from towerlab.prompts.sentences import Sentence
 from twotowers.data_files import read_table
@@ -201,6 +202,16 @@ def in_company(word, common: list, tokens: int, source: random.Random) -> list:
     text = source.choices(common, k=tokens - 1)
     text.insert(source.randrange(tokens), word)
     return text
+
+
+def behind_first_copy(ids: torch.Tensor, distance: int) -> torch.Tensor:
+    """Of recall without colons (batch, length): (batch, query, position), true from each word that is asked for its label to the
+    place so far behind the same word in the first copy. 1: its label, 2: what follows that."""
+    length, there = ids.shape[1], ids[:, :, None] == ids[:, None, :]
+    out = torch.zeros_like(there)
+    half = length // 2
+    out[:, half::2, distance:half] = there[:, half::2, : half - distance]
+    return out
 
 
 @cache

@@ -34,7 +34,7 @@ from twotowers.errors import TwoTowersError
 
 from training import card, prompts
 from training.configuration import Configuration
-from training.text import VALIDATION_PAIRS, Text
+from training.text import VALIDATION_PAIRS, Text, behind_first_copy
 from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer, word_ids
 
 logging.disable_progress_bar()  # one bar is enough
@@ -95,6 +95,12 @@ def worth(row: dict) -> tuple[int, float]:
     return (0, short) if short < 0 else (1, row["original"] - (row["balance"] + row["order"]) / 3)
 
 
+def _hiding(closed: torch.Tensor) -> torch.Tensor:
+    """The mask (batch, 1, query, position), added to scores, of causal attention without what is closed."""
+    later = torch.ones(closed.shape[1:], dtype=torch.bool).triu(1)
+    return torch.zeros(closed.shape).masked_fill(closed | later, torch.finfo(torch.float32).min)[:, None]
+
+
 class Trainer:
     """A model, its optimiser and its text; `step` counts the updates of all stages."""
 
@@ -123,7 +129,9 @@ class Trainer:
         ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
-        states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
+        hidden = self.configuration.hidden_in_recall if self.at.stage == "recall" else 0
+        mask_of_attention = _hiding(behind_first_copy(ids, hidden)) if hidden else None
+        states = self.model.base_model(ids, attention_mask=mask_of_attention, use_cache=False).last_hidden_state[:, :-1]
         targets = mask[:, 1:].bool()
         # Logits only where something is asked for: half of the time would go into the unembedding otherwise.
         loss = cross_entropy(self.model.lm_head(states[targets]), ids[:, 1:][targets])
