@@ -87,7 +87,7 @@ def numbers(d: xr.Dataset, least: float = 0.0) -> xr.Dataset:
     values = (1 - writes.sum(HEADS) / sends.sum(HEADS), depths[1] - depths[0], _common(shares),
               against.sum(HEADS), still.sum(HEADS) / towards.sum(HEADS))  # fmt: skip
     out = xr.Dataset(dict(zip(MEASURES, values, strict=True))).where(d.accuracy >= CHOOSES)
-    return out.assign_coords(layers=d.effect.dropna("layer", how="all").sizes["layer"])
+    return out.assign_coords(layers=d.effect.notnull().any(("contrast", "head")).sum("layer"))
 
 
 def recall_updates(d: xr.Dataset) -> xr.DataArray:
