@@ -52,7 +52,7 @@ miniature: $(STAMP)  ## train the shipped model again
 	$(BIN)/python -m training.train mini-gpt2
 
 ladder: $(STAMP)  ## train and measure the models of appendix E (many hours); PILOT=1: those of the pilot
-	$(BIN)/python -m snakemake -s training/Snakefile --cores $(JOBS) $(if $(PILOT),--config pilot=1)
+	$(BIN)/python -m snakemake -s training/Snakefile --forcerun gather --cores $(JOBS) $(if $(PILOT),--config pilot=1)
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(LOCKED) --requirement locks/lab.lock
