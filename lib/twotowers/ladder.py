@@ -1,7 +1,7 @@
 """What a model of the ladder does, as numbers: appendix E draws them, and predictions about them are judged by them.
 
     end = load().sel(checkpoint="end")
-    told(end, "texts exchanged", "last position")["query's text"]        # (model, seed)
+    told_by_query(end)["place"]                                  # (model, seed): is the last position told where to look?
 
 Each function takes means over prompts: of `data/ladder.nc`, over (model, seed, checkpoint) or some of these, or of one
 measurement of a single model. What was not measured, and what is asked of a model that makes no choice, has no number.
@@ -45,6 +45,12 @@ def told(d: xr.Dataset, contrast: str, reader: str) -> xr.Dataset:
     """By what a reader finds at each source of a prompt with other labels, or with texts at other places (`label_sources`)."""
     values = d.logit_difference_by_source.sel(contrast=contrast, reader=reader, drop=True)
     return turned(d, values).to_dataset("source").drop_vars("all")
+
+
+def told_by_query(d: xr.Dataset) -> xr.Dataset:
+    """What the last position is told by the query's text: `label`, which label it is, and `place`, at which place to look."""
+    of_prompts = {"label": "labels exchanged", "place": "texts exchanged"}
+    return xr.Dataset({name: told(d, contrast, "last position")["query's text"] for name, contrast in of_prompts.items()})
 
 
 def accounted(d: xr.Dataset) -> xr.Dataset:
@@ -127,5 +133,5 @@ def through(d: xr.Dataset, end: xr.Dataset) -> xr.Dataset:
     shares = [of / of.sum(HEADS) for of in (parts(d)[0], parts(end)[0])]
     out = numbers(d)[["relay", "overlap"]]
     out["same heads as at the end"] = _common(shares)
-    out["place told by the query's text"] = told(d, "texts exchanged", "last position")["query's text"]
+    out["place told by the query's text"] = told_by_query(d)["place"]
     return out.where(d.accuracy >= CHOOSES).assign(accuracy=d.accuracy)
