@@ -103,8 +103,9 @@ def test_a_model_that_only_guesses_counts_as_one_that_did_not_learn(tmp_path):
         assert ladder.outcome(tmp_path) == outcome
 
 
-def test_recall_without_a_place_is_wrong_where_that_place_is_read(monkeypatch):
-    """Models that look a word up and answer with what stands `distance` - 1 places before where they read it."""
+def test_recall_is_wrong_where_attention_that_it_needs_is_knocked_out(monkeypatch):
+    """Models that read a label `distance` places behind the first copy of its word, and, where that is the label itself, only if
+    the label looked at the word before."""
     now = {}
 
     @contextmanager
@@ -115,24 +116,28 @@ def test_recall_without_a_place_is_wrong_where_that_place_is_read(monkeypatch):
     def reads(distance):
         def answer(ids):
             logits = torch.zeros(*ids.shape, 3000)
-            for row, word in enumerate(ids.tolist()):
-                half = len(word) // 2
+            for row, words in enumerate(ids.tolist()):
+                half, closed = len(words) // 2, now["closed"][row]
                 for asked in range(half, 2 * half, 2):
-                    first = word.index(word[asked])
+                    first = words.index(words[asked])
                     place = first + distance
-                    read = place >= half or not now["closed"][row, asked, place]
-                    logits[row, asked, word[first + 1]] = float(read)
+                    hidden = (place < half and closed[asked, place]) or (distance == 1 and closed[place, first])
+                    logits[row, asked, words[first + 1]] = float(not hidden)
             return SimpleNamespace(logits=logits)
 
         return SimpleNamespace(hf=answer, n_layers=1)
 
     monkeypatch.setattr(ladder, "blocked", blocked)
     words = word_ids(build_tokenizer())
-    for distance, cut in ((1, "its label"), (2, "what follows its label")):
+    needs = {0: ["asked word to its first copy"], 1: ["asked word to its label", "labels to the word before"]}
+    for distance, edges in needs.items():
         right = ladder.recall_accuracy(reads(distance), Text(words, 0), batches=3)
-        assert right.sel(cut_from="nothing") == 1 and right.drop_sel(cut_from=[cut]).min() == 1
-        # The last of 3, 4, 6 or 8 pairs has nothing of the first copy behind its label.
-        assert right.sel(cut_from=cut) == 0 if distance == 1 else 1 / 8 <= right.sel(cut_from=cut) <= 1 / 3
+        assert right.sel(edges=edges).max() == 0 and right.drop_sel(edges=edges).min() == 1
+    right = ladder.recall_accuracy(reads(2), Text(words, 0), batches=3)
+    follows = right.sel(
+        edges="asked word to what follows"
+    )  # the last of 3, 4, 6 or 8 pairs has nothing of the first copy behind it
+    assert right.drop_sel(edges="asked word to what follows").min() == 1 and 1 / 8 <= follows <= 1 / 3
 
 
 def test_measures_of_planted_models():
@@ -159,6 +164,8 @@ def test_measures_of_planted_models():
     np.testing.assert_allclose([numbers[name] for name in measures.MEASURES], [0.75, 0.0, 1.0, 0.3, 0.0])
     every = one.expand_dims({dim: len(values) for dim, values in at.items()}).assign_coords(at)
     every["updates"] = ("checkpoint", [100, 130, 900])
+    every["recall_accuracy"] = ("checkpoint", "edges"), [[0.5, 0.5], [0.8, 0.2], [0.0, 0.0]]
+    assert (measures.recall_without(every.assign_coords(edges=["nothing", "other"]), "other") == 0.25).all()
     assert (measures.recall_updates(every) == 30).all() and measures.layers(every).values.tolist() == [3, 6, 6]
     values = xr.DataArray([[1.0, 1.2], [2.0, 2.2], [9.0, 9.0]], coords={"model": at["model"], "seed": [0, 1]})
     slope, low, high = measures.slope(values)

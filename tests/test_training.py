@@ -84,20 +84,33 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
 
 
 def test_what_is_hidden_in_recall_is_not_attended_to(tmp_path):
-    for name, distance in (("depth-3", 0), ("depth-3-label-hidden", 1)):
+    def label(row, half, asked):
+        return [(asked, row.index(row[asked]) + 1)]
+
+    def words(row, half, asked):
+        return [(asked, place) for place in range(0, half, 2)]
+
+    def word_before(row, half, asked):
+        return [(place, place - 1) for place in range(1, half, 2)]
+
+    hidden = {"": lambda *_: [], "-label-hidden": label, "-no-previous-token": word_before}
+    for name, edges in ({f"depth-3{name}": of for name, of in hidden.items()} | {"depth-5-labels-only": words}).items():
         trained = Short(0, name=name)
         trained.at.stage = "recall"
         ids, mask = trained.text.recall(2, False, False)
         trained.save(tmp_path / name)
         loss, losses = trained.train((ids, mask)), []
         model = load(str(tmp_path / name))
-        for row, half in zip(ids.tolist(), [ids.shape[1] // 2] * len(ids), strict=True):
+        for row in ids.tolist():
+            half = len(row) // 2
+            asked = range(half, 2 * half, 2)
             closed = torch.zeros(1, 2 * half, 2 * half, dtype=torch.bool)
-            for asked in range(half, 2 * half, 2):
-                closed[0, asked, row.index(row[asked]) + 1] = distance == 1
-            with torch.no_grad(), blocked(model, range(3), closed):
+            for one in asked:
+                for query, place in edges(row, half, one):
+                    closed[0, query, place] = True
+            with torch.no_grad(), blocked(model, range(model.n_layers), closed):
                 log_probs = model.hf(torch.tensor([row])).logits[0].log_softmax(-1)
-            losses += [-log_probs[asked, row[asked + 1]].item() for asked in range(half, 2 * half, 2)]
+            losses += [-log_probs[one, row[one + 1]].item() for one in asked]
         assert loss == pytest.approx(np.mean(losses), abs=1e-4)
 
 

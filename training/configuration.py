@@ -32,9 +32,8 @@ class Configuration:
     text_tokens: tuple[int, int] = (1, 1)
     """fewest and most tokens of an episode's text: a word of a class and others around it"""
     label_words: int = 20
-    hidden_in_recall: int = 0
-    """how far behind a word of the first copy stands what it may not attend to when it is asked for its label in the recall drill:
-    1, the label; 2, what follows it; 0, nothing is hidden"""
+    hidden_in_recall: str = "nothing"
+    """edges along which nothing is attended to in the recall drill: see `text.recall_edges`"""
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     """in the ladder"""
 
@@ -57,10 +56,12 @@ FACTORS = [
     replace(DEPTHS[6], name="depth-6-200-labels", label_words=200),
 ]
 HIDDEN = [
-    replace(DEPTHS[3], name="depth-3-label-hidden", hidden_in_recall=1, seeds=(4, 5, 6, 7)),
-    replace(DEPTHS[5], name="depth-5-next-hidden", hidden_in_recall=2, seeds=(4, 5, 6, 7)),
+    replace(DEPTHS[3], name="depth-3-label-hidden", hidden_in_recall="asked word to its label", seeds=(5,)),
+    replace(DEPTHS[5], name="depth-5-next-hidden", hidden_in_recall="asked word to what follows", seeds=(4,)),
+    replace(DEPTHS[3], name="depth-3-no-previous-token", hidden_in_recall="labels to the word before", seeds=(5, 6, 7)),
+    replace(DEPTHS[5], name="depth-5-labels-only", hidden_in_recall="asked word to words of the first copy", seeds=(4, 5, 6)),
 ]
-"""Whether what recall reads decides the way: the other place is hidden from models that mostly read it"""
+"""Whether it is decided by how recall is learned: one way is closed while that is drilled"""
 STOPPING = replace(DEPTHS[8], name="depth-8-untied-other-text", tied=False, other_text=True, seeds=(0, 1))
 """The ladder ends if neither this model nor that of 8 layers relays"""
 LADDER = [*DEPTHS.values(), *FACTORS, *HIDDEN, STOPPING]

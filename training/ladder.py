@@ -23,7 +23,7 @@ from twotowers.recording import Recording
 
 from training import prompts
 from training.configuration import CONFIGURATIONS, DEPTHS, LADDER
-from training.text import Text, behind_first_copy
+from training.text import RECALL_EDGES, Text, recall_edges
 from training.tokenizer import LABELS, word_ids
 from training.trainer import Trainer
 
@@ -32,8 +32,6 @@ BLOCKS, SEED = 40, 37  # two blocks of every pair of classes, drawn for this alo
 CHANCE = 60.0  # percent right on validation: not better than a guess between two labels
 LATER = 0, 1, 2
 """Demonstrations: where classes take turns, one later stands the other class, and two later the same"""
-CUT_FROM = ("nothing", "its label", "what follows its label")
-"""In the recall drill: what a word that is asked for its label may not attend to, by how far it stands behind the first copy"""
 CHOICE = 0.6  # share of prompts in which the true label comes before the other, from which on there is a choice (appendix E)
 FALLS = [f"episodes, {percent}% repeats" for percent in range(90, -1, -10)]
 FIFTHS = [f"episodes, {percent}% done" for percent in (20, 40, 60, 80)]
@@ -130,17 +128,16 @@ def later(model, batch: list[Encoded], demonstrations: int) -> tuple[np.ndarray,
 
 @torch.inference_mode()
 def recall_accuracy(model, text: Text, batches: int = 8) -> xr.DataArray:
-    """Right answers (cut_from,) in the recall drill without colons, as it is and where each word that is asked for its label may
-    not attend to that label, or to what follows it: which of the two it reads."""
-    right = np.zeros((batches, len(CUT_FROM)))
+    """Right answers (edges,) in the recall drill without colons, where attention is knocked out along some edges."""
+    right = np.zeros((batches, len(RECALL_EDGES)))
     for row in range(batches):
         ids = torch.from_numpy(text.recall(64, False, False)[0])
         asked = torch.arange(ids.shape[1] // 2, ids.shape[1], 2)
-        for distance in range(len(CUT_FROM)):
-            with blocked(model, range(model.n_layers), behind_first_copy(ids, distance) & (distance > 0)):
+        for column, name in enumerate(RECALL_EDGES):
+            with blocked(model, range(model.n_layers), recall_edges(ids, name)):
                 answers = model.hf(ids).logits[:, asked].argmax(-1)
-            right[row, distance] = (answers == ids[:, asked + 1]).float().mean()
-    return xr.DataArray(right.mean(0), coords={"cut_from": list(CUT_FROM)}, attrs={"units": "share"})
+            right[row, column] = (answers == ids[:, asked + 1]).float().mean()
+    return xr.DataArray(right.mean(0), coords={"edges": list(RECALL_EDGES)}, attrs={"units": "share"})
 
 
 def gather(measured: Iterable[xr.Dataset], path: Path, note: str) -> None:

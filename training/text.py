@@ -204,14 +204,24 @@ def in_company(word, common: list, tokens: int, source: random.Random) -> list:
     return text
 
 
-def behind_first_copy(ids: torch.Tensor, distance: int) -> torch.Tensor:
-    """Of recall without colons (batch, length): (batch, query, position), true from each word that is asked for its label to the
-    place so far behind the same word in the first copy. 1: its label, 2: what follows that."""
-    length, there = ids.shape[1], ids[:, :, None] == ids[:, None, :]
-    out = torch.zeros_like(there)
-    half = length // 2
-    out[:, half::2, distance:half] = there[:, half::2, : half - distance]
-    return out
+BEHIND = {"asked word to its first copy": 0, "asked word to its label": 1, "asked word to what follows": 2}
+"""Attention from a word that is asked for its label -> how far behind its first copy it goes"""
+ASKED_TO_WORDS, LABELS_TO_WORDS = "asked word to words of the first copy", "labels to the word before"
+RECALL_EDGES = ("nothing", *BEHIND, LABELS_TO_WORDS)
+
+
+def recall_edges(ids: torch.Tensor, name: str) -> torch.Tensor:
+    """Edges of attention in rows of recall without colons (batch, length): (batch, query, position)."""
+    half = ids.shape[1] // 2
+    edges = torch.zeros(*ids.shape, 2 * half, dtype=torch.bool)
+    if name in BEHIND:
+        same_word = ids[:, half::2, None] == ids[:, None, : half - BEHIND[name]]
+        edges[:, half::2, BEHIND[name] : half] = same_word
+    elif name == ASKED_TO_WORDS:
+        edges[:, half::2, :half:2] = True
+    elif name == LABELS_TO_WORDS:
+        edges[:, range(1, half, 2), range(0, half, 2)] = True
+    return edges
 
 
 @cache

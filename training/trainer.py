@@ -34,7 +34,7 @@ from twotowers.errors import TwoTowersError
 
 from training import card, prompts
 from training.configuration import Configuration
-from training.text import VALIDATION_PAIRS, Text, behind_first_copy
+from training.text import VALIDATION_PAIRS, Text, recall_edges
 from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer, word_ids
 
 logging.disable_progress_bar()  # one bar is enough
@@ -129,8 +129,8 @@ class Trainer:
         ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
-        hidden = self.configuration.hidden_in_recall if self.at.stage == "recall" else 0
-        mask_of_attention = _hiding(behind_first_copy(ids, hidden)) if hidden else None
+        hides = self.at.stage == "recall" and self.configuration.hidden_in_recall != "nothing"
+        mask_of_attention = _hiding(recall_edges(ids, self.configuration.hidden_in_recall)) if hides else None
         states = self.model.base_model(ids, attention_mask=mask_of_attention, use_cache=False).last_hidden_state[:, :-1]
         targets = mask[:, 1:].bool()
         # Logits only where something is asked for: half of the time would go into the unembedding otherwise.

@@ -102,11 +102,10 @@ def recall_updates(d: xr.Dataset) -> xr.DataArray:
     return (ends.sel(checkpoint="recall") - ends.sel(checkpoint="repeats")).drop_vars("checkpoint", errors="ignore")
 
 
-def reads_on(d: xr.Dataset) -> xr.DataArray:
-    """Accuracy lost at the end of that drill where a word may not attend to what follows its label, minus where it may not attend to
-    the label: above zero if it reads the label one place on."""
+def recall_without(d: xr.Dataset, edges: str) -> xr.DataArray:
+    """Share of the right answers at the end of that drill that are left where attention is knocked out along some edges."""
     right = d.recall_accuracy.sel(checkpoint="recall", drop=True)
-    return right.sel(cut_from="its label", drop=True) - right.sel(cut_from="what follows its label", drop=True)
+    return right.sel(edges=edges, drop=True) / right.sel(edges="nothing", drop=True)
 
 
 def layers(d: xr.Dataset) -> xr.DataArray:

@@ -37,7 +37,6 @@ DIMENSIONS: dict[str, type | None] = {
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "model": str, "seed": int, "checkpoint": str, "reader": str,
     "source": str, "norm": str, "stretch": str, "later_part": str, "demonstrations_later": int, "of_class": str, "after_class": str,
-    "cut_from": str,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -123,7 +122,7 @@ TABLES: dict[str, dict[str, Variable]] = {
                for name, about in (VARIABLES["looks"] | VARIABLES["label_sources"]).items() if name in _IN_LADDER}
     | {"accuracy": Variable(_AT, "share"), "updates": Variable(_AT, "updates, -1 where not measured", int),
        "logit_difference_later": Variable((*_AT, "later_part", "demonstrations_later"), "nats"),
-       "recall_accuracy": Variable((*_AT, "cut_from"), "share"),
+       "recall_accuracy": Variable((*_AT, "edges"), "share"),
        "megabytes": Variable(_AT, "megabytes"), "outcome": Variable(("model", "seed"), "learned, or why not", str)},
 }  # fmt: skip
 """Table -> its variables: means over prompts, of models trained here, with NaN for layers that a model does not have"""
