@@ -221,6 +221,8 @@ def recall_edges(ids: torch.Tensor, name: str) -> torch.Tensor:
         edges[:, half::2, :half:2] = True
     elif name == LABELS_TO_WORDS:
         edges[:, range(1, half, 2), range(0, half, 2)] = True
+    elif name != "nothing":
+        raise ValueError(f"no edges '{name}' in recall: {', '.join((*RECALL_EDGES, ASKED_TO_WORDS))}")
     return edges
 
 
