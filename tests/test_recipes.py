@@ -9,9 +9,8 @@ import xarray as xr
 from towerlab.measure import heads as heads_module
 from towerlab.measure import steering
 from towerlab.measure.answers import ORDERS, spread_orders
-from towerlab.measure.chain import JUDGING, Run
+from towerlab.measure.chain import JUDGING, Run, recipe
 from towerlab.measure.observations import observations
-from towerlab.measure.registry import measurements
 from towerlab.measure.sets import OTHER_HALVES, present, with_other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
@@ -64,13 +63,13 @@ def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monke
     monkeypatch.setattr(steering, "steering", steer)
     run = Run(Settings(k=1, separator="space", labels=LABELS, seed=seed))
     run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
-    data = measurements()["steering_labels"].make(run)
+    data = recipe("steering_labels")(run)
     assert len(set(data.pair.values)) == pairs
     assert data.sizes == {"labels_of_direction": 2, "heads": 1, "prompt": 4 * 2 * pairs}
     assert data["says"].sel(labels_of_direction="same").all() and not data["says"].sel(labels_of_direction="other").any()
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
-        measurements()["steering_labels"].make(alone)
+        recipe("steering_labels")(alone)
 
 
 @pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels
@@ -126,14 +125,14 @@ def small(tmp_path_factory):
 def test_a_recipe_reads_what_it_says_it_needs(name, small):
     """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
     run = small(NotingRun)
-    measurement = measurements()[name].make(run)
+    measurement = recipe(name)(run)
     schema.check(name, measurement if isinstance(measurement, Recording) else Recording(measurement))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
 
 
 def test_named_and_random_sets_are_kept_apart(small):
     run = small(Run)
-    data, control = measurements()["ablations"].make(run)
+    data, control = recipe("ablations")(run)
     assert set(present({**run.sets, "paper's twelve": [Head(0, 0)]})) <= set(data["heads"].values.tolist())
     assert control["heads"].values.tolist() == ["paper's twelve"] and control.sizes["draw"] == 20
     twelve = data.sel(heads="paper's twelve")["log_prob_true"]
@@ -162,12 +161,12 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
     """What one prompt's numbers owe to another block would be lost where a measurement goes by parts."""
     run = small(Run)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
-    parts = measurements()[name].make(run)
+    parts = recipe(name)(run)
     if not list(run.path(name).parent.glob(f".{name}.*.part")):
         pytest.skip("this one is made in one go")
     run._remove_parts(name)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
-    whole = measurements()[name].make(run)
+    whole = recipe(name)(run)
     both = (of if isinstance(of, Recording) else Recording(of) for of in (parts, whole))
     for one, other in zip(*both, strict=True):
         assert (one is None) == (other is None)

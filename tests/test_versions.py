@@ -1,20 +1,81 @@
-"""data/versions.csv says of every measurement what the code says, and what the code was when its version was pinned."""
+"""data/versions.csv says of every measurement what its code was when its version was pinned. Whoever changes that code says
+whether numbers change: if so, raise `version` in its line; in any case:  pytest tests/test_versions.py --pin
 
+The code of a measurement: its module and what that imports of the laboratory and of `choose`, but for what only brings weights
+and texts here or tells how far it is; without comments and docstrings.
+"""
+
+import ast
+import csv
+import hashlib
+import io
 import shutil
+import tokenize
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from towerlab.measure import versions
 from twotowers import store
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
+LEFT_OUT = {f"towerlab.model.{name}" for name in ("architectures", "files", "gguf_header", "loading", "packages", "proof")} | {
+    "towerlab.cache", "towerlab.progress", "towerlab.prompts.download"
+}  # fmt: skip
 
-def test_whoever_changes_what_measures_says_whether_numbers_change():
-    assert versions.changed() == {}, (
-        "this code is another than when versions were pinned: where numbers change, raise `version` beside the recipe (recorded "
-        "files are then refused); then, in any case: twotowers versions --pin"
-    )
+
+def imports(lib: Path, module: str) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path_of(lib, module).read_text("utf8"))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    ours = {name for name in names if name.startswith("towerlab.") or name == "twotowers.choose"}
+    return {name for name in ours if path_of(lib, name).is_file()}
+
+
+def path_of(lib: Path, module: str) -> Path:
+    return lib / f"{module.replace('.', '/')}.py"
+
+
+def code(path: Path) -> str:
+    """Without comments, docstrings and empty lines."""
+    text = path.read_text("utf8")
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def sources(lib: Path) -> dict[str, str]:
+    """Measurement -> 16 hexadecimal digits of the SHA-256 over the modules that it rests on."""
+    out, imports_of, code_of = {}, cache(partial(imports, lib)), cache(lambda module: code(path_of(lib, module)))
+    for name, row in store.catalogue().items():
+        modules = [f"towerlab.measure.{row.module}"]
+        for module in modules:
+            modules += sorted(imports_of(module) - {*modules, *LEFT_OUT})
+        text = "".join(f"{module}\n{code_of(module)}\n" for module in sorted(modules))
+        out[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return out
+
+
+def changed(before: dict[str, str], lib: Path) -> set[str]:
+    return {name for name, digits in sources(lib).items() if digits != before[name]}
+
+
+def test_whoever_changes_what_measures_says_whether_numbers_change(request):
+    if request.config.getoption("--pin"):
+        rows = [row.model_dump() | {"sources": sources(ROOT / "lib")[name]} for name, row in store.catalogue().items()]
+        with (ROOT / "data/versions.csv").open("w", newline="") as file:
+            table = csv.DictWriter(file, list(store.Version.model_fields), lineterminator="\n")
+            table.writeheader()
+            table.writerows(row | {"needs": " ".join(row["needs"]), "passes": f"{row['passes']:g}"} for row in rows)
+        store.catalogue.cache_clear()
+    assert {name: row.sources for name, row in store.catalogue().items()} == sources(ROOT / "lib"), __doc__
 
 
 @pytest.fixture
@@ -26,43 +87,36 @@ def lib(tmp_path, monkeypatch):
     for name in ("versions.csv", "published.csv"):
         shutil.copy(ROOT / "data" / name, tmp_path / "data")
     monkeypatch.setenv(HOME, str(tmp_path))
-    monkeypatch.setattr(versions, "LIB", tmp_path / "lib")
-    clear()
+    store.catalogue.cache_clear()
     yield tmp_path / "lib"
     monkeypatch.undo()
-    clear()
-
-
-def clear():
-    for cache in (versions._imports, versions._code, store.catalogue):
-        cache.cache_clear()
+    store.catalogue.cache_clear()
 
 
 def change(path, old, new):
     text = path.read_text("utf8")
     assert old in text
     path.write_text(text.replace(old, new), "utf8")
-    clear()
+    store.catalogue.cache_clear()
 
 
 def test_comments_and_docstrings_do_not_count_but_code_does(lib):
-    towers = lib / "towerlab/measure/towers.py"
+    towers, before = lib / "towerlab/measure/towers.py", sources(lib)
     change(towers, '"""The two towers', '"""Both\n\ntowers')
     change(towers, "    check_labels_left(encoded)\n", "    check_labels_left(encoded)  # both kinds\n\n    # and now\n")
-    assert versions.changed() == {}
+    assert changed(before, lib) == set()
     change(towers, "np.float32", "np.float64")
-    assert versions.changed() == {"towers": "sources"}
-    versions.pin()
-    assert versions.changed() == {}
+    assert changed(before, lib) == {"towers"}
 
 
 def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
+    before = sources(lib)
     change(lib / "towerlab/model/loading.py", "import ", "import antigravity, ")
-    assert versions.changed() == {}
+    assert changed(before, lib) == set()
     change(lib / "towerlab/model/routes.py", "import torch\n", "import torch\nTWO = 2\n")
-    assert versions.changed() == dict.fromkeys(("looks", "label_sources"), "sources")  # which import it
+    assert changed(before, lib) == {"looks", "label_sources"}  # which import it
     change(lib / "towerlab/prompts/blocks.py", "rng.permuted(", "rng.permutation(")
-    assert versions.changed() == dict.fromkeys(store.catalogue(), "sources")
+    assert changed(before, lib) == set(store.catalogue())
 
 
 def test_identity_is_model_settings_texts_and_versions(lib):
@@ -76,5 +130,5 @@ def test_identity_is_model_settings_texts_and_versions(lib):
     change(lib / "../data/words/words.csv", "cat,", "tomcat,")
     assert identity() != same
     before = identity()
-    change(lib / "../data/versions.csv", "forms,1,", "forms,2,")  # which heads needs
+    change(lib / "../data/versions.csv", "forms,answers,1,", "forms,answers,2,")  # which heads needs
     assert identity() != before

@@ -8,7 +8,6 @@ twotowers models                                # those with a name; with names:
 twotowers check data/measurements/NAME           # a recorded folder, before it is handed in or taken
 twotowers convert gemma.gguf gemma              # a GGUF file of another family than Llama and Qwen 2, as a folder
 twotowers verify --model gpt2-large             # the numbers that the authors print
-twotowers versions --pin                        # after a change of what measures
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ def parser() -> argparse.ArgumentParser:
     convert = commands.add_parser("convert", help="write a GGUF file of another family as a folder of safetensors")
     convert.add_argument("file", help="GGUF, of a family that transformers reads: Gemma, Phi-3, GPT-2, Qwen 3, ...")
     convert.add_argument("folder", help="to be made; give it as the model")
-    versions = commands.add_parser("versions", help="measurements whose code changed since data/versions.csv was written")
-    versions.add_argument("--pin", action="store_true", help="write it: where numbers change, raise the version first")
     check = commands.add_parser("check", help="whether a folder of recorded measurements is what the book takes")
     check.add_argument("folder", help="such as data/measurements/NAME")
     verify = commands.add_parser("verify", help="measure the numbers that the authors' own notebooks print")
@@ -82,12 +79,13 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     from towerlab.measure.chain import Run
 
     if arguments.do == "measure" and arguments.list:
-        from towerlab.measure.registry import measurements
+        from towerlab.measure.chain import recipe
 
         for name in names:
-            about = measurements()[name]
-            needs = f" Needs {', '.join(about.needs)}." * bool(about.needs)
-            print(f"{name}: {about.what}{needs} About {Run(settings).passes(name):,.0f} passes.")
+            needs, what = store.about(name).needs, (recipe(name).__doc__ or "").partition("\n")[0]
+            print(
+                f"{name}: {what}{f' Needs {chr(44).join(needs)}.' if needs else ''} About {Run(settings).passes(name):,.0f} passes."
+            )
         return 0
     from towerlab.model import loading
     from towerlab.progress import say
@@ -165,18 +163,6 @@ def _convert(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _versions(arguments: argparse.Namespace, command: str) -> int:
-    from towerlab.measure import versions
-
-    changes = versions.changed()
-    for name, what in changes.items():
-        note = ", version as it was: its numbers must be the same" * (what in ("sources", "needs"))
-        print(f"{name}: {what}{note}")
-    if arguments.pin:
-        versions.pin()
-    return int(bool(changes) and not arguments.pin)
-
-
 def _check(arguments: argparse.Namespace, command: str) -> int:
     from pathlib import Path
 
@@ -217,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
     does = {
         "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
-        "models": _models, "convert": _convert, "versions": _versions, "check": _check, "verify": _verify,
+        "models": _models, "convert": _convert, "check": _check, "verify": _verify,
     }  # fmt: skip
     try:
         return does[options.do](options, shlex.join(["twotowers", *words]))

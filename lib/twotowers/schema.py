@@ -93,8 +93,7 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
     "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},
     "ablations": _answers("positions", "replacement", "heads"),
-    "knockouts": _answers("edges", "side", "cut")
-    | {"d_prime": Variable(("edges", "side", "cut", "listed_head", "prompt"), "standard deviations")},
+    "knockouts": _answers("edges", "side", "cut"),
     "mitigations": _answers("remedy", "heads"),
     "rankings": {"score": Variable(("ranking", "layer", "head"), "see the ranking"), "induction_control": Variable(EACH[1:], "share")}
     | {name: Variable(EACH, unit) for name, unit in (("function_vector", "probability"), ("attribution", "nats"),

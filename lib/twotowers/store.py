@@ -26,7 +26,7 @@ from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
 import xarray as xr
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
@@ -56,15 +56,23 @@ DIFFERENCES = ("logit_difference", "base_logit_difference", "source_logit_differ
 
 
 class Version(Row):
-    """A line of data/versions.csv: the version of a measurement's code, and what it is made from, with spaces between."""
+    """A line of data/versions.csv: the version of a measurement's code, what it is made from (with spaces between), and its cost."""
 
     measurement: Text
+    module: Text
+    """of `towerlab.measure`, whose function _NAME(run) makes it"""
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
-    judges: bool
-    """False: made from locating blocks alone, so that more judging blocks leave it as it is"""
+    on: Literal["locate", "blocks", "few"]
+    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks leave it as it is"""
+    passes: PositiveFloat
+    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
     sources: str
-    """what its code was when this version was pinned: see `towerlab.measure.versions`"""
+    """what its code was when this version was pinned: see tests/test_versions.py"""
+
+    @property
+    def judges(self) -> bool:
+        return self.on != "locate"
 
 
 @cache

@@ -25,7 +25,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
-from towerlab.measure.registry import measurement
 from towerlab.measure.sets import present, random_sets, with_by_increase, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
 from towerlab.model.capture import answer
@@ -91,13 +90,12 @@ def ablated_answers(
 ) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
-    # Of whole prompts few at a time, so that many runs of them fit.
-    ablate, batch_tokens = (at_all, max(1, max_tokens // 4)) if positions == "all" else (at_last, max_tokens)
+    ablate = at_all if positions == "all" else at_last
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        out.put_each(np.ndindex(1 + len(runs)), index, *ablate(model, batch, runs, max_tokens))
+        out.put_each(np.ndindex(1 + len(runs)), index, *ablate(model, batch, runs))
 
-    for index, _ in in_memory(run, batches(encoded, batch_tokens)):
+    for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))
     return out
 
@@ -134,7 +132,6 @@ TWELVE = 20
 """First heads of either of the two rankings from which the paper's twelve are taken in turn"""
 
 
-@measurement("ablations", needs=("locating", "norms", "singles"), version=2, on="few", passes=7)
 def _ablations(run: Run) -> Recording:
     """Sets of heads zeroed at all positions, as the EMNLP version does; on sentences, which are long, the paper's twelve alone.
     Random sets are matched to these."""

@@ -14,7 +14,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.registry import measurement
 from towerlab.model.capture import answer
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
@@ -35,7 +34,6 @@ ORDERS = 6
 """Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
 
 
-@measurement("forms", needs=(), version=1, on="locate", passes=4)
 def _forms(run: Run) -> Recording:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
@@ -43,7 +41,6 @@ def _forms(run: Run) -> Recording:
     return run.in_parts("forms", _in_forms(run, ks), lambda some: _with_form(run, some))
 
 
-@measurement("demonstrations", needs=("forms",), version=1, on="locate", passes=4)
 def _demonstrations(run: Run) -> xr.Dataset:
     """Answers on the locating blocks with up to eight demonstrations of each class, more than are chosen from, for Figure 1.1."""
     forms = run.measured("forms").drop_attrs(deep=False)
@@ -67,13 +64,11 @@ def _with_form(run: Run, encoded: Sequence[Encoded]) -> xr.Dataset:
     return answers(run.model, encoded).assign_coords(k=("prompt", list(k)), separator=("prompt", list(separator)))
 
 
-@measurement("answers", needs=("forms",), version=1, on="blocks", passes=2.5)
 def _answers(run: Run) -> Recording:
     """Answers on two and a half times as many blocks as heads are measured on."""
     return run.in_parts("answers", run.judging(2.5), lambda some: answers(run.model, some))
 
 
-@measurement("factorial", needs=("forms",), version=1, on="few", passes=6)
 def _factorial(run: Run) -> Recording:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
     pairs = run.repeatable(run.pairs)  # the query of the other class comes from another block of the pair

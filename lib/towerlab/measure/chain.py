@@ -11,6 +11,7 @@ until something is measured.
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import platform
@@ -59,6 +60,11 @@ def _load(path: Path, identity: str = "") -> Recording | None:
     except OtherForm:
         return None
     return recording if recording and identity in ("", recording.data.attrs.get("identity")) else None
+
+
+def recipe(name: str) -> Callable[[Run], xr.Dataset | Recording]:
+    """What makes a measurement: the function that data/versions.csv names. Its docstring says in a line what it measures."""
+    return getattr(importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}")
 
 
 @dataclass(frozen=True)
@@ -115,12 +121,10 @@ class Run:
         store.check_writable(path)
         for need in store.about(name).needs:
             self.measured(need)  # before the clock starts
-        from towerlab.measure.registry import measurements
-
         parts = filter(None, (_load(part, identity) for part in self._parts(name)))  # made before an interruption
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
-            result = measurements()[name].make(self)
+            result = recipe(name)(self)
         except NotTestable as error:
             result = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
         recording = result if isinstance(result, Recording) else Recording(result)
@@ -284,9 +288,7 @@ class Run:
 
     def passes(self, name: str) -> float:
         """About how many plain passes of a prompt a measurement costs."""
-        from towerlab.measure.registry import measurements
-
-        about = measurements()[name]
+        about = store.about(name)
         n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few}
         return about.passes * 4 * n_blocks[about.on]
 

@@ -14,7 +14,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
@@ -95,7 +94,6 @@ def check_one_can_go(run: Run) -> None:
         raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
 
 
-@measurement("conditions", needs=("forms",), version=1, on="few", passes=5.5)
 def _conditions(run: Run) -> Recording:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)

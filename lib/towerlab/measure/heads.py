@@ -30,7 +30,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.model import Model
@@ -93,13 +92,11 @@ def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "ba
     return torch.einsum("lbdk,bd->blk", outputs, rows)
 
 
-@measurement("locating", needs=("forms",), version=1, on="locate", passes=1.2)
 def _locating(run: Run) -> Recording:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
     return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
 
 
-@measurement("heads", needs=("forms",), version=1, on="blocks", passes=1.2)
 def _heads(run: Run) -> Recording:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
     return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))

@@ -19,7 +19,6 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import KINDS
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, captures
 from towerlab.model.increase import increases_along
@@ -75,13 +74,11 @@ def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
         yield group
 
 
-@measurement("increases", needs=("forms",), version=1, on="blocks", passes=3)
 def _increases(run: Run) -> Recording:
     """The paper's increase of every head and block on the blocks that judge."""
     return run.in_parts("increases", run.judging(), lambda some: increases(run.model, some))
 
 
-@measurement("norms", needs=("forms",), version=1, on="locate", passes=6)
 def _norms(run: Run) -> Recording:
     """The paper's increase of every head on the locating blocks, with the final norm frozen and recomputed for each vector."""
 

@@ -29,7 +29,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
-from towerlab.measure.registry import measurement
 from towerlab.measure.sets import AT_LAST, present, random_sets, with_by_increase, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
@@ -133,7 +132,6 @@ def interchanges(
     return observations(bases, answers.variables("what", "heads") | plain, **coordinates)
 
 
-@measurement("interchanges", needs=("locating", "norms"), version=2, on="few", passes=30)
 def _interchanges(run: Run) -> Recording:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)

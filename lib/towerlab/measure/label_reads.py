@@ -30,7 +30,6 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels, label_readings
 from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, read_all
@@ -78,7 +77,6 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
     return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
-@measurement("label_reads", needs=("locating",), version=2, on="few", passes=3)
 def _label_reads(run: Run) -> Recording:
     """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
     sets = present(run.sets)

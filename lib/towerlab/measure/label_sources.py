@@ -38,7 +38,6 @@ from torch import Tensor
 from towerlab.measure.chain import Run
 from towerlab.measure.looks import POSITIONS, labels_stand_as, positions_reversed
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import capture
 from towerlab.model.memory import run_batches
@@ -186,7 +185,6 @@ def finding(model: Model, donor_parts: KeysAndValues, readers: Positions, source
     return with_outputs(model, donor_parts, output, readers)
 
 
-@measurement("label_sources", needs=("forms",), version=1, on="few", passes=36)
 def _label_sources(run: Run) -> xr.Dataset:
     """Where the last position and the query's text read which label it is, and at which place it stands."""
     return run.in_parts("label_sources", run.encode(run.few()), lambda some: label_sources(run.model, some)).data

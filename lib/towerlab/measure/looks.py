@@ -50,7 +50,6 @@ from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import capture, plain_z
 from towerlab.model.label_positions import check_labels_left
@@ -294,7 +293,6 @@ def _effects_by_route(
     return out.reshape(len(contrasts), 2, 2, 2, len(sets), len(encoded))
 
 
-@measurement("looks", needs=("forms",), version=1, on="few", passes=35)
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 

@@ -31,7 +31,6 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
 from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.registry import measurement
 from towerlab.measure.sets import AT_LAST, present, random_sets, with_control
 from towerlab.model import query_key
 from towerlab.model.attention_hooks import last_scores
@@ -145,7 +144,6 @@ def recency_shortcut(model: Model, heads: Heads, capture: Capture, share: tuple[
     return Edit(heads, output)
 
 
-@measurement("mitigations", needs=("locating",), version=1, on="few", passes=40)
 def _mitigations(run: Run) -> Recording:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)

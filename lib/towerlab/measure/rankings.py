@@ -34,7 +34,6 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model.attention_hooks import reading_all
 from towerlab.model.capture import Capture, label_log_probs, plain_z, read_all
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
@@ -207,7 +206,6 @@ def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({(prompt.cls, prompt.true_label), *((d.cls, d.label) for d in prompt.demonstrations)}))
 
 
-@measurement("rankings", needs=("locating", "norms"), version=1, on="locate", passes=6)
 def _rankings(run: Run) -> xr.Dataset:
     """Known rankings of heads on blocks of four tasks: a function vector is a mean over blocks of one task."""
     seed = [run.settings.seed, LOCATING]

@@ -17,7 +17,6 @@ from twotowers.recording import Recording
 from towerlab.measure.ablations import ablated_answers, check_positions
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model.ablated_runs import Ablation
 from towerlab.model.model import Model
 from towerlab.progress import progress
@@ -42,7 +41,6 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
     return observations(encoded, variables, positions=positions)
 
 
-@measurement("singles", needs=("forms",), version=1, on="locate", passes=2.5)
 def _singles(run: Run) -> Recording:
     """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
     few = run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING))

@@ -34,7 +34,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.registry import measurement
 from towerlab.measure.sets import DRAWS, present, random_sets, with_comparers, with_other_halves
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
@@ -194,7 +193,6 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
     return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
 
 
-@measurement("steering", needs=("locating",), version=2, on="few", passes=9)
 def _steering(run: Run) -> Recording:
     """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
     sets = with_comparers(run)
@@ -204,7 +202,6 @@ def _steering(run: Run) -> Recording:
     return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, targets))
 
 
-@measurement("steering_random", needs=("locating",), version=2, on="few", passes=9)
 def _steering_random(run: Run) -> Recording:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
     few, directions = run.encode(run.few()), _directions(run)
@@ -217,7 +214,6 @@ def _steering_random(run: Run) -> Recording:
     return with_other_halves(run, recording, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
-@measurement("steering_pairs", needs=("locating",), version=1, on="few", passes=8)
 def _steering_pairs(run: Run) -> Recording:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
     sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
@@ -226,7 +222,6 @@ def _steering_pairs(run: Run) -> Recording:
     return run.in_parts("steering_pairs", few, lambda some: steering(run.model, some, directions, sets, **options))
 
 
-@measurement("steering_labels", needs=("locating",), version=2, on="few", passes=12)
 def _steering_labels(run: Run) -> xr.Dataset:
     """Comparers along directions from blocks of one half of the label pairs: prompts of the same half, and of the other.
 

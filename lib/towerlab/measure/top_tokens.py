@@ -34,7 +34,6 @@ from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import observations
-from towerlab.measure.registry import measurement
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left, label_values
@@ -168,7 +167,6 @@ def _codes(ids: Int[np.ndarray, "prompt *rest"], relations: np.ndarray, lexicon:
     return out
 
 
-@measurement("top_tokens", needs=("locating",), version=2, on="few", passes=2.5)
 def _top_tokens(run: Run) -> Recording:
     """Words read in three located heads and in the two best comparers, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])

@@ -11,7 +11,6 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.registry import measurement
 from towerlab.model import query_key
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import check_labels_left
@@ -42,7 +41,6 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
     return observations(encoded, variables_of("towers", query_vector=query, key_vector=key), **listed(heads))
 
 
-@measurement("towers", needs=("locating",), version=1, on="blocks", passes=0.5)
 def _towers(run: Run) -> Recording:
     """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
     best = [*run.sets["by attention"][:1], *run.sets["writers"][:1]]
