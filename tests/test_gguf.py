@@ -83,9 +83,17 @@ def write(hf, path, architecture="llama", tokens=GPT2, fields=None, tensors=None
     for key, value in (said | {"general.file_type": int(gguf.LlamaFileType.MOSTLY_Q8_0)} | (fields or {})).items():
         if value is None:
             continue
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add[type(value)](key, value)
-    names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture), config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(
+        next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture), config.num_hidden_layers
+    )
     out = {}
     for name, tensor in hf.state_dict().items():
         stem, end = name.rsplit(".", 1)
@@ -149,7 +157,7 @@ REFUSED = {
     "cuts text in a way called of-my-own": dict(tokens=GPT2 | {"pre": "of-my-own"}),
     "cuts text in a way called None": dict(tokens=GPT2 | {"pre": None}),
     "its tokenizer is bert": dict(tokens=GPT2 | {"model": "bert"}),
-    "of the type adapter: give the whole model": dict(fields={"general.type": "adapter", "adapter.type": "lora"}),
+    "is of the type adapter: give the whole model": dict(fields={"general.type": "adapter", "adapter.type": "lora"}),
     "part 1 of 2: join them": dict(fields={"split.count": 2, "split.no": 0}),
     "2 weights of other shapes .*lm_head": dict(fields={"llama.vocab_size": 60}),
 }
@@ -194,7 +202,9 @@ def test_a_vocabulary_that_begins_with_a_token_does_so_though_the_file_does_not_
      (15, "Q8_0", "Q8_0, dequantised"), (7, "Q8_0", "Q8_0, dequantised"), (1, "F16", "")],
 )  # fmt: skip
 def test_quantisation_is_told_by_the_tensors(file_type, kind, expected, tmp_path):
-    path = write(model_of("llama"), tmp_path / "it.gguf", fields={"general.file_type": file_type}, kind=gguf.GGMLQuantizationType[kind])
+    path = write(
+        model_of("llama"), tmp_path / "it.gguf", fields={"general.file_type": file_type}, kind=gguf.GGMLQuantizationType[kind]
+    )
     assert files.describe(str(path)) == ("llama", expected)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import __version__ as transformers_version
@@ -43,21 +43,23 @@ _AS_LLAMA3 = ("llama3", "llama-v3", "llama-bpe")  # llama.cpp begins these with 
 def about(path: Path) -> tuple[str, str]:
     """Model type and quantisation ("" for floats). Raises TwoTowersError for what can be seen to be no whole model."""
     fields, tensors = _header(path)
-    if fields.get("general.type", "model") != "model":
-        raise TwoTowersError(f"'{path}' is no model but of the type {fields['general.type']}: give the whole model, an adapter merged")
-    if fields.get("split.count", 1) > 1:
-        part = f"part {fields.get('split.no', 0) + 1} of {fields['split.count']}"
-        raise TwoTowersError(f"'{path}' is {part}: join them (llama-gguf-split --merge FIRST WHOLE) and give the whole")
-    kind = str(fields["general.architecture"])
-    types = Counter({name: 0 for name in tensors.values()}) + Counter(tensors.values())
-    quantised = [name for name, _ in types.most_common() if name not in _FLOATS]
-    try:
-        name = LlamaFileType(fields.get("general.file_type")).name.removeprefix("MOSTLY_")
-    except ValueError:  # not said, or newer than the library
-        name = ""
-    if quantised and not any(name.startswith(one) for one in quantised):  # the tensors have the last word
-        name = " + ".join(quantised)
-    return _TYPES.get(kind, kind), f"{name}, dequantised" if quantised else ""
+    with reading(str(path), "header"):
+        if fields.get("general.type", "model") != "model":
+            raise TwoTowersError(
+                f"'{path}' is of the type {fields['general.type']}: give the whole model, an adapter merged into it"
+            )
+        if fields.get("split.count", 1) > 1:
+            part = f"part {fields.get('split.no', 0) + 1} of {fields['split.count']}"
+            raise TwoTowersError(f"'{path}' is {part}: join them (llama-gguf-split --merge FIRST WHOLE) and give the whole")
+        kind = str(fields["general.architecture"])
+        quantised = [name for name, _ in Counter(tensors.values()).most_common() if name not in _FLOATS]
+        try:
+            name = LlamaFileType(fields.get("general.file_type")).name.removeprefix("MOSTLY_")
+        except ValueError:  # not said, or newer than the library
+            name = ""
+        if not any(name.startswith(one) for one in quantised):  # the tensors have the last word
+            name = " + ".join(quantised)
+        return _TYPES.get(kind, kind), f"{name}, dequantised" if quantised else ""
 
 
 def as_folder(path: Path) -> Path:
@@ -73,20 +75,22 @@ def as_folder(path: Path) -> Path:
 
 def _header(path: Path, arrays: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """All fields, and the type of every tensor. Raises TwoTowersError for a file that is damaged or not whole."""
+    types, end = {}, 0
     try:
         blob = reader._mapped(str(path))
         fields, count, at = reader._read_metadata(blob, str(path), arrays)
         tensors, at = reader._read_tensor_table(blob, count, at)
-        kinds = [GGMLQuantizationType(kind) for _, _, kind, _ in tensors]
-        sizes = [math.prod(shape) // GGML_QUANT_SIZES[kind][0] * GGML_QUANT_SIZES[kind][1] for (_, shape, *_), kind in zip(tensors, kinds, strict=True)]
-        align = fields.get("general.alignment", 32)
-        end = max(offset + size for (*_, offset), size in zip(tensors, sizes, strict=True)) + -(-at // align) * align
+        for name, shape, kind, offset in tensors:
+            types[name] = GGMLQuantizationType(kind).name
+            numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            end = max(end, offset + math.prod(shape) // numbers * size)
+        end += -(-at // fields.get("general.alignment", 32)) * fields.get("general.alignment", 32)
         if end > len(blob):
             raise EOFError(f"its tensors end at byte {end:,} of {len(blob):,}")
     except Exception as error:  # a damaged file can raise anything
         what = (str(error).splitlines() or [""])[0][:80] or type(error).__name__
         raise TwoTowersError(f"'{path}' is no whole GGUF file ({what}): {AGAIN}") from None
-    return fields, {name: kind.name for (name, *_), kind in zip(tensors, kinds, strict=True)}
+    return fields, types
 
 
 def _convert(path: Path, folder: Path, made_from: dict[str, str]) -> None:
@@ -112,7 +116,8 @@ def _convert(path: Path, folder: Path, made_from: dict[str, str]) -> None:
 
 
 def _unlike(name: str, why: str) -> TwoTowersError:
-    return TwoTowersError(f"'{name}' is a GGUF file that transformers does not read as it is ({why}): give the model's own folder of safetensors")
+    what = f"'{name}' is a GGUF file that transformers does not read as it is ({why})"
+    return TwoTowersError(f"{what}: give the model's own folder of safetensors")
 
 
 def _check_fields(name: str, fields: dict[str, Any], config: Any) -> None:
@@ -130,7 +135,7 @@ def _check_fields(name: str, fields: dict[str, Any], config: Any) -> None:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         "attention.head_count": heads,
         "attention.head_count_kv": getattr(config, "num_key_value_heads", heads),
         eps: next((value for key, value in config.to_dict().items() if key.endswith(("eps", "epsilon"))), None),
@@ -187,7 +192,7 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     tokens, kinds, proto = ggml["tokens"], ggml["token_type"], ModelProto()
     for token, score, kind in zip(tokens, ggml["scores"], kinds, strict=True):
         proto.pieces.add(piece=token.replace(" ", "▁"), score=score, type=kind)
-    ids = {key: ggml.get(f"{field}_token_id", -1) for key, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))}
+    ids = {key[:3]: ggml.get(f"{key}_token_id", -1) for key in ("bos", "eos", "unknown", "padding")}
     for key, at in ids.items():
         setattr(proto.trainer_spec, f"{key}_id", at)
     proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback = proto.trainer_spec.BPE, 6 in kinds

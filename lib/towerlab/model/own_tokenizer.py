@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sentencepiece import SentencePieceProcessor
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers.implementations import ByteLevelBPETokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 from transformers.tokenization_utils_base import generate_merges
 from twotowers.errors import TwoTowersError
@@ -74,6 +74,7 @@ def _content(value: Any) -> Any:
 
 def of_pieces(proto: ModelProto, options: dict[str, Any], name: str, own: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A SentencePiece model as a fast tokenizer, which must give the ids that the model gives."""
+    inner: models.Model
     pieces, cut, trained = proto.pieces, proto.normalizer_spec, proto.trainer_spec
     vocabulary = {piece.piece: i for i, piece in enumerate(pieces)}
     if trained.model_type == trained.BPE:
@@ -83,7 +84,7 @@ def of_pieces(proto: ModelProto, options: dict[str, Any], name: str, own: Sequen
     else:
         inner = models.Unigram([(p.piece, p.score) for p in pieces], trained.unk_id, trained.byte_fallback)
     backend = Tokenizer(inner)
-    steps = [normalizers.Precompiled(cut.precompiled_charsmap)] if cut.precompiled_charsmap else []
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(cut.precompiled_charsmap)] if cut.precompiled_charsmap else []
     steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()] if cut.remove_extra_whitespaces else []
     steps += [normalizers.Prepend("▁")] if cut.add_dummy_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
@@ -91,7 +92,7 @@ def of_pieces(proto: ModelProto, options: dict[str, Any], name: str, own: Sequen
     added = [AddedToken(p.piece, normalized=False, special=p.type == 3) for p in pieces if p.type in (3, 4)]
     backend.add_tokens(added)
     names = {"add_bos_token": trained.bos_id >= 0, "bos_token": trained.bos_piece, "unk_token": trained.unk_piece}
-    names |= {"mask_token": token.content for token in added if token.content == "<mask>"}
+    names |= {"mask_token": "<mask>"} if "<mask>" in [token.content for token in added] else {}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names | options)
     processor = SentencePieceProcessor(model_proto=proto.SerializeToString())
     compare(name, tokenizer, processor.encode, "sentencepiece", own)

@@ -1,9 +1,9 @@
 """What is asked of config and weights before a model is believed: nothing missing, left over, passed over or damaged.
 
-    with reading("my/model", "weights"): ...      # whatever a reader raises there ends in one line
-    check_config(name, given, config)             # config.json against what transformers made of it
-    check_files(name, files)                      # the headers of the safetensors files
-    check_loaded(name, hf, report)                # what transformers says of its reading, and the numbers themselves
+with reading("my/model", "weights"): ...      # whatever a reader raises there ends in one line
+check_config(name, given, config)             # config.json against what transformers made of it
+check_files(name, files)                      # the headers of the safetensors files
+check_loaded(name, hf, report)                # what transformers says of its reading, and the numbers themselves
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ AGAIN = "copy or download it again"
 _BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|\.version$")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Fields of config.json that transformers does not know: which numbers change no answer, and what else does.
-_FREE = re.compile(r"^_|pattern|token|drop|init|length|position|ctx|version|seed|temperature|top_|beam|penalt|train|summary|loss|cache")
+_FREE = re.compile(
+    r"^_|pattern|token|drop|init|length|position|ctx|version|seed|temperature|top_|beam|penalt|train|summary|loss|cache"
+)
 _TELLING = re.compile(r"alibi|norm|parallel_res|clip|bias|softcap|rope|layer_types|expert")
 # Fields without which transformers takes the default of the class, which no shape of a tensor contradicts.
 _NEEDED = re.compile(r"eps(ilon)?$|softcapping$|^(n_head|num_heads|num_attention_heads|query_pre_attn_scalar)$")
@@ -95,7 +97,7 @@ def check_config(name: str, given: dict[str, Any], config: Any) -> None:
             )
 
 
-def _is_read(kind: type, given: dict[str, Any], key: str) -> bool:
+def _is_read(kind: Any, given: dict[str, Any], key: str) -> bool:
     """Whether another value of a field changes any other field of the config."""
     with io.StringIO() as nowhere, redirect_stderr(nowhere):
         try:
@@ -141,4 +143,6 @@ def check_loaded(name: str, hf: PreTrainedModel, report: dict[str, Any]) -> None
         raise TwoTowersError(f"{empty[0]} of '{name}' is zero throughout: {remedy}")
     if wild := [key for key, p in hf.named_parameters() if p.numel() and not torch.stack(p.aminmax()).isfinite().all()]:
         narrow = ", or take bfloat16 or float32, where they may fit" * (hf.dtype == torch.float16)
-        raise TwoTowersError(f"{wild[0]} of '{name}' holds numbers that are not finite: {AGAIN}, or take another checkpoint{narrow}")
+        raise TwoTowersError(
+            f"{wild[0]} of '{name}' holds numbers that are not finite: {AGAIN}, or take another checkpoint{narrow}"
+        )
