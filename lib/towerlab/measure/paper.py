@@ -23,13 +23,14 @@ Recipe `paper_changes`, every prompt in each change of `paper_sets.CHANGES`:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
@@ -38,7 +39,7 @@ from towerlab.measure.label_reads import label_reads
 from towerlab.measure.observations import Answers, observations, variables_of
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CHANGES, FORMS, WORD_SETS, paper_prompts
+from towerlab.prompts.paper_sets import CASE, CHANGES, FORMS, WORD_SETS, paper_prompts
 from towerlab.prompts.prompt import Encoded, Prompt
 
 
@@ -114,12 +115,21 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
 
 
 def encoded_sets(run: Run) -> list[Encoded]:
-    """The prompts of the paper's sets, encoded. Raises NotTestable, with the reason, where the model cannot read them."""
+    """The prompts of the paper's sets. Raises NotTestable, with the reason, where the model cannot read them."""
+    n, seed = run.n_prompts, run.settings.seed
+    return _encoded(run, lambda form: [p for name in WORD_SETS for p in paper_prompts(name, n, form=form, seed=seed)])
+
+
+def encoded_case(run: Run) -> Encoded:
+    """The paper's example. Raises as `encoded_sets`."""
+    return _encoded(run, lambda form: [replace(CASE, separator=SEPARATORS[form.separator])])[0]
+
+
+def _encoded(run: Run, prompts: Callable[[Form], list[Prompt]]) -> list[Encoded]:
     why = None
     for form in FORMS:
         try:
-            prompts = [p for name in WORD_SETS for p in paper_prompts(name, run.n_prompts, form=form, seed=run.settings.seed)]
-            return run.encode(prompts)
+            return run.encode(prompts(form))
         except TwoTowersError as error:
             why = why or error
     raise NotTestable(f"it cannot read the paper's prompts: {why}")
@@ -133,7 +143,7 @@ def _paper(run: Run) -> xr.Dataset:
 
 
 def _paper_changes(run: Run) -> xr.Dataset:
-    """The paper's sets with a demonstration removed, in other orders, with labels exchanged, with another query: attention, answers."""
+    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another query: attention and answers."""
     heads = run.measured("paper")["named_head"].values.tolist()
     data = run.in_parts("paper_changes", encoded_sets(run), lambda some: changed(run.model, some, run.encode)).data
     return summed_up(data.drop_attrs(deep=False), heads)

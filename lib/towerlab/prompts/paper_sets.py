@@ -25,6 +25,11 @@ WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/
 FORMS = (Form(2, "space"), Form(2, "line break"))
 """The paper's prompt template, and the one for tokenizers that cannot say the labels in it"""
 LABELS = ("foo", "bar")
+CASE = Prompt(
+    tuple(Demonstration(text, *of) for of, texts in ((("bar", "sentiment"), ("love", "like")), (("foo", "number"), ("eight", "two")))
+          for text in texts), "one", "foo", LABELS, "number", WORD_SETS[0],
+)  # fmt: skip
+"""The paper's example (v1 section 3): love : bar like : bar eight : foo two : foo one :"""
 _SEED = 5
 
 
