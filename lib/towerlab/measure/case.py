@@ -30,16 +30,18 @@ from towerlab.model import unembed
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.label_positions import label_values
 from towerlab.model.model import Model
+from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Encoded
 
 WEIGHTS = np.linspace(0, 1, 21)
 TOP = 10
 
 
-def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
+def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon | None = None) -> xr.Dataset:
     """See the module."""
     one, names = [encoded], [str(head) for head in heads]
-    words = top_tokens(model, one, heads, k=TOP).sel(mean="kept", drop=True).drop_vars(["layer", "head", "relation", "query_relation"])
+    words = top_tokens(model, one, heads, TOP, lexicon).sel(mean="kept", drop=True)
+    words = words.drop_vars(["layer", "head", "relation", "query_relation"])
     shape = len(one), len(heads), len(encoded.label_positions)
     attention, by_place, swept, answers = np.empty(shape), np.empty(shape), np.empty((*shape, len(WEIGHTS))), Answers(one)
 
