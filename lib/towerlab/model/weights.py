@@ -85,7 +85,7 @@ def check_config(name: str, given: dict[str, Any], config: Any) -> None:
                 f"config.json of '{name}' does not say {key}, and transformers would take {getattr(config, key)}: take the "
                 "config that belongs to the weights"
             )
-    floats = [value for key in fields(kind) if isinstance(value := getattr(config, key.name), float)]  # said twice, under an older name
+    floats = [value for key in fields(kind) if isinstance(value := getattr(config, key.name), float)]  # said twice
     for key, value in given.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         telling = number and value not in (0, 1, *floats) and not _FREE.search(key)
