@@ -85,10 +85,10 @@ def rows(exhibit: Exhibit, figure: str, found: Mapping[str, Found], untestable: 
 def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
     """What the paper says and whether ours agrees, model by model, as HTML."""
     item = html.escape(exhibit.item)
-    lines = "".join(
-        f'<li>{html.escape(shown_name(row["model"]))}: <b class="{css(row["verdict"])}">{row["verdict"]}</b>, {html.escape(row["words"])}</li>'
-        for row in of_models
-    )
+    lines = ""
+    for row in of_models:
+        verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
+        lines += f"<li>{html.escape(shown_name(row['model']))}: {verdict}, {html.escape(row['words'])}</li>"
     says = f"<p><b>The paper's {item}.</b> {html.escape(exhibit.says)}</p>"
     rule = f"{exhibit.statistic}: agrees from {exhibit.agrees:g}, in part from {exhibit.part:g} ({exhibit.rule})."
     return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{html.escape(rule)}</small></p></div>'
