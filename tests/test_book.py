@@ -65,6 +65,8 @@ def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
     assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
     assert f"this makes it: {command}" in chapter.texts[-1] and "Not learned, so in no verdict: b" in chapter.texts[-1]
+    chapter.figure("1.2", book.HTML("<table></table>"), "Words <b>.")
+    assert chapter.texts[-2] == "<table></table>" and 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
 
 
 def test_effects_in_nats_are_measured_by_the_models_choice(chapter):
@@ -118,7 +120,7 @@ def test_a_quick_look_is_called_one(monkeypatch):
     monkeypatch.setattr(pages, "note", notes.append)
     for settings in ({"blocks": 50}, {"blocks": 8, "model": "smollm2-135m"}, {"blocks": 8}):
         book.open({"model": "mini-gpt2"} | settings)
-    assert len(notes) == 1 and "mini-gpt2: 8 class pairs" in notes[0]
+    assert len(notes) == 1 and "mini-GPT-2: 8 class pairs" in notes[0]
     monkeypatch.setattr(evidence, "read", lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}))
     pages.all_evidence()
     assert len(notes) == 2 and "b: 8 class pairs" in notes[1]
