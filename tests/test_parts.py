@@ -25,7 +25,8 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
         alone = slow.increase(slow.resid_pre[layer], vectors[head], word, "frozen")
         others = slow.resid_pre[layer] + sum(v for h, v in enumerate(vectors) if h != head)
         assert float(data["increase"][layer, head]) == pytest.approx(alone, abs=1e-9)
-        assert float(data["increase_last"][layer, head]) == pytest.approx(slow.increase(others, vectors[head], word, "frozen"), abs=1e-9)
+        last = slow.increase(others, vectors[head], word, "frozen")
+        assert float(data["increase_last"][layer, head]) == pytest.approx(last, abs=1e-9)
     for position in range(length):
         by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word, "frozen")
         assert float(data["position_increase"].sel(named_head="1-0")[position]) == pytest.approx(by_hand, abs=1e-9)
@@ -35,7 +36,7 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
          for layer in range(model.n_layers) for k in range(width)), reverse=True,
     )[: data.sizes["neuron"]]  # fmt: skip
     assert np.allclose(data["neuron_increase"], [value for value, *_ in every], atol=1e-9)
-    value, layer, k = every[0]
+    _, layer, k = every[0]
     assert (int(data["neuron_layer"][0]), int(data["neuron_number"][0])) == (layer, k)
     bs = unembed.bs_values(slow.neuron(layer, k), model.unembedding, slow.scale)
     assert int(data["neuron_rank"][0]) == 1 + int((bs > bs[word]).sum())
