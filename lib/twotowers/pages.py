@@ -8,10 +8,8 @@ pages.note("A sentence made in a cell.")
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,7 +19,8 @@ from pandas.io.formats.style import Styler
 from twotowers import claims, evidence, exhibits, figures
 from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.data_files import shown_name
-from twotowers.paths import book_folder, chapter_number
+from twotowers.errors import TwoTowersError
+from twotowers.paths import book_folder, chapter_number, evidence_folder
 
 CHANCE = 0.5
 QUICK = 15
@@ -75,7 +74,9 @@ def joined(commands: Sequence[str]) -> str:
 
 def all_evidence() -> pd.DataFrame:
     """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
-    rows = evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    rows = evidence.read(evidence_folder())
+    if rows.empty:
+        raise TwoTowersError(f"no chapter has written evidence yet to '{evidence_folder()}': run `make book`, or some chapters")
     for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
         if pairs < QUICK:
             quick_look(str(model), int(pairs))
