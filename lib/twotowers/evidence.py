@@ -7,9 +7,9 @@
 whole has Fieller's interval. Labels that are the classes' own names are never judged together with arbitrary ones.
 
 **Rule** (2026-11-23; its history is data/rules.csv). Control sets are counted once (2026-11-25): of sets that are drawn again,
-as happens where few heads are free, the first stays (`distinct`). Let the claim say that the effect lies above `null`, and `smallest` be
-the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the claim says
-otherwise; 0 where `null` is a threshold such as "at least half". In this order:
+as happens where few heads are free, the first stays (`distinct`). Let the claim say that the effect lies above `null`, and
+`smallest` be the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the
+claim says otherwise; 0 where `null` is a threshold such as "at least half". In this order:
 
 1. *absent*: the 90% interval lies within `smallest` of `null`;
 2. *does not hold*: the 95% interval lies below `null`;

@@ -40,8 +40,8 @@ def share(part: Interval) -> str:
 def not_learned(accuracy: Interval) -> str:
     """Why a model whose accuracy between the labels is not clear of CHANCE is not judged: it does not learn the task, or nobody can
     tell, where accuracies of LEARNS and more are possible."""
-    does_not = accuracy.high < LEARNS
-    return f"{'does not learn the task' if does_not else 'too few blocks to tell whether it learns the task'}: accuracy {share(accuracy)}"
+    why = "does not learn the task" if accuracy.high < LEARNS else "too few blocks to tell whether it learns the task"
+    return f"{why}: accuracy {share(accuracy)}"
 
 
 def _format(claim: Claim) -> str:
