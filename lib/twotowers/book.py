@@ -123,9 +123,18 @@ class Chapter:
 
     @cached_property
     def by_increase(self) -> dict[str, list[Head]]:
-        """Model -> the paper's list: the heads with the largest mean increase on the locating blocks."""
-        increases = {m: d["increase"].sel(norm="frozen").mean("prompt") for m, d in self.measured("norms").items()}
-        return {m: choose.top(of, self.settings.top_k) for m, of in increases.items()}
+        """Model -> the `top_k` heads with the largest mean increase on the locating blocks."""
+        return {m: choose.top(of, self.settings.top_k) for m, of in self._increases.items()}
+
+    @cached_property
+    def in_context(self) -> dict[str, list[Head]]:
+        """Model -> the paper's in-context heads: the twenty with the largest mean increase, five in a model of fewer than 200."""
+        return {m: choose.top(of, 20 if of.size >= 200 else 5) for m, of in self._increases.items()}
+
+    @cached_property
+    def _increases(self) -> dict[str, xr.DataArray]:
+        """Model -> mean increase of every head on the locating blocks: (layer, head)."""
+        return {m: d["increase"].sel(norm="frozen").mean("prompt") for m, d in self.measured("norms").items()}
 
     def turns(self, model: str, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
         """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
@@ -209,9 +218,12 @@ class Chapter:
         sets = self.sets[model] if claim.heads else {}
         random = None if control is None else control.get(model)
         turns, draw = partial(self.turns, model), partial(self._drawn, model)
-        effect, random = evidence.of_set(claim, values[model], random, sets, turns, draw)
+        effect, control = evidence.of_set(claim, values[model], random, sets, turns, draw)
+        if random is not None and claim.control == "random sets" and claim.heads in sets:  # files hold those that this rule draws
+            names = [str(sorted(of)) for of in draw(sets[claim.heads], random.sizes["draw"])]
+            control = control.assign_coords(sets=("draw", names))
         of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
-        return evidence.compare(claim, model, effect, whole=of, control=random, choice=choice, form=form)
+        return evidence.compare(claim, model, effect, whole=of, control=control, choice=choice, form=form)
 
     def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
         """Random sets matched to a named set, or to some heads: same layers, other key-value groups. A set that is drawn again,
