@@ -12,6 +12,7 @@
 import csv, functools, itertools, json, logging, os, sys
 from pathlib import Path
 import twotowers, yaml
+from towerlab import building
 from towerlab.measure.chain import Run
 from twotowers import store
 from twotowers.paths import data_folder
@@ -28,10 +29,10 @@ MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads"
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
 DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.*") if p.suffix in (".csv", ".nc") and p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
-PAGES += [name for name in ("CHANGELOG.md", "CITATION.cff") if Path(name).is_file()]  # parts of pages
+PAGES += ["CITATION.cff"] if Path("CITATION.cff").is_file() else []  # part of a page
 
 toc = yaml.safe_load(Path("_toc.yml").read_text())
-notebooks = [Path(f"{page}.ipynb") for page in (toc["root"], *(entry["file"] for entry in toc["chapters"]))]
+notebooks = [Path(f"{page}.ipynb") for page in building.listed(toc)]
 about = {path.stem: json.loads(path.read_text("utf8"))["metadata"].get("twotowers", {}) for path in notebooks if path.is_file()}
 claimed = {row["chapter"] for row in csv.DictReader((data_folder() / "claims.csv").open())}
 
@@ -45,7 +46,7 @@ def reads(name):
         yield from [] if served or own(name) else [str(run(suite).path(measurement))]
 
 def own(name):
-    """Whether a chapter has a default model of its own, named in its metadata (appendix A: a recorded one); settings are not its."""
+    """Whether a chapter has a default model of its own, named in its metadata (chapter 8: a recorded one); settings are not its."""
     return "model" in about[name] and "model" not in given
 
 @functools.cache
@@ -58,7 +59,7 @@ def rests_on(name):
     return [(s, run(s).fingerprint, store.texts(s), store.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 
 def number(name):
-    """04-attention-weights -> 4; b-what-decides -> B: the chapter of its claims in data/claims.csv."""
+    """04-attention-weights -> 4: the chapter of its claims in data/claims.csv."""
     return name.partition("-")[0].lstrip("0").upper()
 
 rule pages:

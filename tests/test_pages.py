@@ -86,7 +86,7 @@ def test_pages_show_everything_without_a_network(width, mode, home):
 @needs_browser
 @needs_book
 def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_not_printed(home):
-    with browser(f"{home}book/06-one-step-or-a-relay.html", home=home) as page:
+    with browser(f"{home}book/12-what-every-head-does.html", home=home) as page:
         page.wait_for_function(DRAWN, timeout=20_000)
         page.wait_for_timeout(500)
         before = page.evaluate(TEXT)

@@ -36,7 +36,9 @@ def make(home):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv"):
         shutil.copy(ROOT / name, home / name)
-    (home / "_toc.yml").write_text("format: jb-book\nroot: book/intro\nchapters:\n- file: book/91-one\n- file: book/92-two\n")
+    (home / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/intro\nparts:\n- chapters:\n  - file: book/91-one\n  - file: book/92-two\n"
+    )
     (home / "book/intro.md").write_text("# A book\n\n$x^2$ and [one](91-one.ipynb).\n")
     notebook(home / "book/91-one.ipynb", MEASURED, measurements=["heads"])
     notebook(home / "book/92-two.ipynb", FIGURE)

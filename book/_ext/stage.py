@@ -13,7 +13,7 @@ from pathlib import Path
 
 import vl_convert
 import yaml
-from towerlab.building import FAILED, why
+from towerlab.building import FAILED, listed, why
 
 CHART = re.compile(r'<div id="altair-viz-')
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything
@@ -21,7 +21,7 @@ MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
 OPEN_LINES = 6  # of a cell that a page shows unfolded
-COPIED = ("_config.yml", "_toc.yml", "CITATION.cff", "CHANGELOG.md")
+COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
 
 
 def code(text: str) -> str:
@@ -129,7 +129,7 @@ def stage(home: Path, target: Path) -> None:
     """Write all that Sphinx needs into a folder, and remove what is no more."""
     toc = yaml.safe_load((home / "_toc.yml").read_text("utf8"))
     contents = {name: (home / name).read_bytes() for name in COPIED if (home / name).is_file()}
-    for name in (toc["root"], *(entry["file"] for entry in toc["chapters"])):
+    for name in listed(toc):
         markdown, notebook = home / f"{name}.md", home / f"{name}.ipynb"
         if notebook.is_file():
             contents[f"{name}.ipynb"] = page(home, notebook)

@@ -28,7 +28,7 @@ MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colour
 
 
 def heads(locating: Path) -> tuple[list[str], list[str]]:
-    """Writers such as "3-1", best first, and the heads that chapter 7 steers, from the measurement on locating blocks.
+    """Writers such as "3-1", best first, and the heads that chapter 11 steers, from the measurement on locating blocks.
 
     None where it was not made.
     """
@@ -40,7 +40,7 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
 
 
 def prompts() -> dict[str, list[str]]:
-    """`located`: those of chapter 7's directions; `cloud`: one prompt each of ten other blocks of every class pair."""
+    """`located`: those of chapter 11's directions; `cloud`: one prompt each of ten other blocks of every class pair."""
     locating, others = (
         draw_blocks(n * len(class_pairs()), Form(2, "space"), seed=[0, seed], labels=label_pairs(("nonsense",)))
         for n, seed in ((BLOCKS, LOCATING), (10, 3))

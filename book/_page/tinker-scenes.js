@@ -8,7 +8,7 @@
 
   const tests = (chapter, page) => [`Chapter ${chapter} tests this over whole sets.`, page];
   const COMPARES = tests(4, "04-attention-weights"), BIASES = tests(5, "05-imbalanced-and-reordered");
-  const EVERY_HEAD = tests(6, "06-one-step-or-a-relay"), TOWERS = tests(7, "07-two-towers");
+  const EVERY_HEAD = tests(12, "12-what-every-head-does"), TOWERS = tests(11, "11-two-towers-moved");
 
   window.twotowers.scenes = (writers) => [
     { name: "Swap the labels", state: { ...rows(...EXAMPLE.demonstrations.map(swap)), true_label: "bar" },

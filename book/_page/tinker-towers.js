@@ -1,5 +1,5 @@
 // The two towers of a head: queries and keys of the book's own prompts, by class; the direction between two classes, which
-// chapter 7 steers along; and the plane in which chapter 4 shows them.
+// chapter 11 steers along; and the plane in which chapter 4 shows them.
 (() => {
   const { encode, draw: { make, parsed, nats, mark } } = window.twotowers;
 

@@ -10,10 +10,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
@@ -23,6 +23,11 @@ from towerlab.model import files
 
 FAILED = ".failed.ipynb"
 PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # tags of cells that papermill adds
+
+
+def listed(toc: Mapping[str, Any]) -> list[str]:
+    """Every page that _toc.yml lists, without its ending, the opening page first."""
+    return [toc["root"], *(entry["file"] for part in toc["parts"] for entry in part["chapters"])]
 
 
 def settings(texts: Sequence[str], model: str | None) -> dict[str, str]:

@@ -39,7 +39,7 @@ def book_folder() -> Path:
 
 
 def chapter_number(stem: str) -> str:
-    """The chapter of a file name, as claims name it: "07-two-towers" is chapter 7, "b-what-decides" chapter B."""
+    """The chapter of a file name, as claims name it: "04-attention-weights" is chapter 4."""
     return stem.partition("-")[0].lstrip("0").upper()
 
 

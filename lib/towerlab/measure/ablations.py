@@ -1,4 +1,4 @@
-"""What the model answers when sets of heads are ablated. Chapter 6, appendix C (v1 section 6.2; EMNLP version, table 3).
+"""What the model answers when sets of heads are ablated. Chapter 12 (v1 section 6.2; EMNLP version, table 3).
 
     means = mean_z(model, locating)
     data = ablations(model, encoded, {"writers": writers, "comparers": comparers}, replacements={"zero": None, "mean": means})

@@ -1,4 +1,4 @@
-"""What the model answers: the measurement that needs no hook. Chapters 1, 5 and 7, appendix B."""
+"""What the model answers: the measurement that needs no hook. Chapters 1, 5 and 11."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every head of the model, one observation a prompt: where it looks, what it writes. Chapters 1, 3 to 5, appendices.
+"""Every head of the model, one observation a prompt: where it looks, what it writes. Chapters 1, 3 to 5, 8.
 
     data = heads(model, encoded)          # one forward pass
 

@@ -1,4 +1,4 @@
-"""What moves the answer when only a head's query, keys or values come from another prompt. Chapter 7.
+"""What moves the answer when only a head's query, keys or values come from another prompt. Chapter 11.
 
     encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form)), tokenizer)
     pairs, dropped = pairs_of(encoded, tokenizer)

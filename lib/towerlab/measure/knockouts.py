@@ -1,4 +1,4 @@
-"""Attention knocked out along edges, in the layers below a cut or from it on: by where a step is done. Chapter 9.
+"""Attention knocked out along edges, in the layers below a cut or from it on: by where a step is done. Chapter 6.
 
     measured = knockouts(model, encoded)
     measured.sel(edges="labels and colons to own text", side="below", cut=18)    # blocked in layers 0 to 17

@@ -1,4 +1,4 @@
-"""What some heads read off each label position, closely: ranks in the vocabulary, attention, score. Chapters 2, 3, 4, 6.
+"""What some heads read off each label position, closely: ranks in the vocabulary, attention, score. Chapters 2, 3, 4, 12.
 
     data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
     (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)

@@ -1,4 +1,4 @@
-"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 6.
+"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
 
     measured = looks(model, encoded)                     # whole blocks of four prompts
     own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)

@@ -1,4 +1,4 @@
-"""The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our reading). Chapter 8.
+"""The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our reading). Chapter 7.
 
     data = mitigations(model, encoded, {"located": heads, "others": ...})
 

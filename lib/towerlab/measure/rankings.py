@@ -1,4 +1,4 @@
-"""Rankings of all heads, ours and those of the literature: which known heads are the ones located? Appendix C.
+"""Rankings of all heads, ours and those of the literature: which known heads are the ones located? Chapter 12.
 
     data = with_scores(model, heads_of_locating_blocks, of_prompts(model, encoded, shuffled, range(len(encoded))))
     data["score"].sel(ranking="function vector")          # (layer, head), larger is more

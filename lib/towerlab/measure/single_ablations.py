@@ -1,4 +1,4 @@
-"""What the model loses when one head is ablated, for every head by itself. Chapter 6, appendix C.
+"""What the model loses when one head is ablated, for every head by itself. Chapter 12.
 
     data = single_ablations(model, encoded, "last")
     data.log_prob_lost.mean("prompt")               # (layer, head): the ranking of the EMNLP version

@@ -1,4 +1,4 @@
-"""Moving one tower along the direction between two classes, at graded doses. Chapter 7.
+"""Moving one tower along the direction between two classes, at graded doses. Chapter 11.
 
     directions = class_directions(model, encode_all(draw_blocks(200, form, seed=1), tokenizer))     # locating blocks
     measured = steering(model, judging, directions, {"comparers": [(18, 6), (18, 7), (18, 8)]})
