@@ -165,7 +165,9 @@ def of_claim(cells, values, control=None, turns=one_turn):
     return of_set(claim(**cells), values, control, SETS, turns, lambda heads: [[(1, 0)] * len(heads), [(1, 2)] * len(heads)])
 
 
-@pytest.mark.parametrize(("n_heads", "sets", "verdict"), [(4, 1, claims.UNDECIDED), (6, 6, claims.UNDECIDED), (9, 21, claims.HOLDS)])
+@pytest.mark.parametrize(
+    ("n_heads", "sets", "verdict"), [(4, 1, claims.UNDECIDED), (6, 6, claims.UNDECIDED), (9, 21, claims.HOLDS)]
+)
 def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     """Two heads of a model of one layer: of the others there are so many pairs, whatever the number of draws."""
     heads = [Head(0, 0), Head(0, 1)]
