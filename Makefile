@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages bundle sentences verify miniature ladder lab peers lock clean
+.PHONY: help book test check pages bundle sentences verify miniature lab peers lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,9 +53,6 @@ verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-larg
 
 miniature: $(STAMP)  ## train the shipped model again
 	$(BIN)/python -m training.train mini-gpt2
-
-ladder: $(STAMP)  ## train and measure the models of appendix E (many hours); PILOT=1: those of the pilot
-	$(BIN)/python -m snakemake -s training/Snakefile --forcerun gather --cores $(JOBS) $(if $(PILOT),--config pilot=1)
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
 	@$(LOCKED) --requirement locks/lab.lock

@@ -9,12 +9,10 @@ import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
-from towerlab.model.attention_edits import blocked
-from towerlab.model.loading import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training import card, ladder, prompts, train, trainer
-from training.configuration import CONFIGURATIONS, FACTORS, HIDDEN, STOPPING
+from training import card, prompts, train, trainer
+from training.configuration import CONFIGURATIONS
 from training.text import APART
 from training.tokenizer import LABELS
 
@@ -32,17 +30,13 @@ def mini():
 SHORT = replace(CONFIGURATIONS["mini-gpt2"], batch=8, updates=20, validate_every=10, validation_prompts=4, save_every=5)
 
 
-FACTORS_OF_THE_LADDER = ("layers", "tied", "drills", "other_text", "text_tokens", "label_words", "hidden_in_recall")
-
-
 class Short(trainer.Trainer):
     """All stages, but each ends after some fifteen batches; `kill_at` is an update that is never done."""
 
     kill_at, enough = None, 8.5
 
-    def __init__(self, seed, checkpoints=None, name="mini-gpt2"):
-        short = replace(SHORT, **{field: getattr(CONFIGURATIONS[name], field) for field in ("name", *FACTORS_OF_THE_LADDER)})
-        super().__init__(short, seed, checkpoints, quiet=True)
+    def __init__(self, seed, checkpoints=None):
+        super().__init__(SHORT, seed, checkpoints, quiet=True)
 
     def until(self, name, draw, enough=None, beside=None):
         super().until(name, draw, self.enough, beside)
@@ -67,8 +61,8 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     Short(3, tmp_path / "whole").run(tmp_path / "whole out")
     record = json.loads((tmp_path / "whole out/training.json").read_text())
     last = record["stages"][-1][1]
-    checkpoints = ladder.checkpoints(tmp_path / "whole")
-    assert set(checkpoints) <= set(ladder.CHECKPOINTS) and {"few repeats", "colon", *ladder.FIFTHS, "end"} <= set(checkpoints)
+    steps = {path.name for path in (tmp_path / "whole").glob("step-*")}
+    assert steps == {f"step-{step:06d}" for name, step in record["stages"] if not name.startswith("episodes")}
     for kill_at in (3, 60, last - 12, last - 1):
         again = Short(3, tmp_path / "killed")
         again.kill_at = kill_at
@@ -81,80 +75,6 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out"))
     assert all(torch.equal(result[name], expected[name]) for name in expected)
     assert json.loads((tmp_path / "out/training.json").read_text()) == record
-
-
-def test_what_is_hidden_in_recall_is_not_attended_to(tmp_path):
-    def label(row, half, asked):
-        return [(asked, row.index(row[asked]) + 1)]
-
-    def words(row, half, asked):
-        return [(asked, place) for place in range(0, half, 2)]
-
-    def word_before(row, half, asked):
-        return [(place, place - 1) for place in range(1, half, 2)]
-
-    hidden = {"": lambda *_: [], "-label-hidden": label, "-no-previous-token": word_before}
-    for name, edges in ({f"depth-3{name}": of for name, of in hidden.items()} | {"depth-5-labels-only": words}).items():
-        trained = Short(0, name=name)
-        trained.at.stage = "recall"
-        ids, mask = trained.text.recall(2, False, False)
-        trained.save(tmp_path / name)
-        loss, losses = trained.train((ids, mask)), []
-        model = load(str(tmp_path / name))
-        for row in ids.tolist():
-            half = len(row) // 2
-            asked = range(half, 2 * half, 2)
-            closed = torch.zeros(1, 2 * half, 2 * half, dtype=torch.bool)
-            for one in asked:
-                for query, place in edges(row, half, one):
-                    closed[0, query, place] = True
-            with torch.no_grad(), blocked(model, range(model.n_layers), closed):
-                log_probs = model.hf(torch.tensor([row])).logits[0].log_softmax(-1)
-            losses += [-log_probs[one, row[one + 1]].item() for one in asked]
-        assert loss == pytest.approx(np.mean(losses), abs=1e-4)
-
-
-@pytest.mark.parametrize("configuration", [*FACTORS, *HIDDEN, STOPPING], ids=lambda configuration: configuration.name)
-def test_every_configuration_of_the_ladder_trains_on_its_text_and_loads(configuration, tmp_path):
-    trained = Short(0, name=configuration.name)
-    trained.enough = 9.1  # a stage ends before its first update
-    text, by_word = trained.text, {i: word for word, i in trained.text.words.items()}
-    batch = text.episodes(8, 0.5)
-    losses = [trained.train(batch) for _ in range(25)]
-    assert losses[-1] < losses[0] - 2
-    trained.early_stages()
-    trained.begin_episodes()
-    trained.episode(8)
-    assert ("echoes" in dict(trained.stages)) == configuration.drills and len(trained.validate()) == 4
-    trained.save(tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
-    assert (model.lm_head.weight is model.transformer.wte.weight) == configuration.tied
-    assert len(model.transformer.h) == configuration.layers
-    ids, mask = text.episodes(256, 0.5)
-    assert (len({by_word[i] for i in ids[mask == 1]} - set(LABELS)) > 100) == (configuration.label_words == 200)
-    sizes = {int(size) for size in np.diff((ids[0] == text.colon).nonzero()[0]) - 2}
-    assert sizes <= set(range(configuration.text_tokens[0], configuration.text_tokens[1] + 1))
-    lists = {by_word[i] for _ in range(20) for i in text.lists(16)[0].ravel()}
-    assert bool(lists & set(LABELS)) == configuration.other_text
-    assert len(set(text.labels)) == configuration.label_words
-    assert not {i for listed in text.episode_words.values() for i in listed} & set(text.labels)
-
-
-def test_every_second_update_is_on_other_text_where_the_configuration_says_so(monkeypatch):
-    for name, share in (("depth-6", 0), ("depth-6-other-text", 0.5)):
-        trained, other = Short(0, name=name), []
-        plain = trained.text.other if share else None
-        monkeypatch.setattr(trained.text, "other", lambda batch, plain=plain, other=other: other.append(1) or plain(batch))
-        trained.until("repeats", lambda text=trained.text: text.repeats(8))
-        assert len(other) == share * trained.step
-
-
-def test_long_texts_keep_their_word_and_are_the_same_wherever_it_stands():
-    one = prompts.word_prompts("animal/country", 1, 0, "foo")[0]
-    longer = prompts.with_long_texts(one, 3)
-    assert prompts.with_long_texts(one, 1) == one and longer == prompts.with_long_texts(one, 3)
-    for short, long in zip(one.demonstrations, longer.demonstrations, strict=True):
-        assert len(long.text.split()) == 3 and short.text in long.text.split() and short.label == long.label
 
 
 @pytest.mark.parametrize("repeat", [1.0, 0.0])

@@ -15,11 +15,6 @@ SEED, COUNT = 0, 1000  # of the prompts behind a row
 SEEN = ("fruit/vehicle", "body/colour", "bird/drink")  # pairs of classes that could meet in training
 
 
-def template(name: str) -> Path:
-    """The card of a shipped model, whose measured parts are filled in."""
-    return DATA / "models" / name / "README.md"
-
-
 def write(folder: Path, model, tokenizer, record: dict) -> None:
     """Measure the model; its card, with all blocks replaced, as FOLDER/README.md."""
     best = next(row for row in record["validation"] if row["step"] == record["step"])
@@ -33,7 +28,7 @@ def write(folder: Path, model, tokenizer, record: dict) -> None:
         "facts": facts(model, record),
         "stages": stages(record),
     }
-    text = template(record["name"]).read_text(encoding="utf-8")
+    text = (DATA / "models" / record["name"] / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(fill(text, blocks), encoding="utf-8")
 
 

@@ -4,18 +4,13 @@ prompts = word_prompts("animal/country", 1000, seed=0, true_label="foo")
 accuracy(model, tokenizer, prompts, "imbalanced")                          # percent
 """
 
-import random
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import numpy as np
 import torch
 from towerlab.prompts import blocks
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab.prompts.variants import in_order, one_fewer
-
-from training.text import in_company
-from training.tokenizer import common_words
 
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """The paper's word sets, false class / true class"""
@@ -62,18 +57,6 @@ def _prompt(false: list[str], true: list[str], query: str, classes, true_label: 
     demonstrations = [Demonstration(text, other, classes[0]) for text in false]
     demonstrations += [Demonstration(text, true_label, classes[1]) for text in true]
     return Prompt(tuple(demonstrations), query, true_label, LABELS, classes[1], name)
-
-
-def with_long_texts(prompt: Prompt, tokens: int) -> Prompt:
-    """The prompt with every text made so many tokens long; a word has the same company wherever it stands."""
-
-    common = common_words()
-
-    def longer(word: str) -> str:
-        return " ".join(in_company(word, common, tokens, random.Random(word)))
-
-    demonstrations = tuple(replace(d, text=longer(d.text)) for d in prompt.demonstrations)
-    return replace(prompt, demonstrations=demonstrations, query=longer(prompt.query))
 
 
 @torch.no_grad()

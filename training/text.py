@@ -6,16 +6,12 @@ predicted from those before it; the loss is taken nowhere else.
 
 import random
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
-import torch
 from towerlab.prompts import blocks
-from towerlab.prompts.sentences import Sentence
-from twotowers.data_files import read_table
 
-from training.configuration import SHIPPED, Configuration
-from training.tokenizer import DATA, LABELS, common_words
+from training.tokenizer import LABELS
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -39,11 +35,9 @@ class Text:
     First drills of arbitrary tokens, which build the circuits that looking up a label needs; then episodes and plain lists.
     """
 
-    def __init__(self, words: dict[str, int], seed: int, configuration: Configuration = SHIPPED):
+    def __init__(self, words: dict[str, int], seed: int):
         self.words, self.random, self.numpy = words, random.Random(seed), np.random.default_rng(seed)
-        self.configuration, self.colon = configuration, words[":"]
-        self.common = [words[word] for word in common_words()]
-        self.labels = [*(words[label] for label in LABELS), *self.common][: configuration.label_words]
+        self.colon, self.labels = words[":"], [words[label] for label in LABELS]
         self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
         self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode
         for row in blocks.words():
@@ -53,17 +47,6 @@ class Text:
         self.classes = list(self.class_words)
         # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
         self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
-        if configuration.other_text:  # a label word is also one of the frequent words of a class
-            for pool, label in zip(self.class_words.values(), self.labels, strict=False):
-                pool.insert(3, label)
-            unknown: dict[str, int] = {}  # and stands for words of sentences that the model has no token for
-            self.sentences = [
-                [
-                    words[word] if word in words else self.labels[unknown.setdefault(word, len(unknown)) % len(self.labels)]
-                    for word in row.sentence.lower().split()
-                ]
-                for row in read_table(DATA / "sentences/own.csv", Sentence)
-            ]
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:
         """Arbitrary tokens, then the same again; every token of the second copy but its first is asked for.
@@ -119,14 +102,10 @@ class Text:
 
     def lists(self, batch: int, length: int = 8) -> Batch:
         """Plain text: words of one class, held-out words too; every word but the first is asked for."""
-        return _continued([self._words(self.class_words[self.random.choice(self.classes)], length) for _ in range(batch)])
-
-    def other(self, batch: int, length: int = 24) -> Batch:
-        """Text that is no episode: lists, or sentences one after the other; every word but the first is asked for."""
-        if self.random.random() < 0.5:
-            return self.lists(batch, length)
-        rows = [self.random.choices(self.sentences, k=length) for _ in range(batch)]
-        return _continued([[word for sentence in row for word in sentence][:length] for row in rows])
+        ids = np.array([self._words(self.class_words[self.random.choice(self.classes)], length) for _ in range(batch)])
+        mask = np.ones_like(ids)
+        mask[:, 0] = 0
+        return ids, mask
 
     def _words(self, pool: list[int], count: int = 1) -> list[int]:
         """Words of a class, frequent ones more often."""
@@ -145,18 +124,14 @@ class Text:
         repeat: probability that a word is an exact repeat of an earlier one of its class; wrong words and wrong
         labels come in as it falls.
         """
-        fewest, most = self.configuration.text_tokens
-        demonstrations = self.random.randint(4, 17)
-        sizes = [1 if most == 1 else self.random.randint(fewest, most) for _ in range(demonstrations)]
-        starts = list(accumulate((size + 2 for size in sizes), initial=0))  # of the demonstrations, and the end
-        ids = np.empty((batch, starts[-1]), dtype=np.int64)
+        ids = np.empty((batch, 3 * self.random.randint(4, 17)), dtype=np.int64)
         mask = np.zeros_like(ids)
-        ids[:, [end - 2 for end in starts[1:]]] = self.colon
+        ids[:, 1::3] = self.colon
         for row in range(batch):
-            self._fill_episode(ids[row], mask[row], repeat, starts)
+            self._fill_episode(ids[row], mask[row], repeat)
         return ids, mask
 
-    def _fill_episode(self, ids: np.ndarray, mask: np.ndarray, repeat: float, starts: list[int]) -> None:
+    def _fill_episode(self, ids: np.ndarray, mask: np.ndarray, repeat: float) -> None:
         """Write one episode into ids and mask, both (token,)."""
         draw = self.random.random
         count = self.random.choice((2, 2, 3, 4, 6))
@@ -166,7 +141,7 @@ class Text:
         stay = self.random.uniform(*STAY)
         earlier: list[list[int]] = [[] for _ in names]
         past_labels, current = set(), -1
-        for start, end in pairwise(starts):
+        for at in range(0, len(ids), 3):
             if current < 0 or draw() >= stay:
                 current = min(int(np.searchsorted(often, draw())), count - 1)
             pool, chance = self.episode_words[names[current]], draw()
@@ -182,48 +157,8 @@ class Text:
                     (word,) = self._words(pool)
                 earlier[current].append(word)
             label = self.random.choice(labels) if draw() < (1 - repeat) * WRONG_LABEL else labels[current]
-            ids[start : end - 2] = in_company(word, self.common, end - 2 - start, self.random)
-            ids[end - 1], mask[end - 1] = label, label in past_labels
+            ids[at], ids[at + 2], mask[at + 2] = word, label, label in past_labels
             past_labels.add(label)
-
-
-def _continued(rows: list[list[int]]) -> Batch:
-    """Rows of plain text: every token but the first is asked for."""
-    ids = np.array(rows)
-    mask = np.ones_like(ids)
-    mask[:, 0] = 0
-    return ids, mask
-
-
-def in_company(word, common: list, tokens: int, source: random.Random) -> list:
-    """A text of so many tokens: the word, at any place among common ones."""
-    if tokens == 1:
-        return [word]
-    text = source.choices(common, k=tokens - 1)
-    text.insert(source.randrange(tokens), word)
-    return text
-
-
-BEHIND = {"asked word to its first copy": 0, "asked word to its label": 1, "asked word to what follows": 2}
-"""Attention from a word that is asked for its label -> how far behind its first copy it goes"""
-ASKED_TO_WORDS, LABELS_TO_WORDS = "asked word to words of the first copy", "labels to the word before"
-RECALL_EDGES = ("nothing", *BEHIND, LABELS_TO_WORDS)
-
-
-def recall_edges(ids: torch.Tensor, name: str) -> torch.Tensor:
-    """Edges of attention in rows of recall without colons (batch, length): (batch, query, position)."""
-    half = ids.shape[1] // 2
-    edges = torch.zeros(*ids.shape, 2 * half, dtype=torch.bool)
-    if name in BEHIND:
-        same_word = ids[:, half::2, None] == ids[:, None, : half - BEHIND[name]]
-        edges[:, half::2, BEHIND[name] : half] = same_word
-    elif name == ASKED_TO_WORDS:
-        edges[:, half::2, :half:2] = True
-    elif name == LABELS_TO_WORDS:
-        edges[:, range(1, half, 2), range(0, half, 2)] = True
-    elif name != "nothing":
-        raise ValueError(f"no edges '{name}' in recall: {', '.join((*RECALL_EDGES, ASKED_TO_WORDS))}")
-    return edges
 
 
 @cache

@@ -5,7 +5,6 @@ leading space, with a high score: the best split of " love" is one piece, that o
 No text is unknown and every text decodes back.
 """
 
-from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -24,17 +23,15 @@ foo bar baz qux quux corge grault garply waldo plugh xyzzy thud wibble wobble wu
 MARKS = list(":.,;!?'\"()-0123456789")
 
 
-@cache
-def common_words(of_no_class: bool = True) -> list[str]:
+def common_words() -> list[str]:
     """The words of data/words/common.txt: frequent English ones, so that ordinary sentences do not fall apart into bytes. The
-    model sees them only in the first stages, as arbitrary tokens. `of_no_class`: without words of classes."""
-    of_classes = {row.word for row in words()} if of_no_class else set()
-    return [word for word in (DATA / "words" / "common.txt").read_text(encoding="utf-8").split() if word not in of_classes]
+    model sees them only in the first stages, as arbitrary tokens."""
+    return (DATA / "words" / "common.txt").read_text(encoding="utf-8").split()
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A stock fast tokenizer; " word" (or a first "word") of the lists is exactly one token."""
-    known = [*LABELS, *(row.word for row in words()), *common_words(of_no_class=False), *MARKS]
+    known = [*LABELS, *(row.word for row in words()), *common_words(), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
     pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(known)]  # Ġ is how byte-level text writes a space

@@ -34,7 +34,7 @@ from twotowers.errors import TwoTowersError
 
 from training import card, prompts
 from training.configuration import Configuration
-from training.text import VALIDATION_PAIRS, Text, recall_edges
+from training.text import VALIDATION_PAIRS, Text
 from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer, word_ids
 
 logging.disable_progress_bar()  # one bar is enough
@@ -69,7 +69,7 @@ def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
         GPT2Config(
             vocab_size=vocabulary, n_positions=CONTEXT, n_embd=configuration.width, n_layer=configuration.layers,
             n_head=configuration.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.06,
-            tie_word_embeddings=configuration.tied, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+            bos_token_id=0, eos_token_id=0, pad_token_id=0,
             activation_function="gelu_pytorch_tanh",  # GPT-2's own, in one step
         )
     )  # fmt: skip
@@ -95,12 +95,6 @@ def worth(row: dict) -> tuple[int, float]:
     return (0, short) if short < 0 else (1, row["original"] - (row["balance"] + row["order"]) / 3)
 
 
-def _hiding(closed: torch.Tensor) -> torch.Tensor:
-    """The mask (batch, 1, query, position), added to scores, of causal attention without what is closed."""
-    later = torch.ones(closed.shape[1:], dtype=torch.bool).triu(1)
-    return torch.zeros(closed.shape).masked_fill(closed | later, torch.finfo(torch.float32).min)[:, None]
-
-
 class Trainer:
     """A model, its optimiser and its text; `step` counts the updates of all stages."""
 
@@ -110,7 +104,7 @@ class Trainer:
         self.configuration, self.seed, self.checkpoints, self.quiet = configuration, seed, checkpoints, quiet
         self.recipe = recipe()
         self.tokenizer = build_tokenizer()
-        self.text = Text(word_ids(self.tokenizer), seed, configuration)
+        self.text = Text(word_ids(self.tokenizer), seed)
         self.model = new_model(configuration, len(self.tokenizer))
         self.optimiser = self.new_optimiser()
         self.step, self.rate = 0, configuration.rate
@@ -129,9 +123,7 @@ class Trainer:
         ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
-        hides = self.at.stage == "recall" and self.configuration.hidden_in_recall != "nothing"
-        mask_of_attention = _hiding(recall_edges(ids, self.configuration.hidden_in_recall)) if hides else None
-        states = self.model.base_model(ids, attention_mask=mask_of_attention, use_cache=False).last_hidden_state[:, :-1]
+        states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
         targets = mask[:, 1:].bool()
         # Logits only where something is asked for: half of the time would go into the unembedding otherwise.
         loss = cross_entropy(self.model.lm_head(states[targets]), ids[:, 1:][targets])
@@ -160,15 +152,9 @@ class Trainer:
                 self.at.smooth = 0.97 * self.at.smooth + 0.03 * self.train(draw())
                 if beside is not None and self.at.count % 2 == 0:
                     self.train(beside())
-                self.train_on_other_text()
                 self.advance(bar)
         self.end_stage(name)
         self.save_state()
-
-    def train_on_other_text(self) -> None:
-        """Every second update, where the configuration says so."""
-        if self.configuration.other_text:
-            self.train(self.text.other(self.configuration.batch // 4))
 
     def advance(self, bar: tqdm) -> None:
         """One batch of the stage is done."""
@@ -181,12 +167,8 @@ class Trainer:
     def end_stage(self, name: str) -> None:
         """Keep the weights with which a stage ends."""
         self.stages.append((name, self.step))
-        self.keep(name)
-
-    def keep(self, checkpoint: str) -> None:
-        """Write the weights as they are now, and what this point of training is called: a folder that loads like a model."""
-        if self.checkpoints is not None:
-            self.save(self.checkpoints / f"step-{self.step:06d}", checkpoint=checkpoint)
+        if self.checkpoints is not None:  # a folder that loads like a model
+            self.save(self.checkpoints / f"step-{self.step:06d}")
 
     def early_stages(self) -> None:
         """From random weights to looking up a word over a colon."""
@@ -194,8 +176,6 @@ class Trainer:
         self.until("few repeats", lambda: text.repeats(batch, pool=100), 0.8)
         self.until("repeats", lambda: text.repeats(batch), 0.8)
         self.until("recall", lambda: text.recall(batch, False, False), 0.4)
-        if not self.configuration.drills:
-            return
         # One copy at a time gets its colon: first labels have to find their word two positions back (which echoes
         # teach by itself), then the colon has to ask in place of the word.
         self.until("echoes", lambda: text.echoes(batch), 0.4, lambda: text.recall(batch, False, False))
@@ -212,8 +192,6 @@ class Trainer:
                 self.episode(count)
                 if count % self.configuration.validate_every == 0:
                     self.log.append({"step": self.step, **self.validate()})
-                if count % (self.configuration.updates // 5) == 0 and count < self.configuration.updates:
-                    self.keep(f"episodes, {100 * count / self.configuration.updates:.0f}% done")
                 self.advance(bar)
         if self.at.last_repeat:
             self.stages.append(("episodes without exact repeats from", self.at.last_repeat))
@@ -222,7 +200,7 @@ class Trainer:
     def begin_episodes(self) -> None:
         """Text of another seed, and a fresh optimiser."""
         self.optimiser = self.new_optimiser()
-        self.text = Text(self.text.words, self.seed + 1, self.configuration)
+        self.text = Text(self.text.words, self.seed + 1)
 
     def episode(self, count: int) -> None:
         """A batch of episodes, numbered from 1; beside it a little recall and plain lists. Exact repeats get fewer as the
@@ -230,16 +208,13 @@ class Trainer:
         at, text, batch = self.at, self.text, self.configuration.batch
         self.rate = self.configuration.rate * (1 - 0.9 * count / self.configuration.updates)
         if count % 8 == 0:
-            colon = self.configuration.drills
-            self.train(text.recall(batch // 2, colon, colon))
+            self.train(text.recall(batch // 2, True, True))
         if count % 4 == 0:
             self.train(text.lists(batch // 2))
-        self.train_on_other_text()
         at.smooth = 0.95 * at.smooth + 0.05 * self.train(text.episodes(batch, at.repeat))
         if at.repeat > 0 and at.smooth < 0.75:
             at.repeat, at.smooth = max(0.0, round(at.repeat - 0.1, 1)), at.smooth + 0.1
             at.last_repeat = self.step
-            self.keep(f"episodes, {100 * at.repeat:.0f}% repeats")  # models of another shape are compared at the same loss
 
     def validate(self) -> dict[str, float]:
         """Accuracy (percent), that of the weakest set, and the falls without a true demonstration and reordered (points).
@@ -249,7 +224,6 @@ class Trainer:
         self.model.eval()
         n = self.configuration.validation_prompts
         sets = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
-        sets = [[prompts.with_long_texts(one, self.configuration.test_tokens) for one in some] for some in sets]
         percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in sets] for order in prompts.ORDERS}
         self.model.train()
         mean = {order: sum(values) / len(values) for order, values in percent.items()}
@@ -273,7 +247,7 @@ class Trainer:
         assert self.best is not None and self.best_weights is not None
         self.model.load_state_dict(self.best_weights)
         self.step = self.best["step"]
-        self.save(out, with_card=card.template(self.configuration.name).is_file())  # models of the ladder have none
+        self.save(out, with_card=True)
         if self.checkpoints is not None:
             (self.checkpoints / STATE).unlink(missing_ok=True)
 
@@ -286,7 +260,7 @@ class Trainer:
             "validation": [{key: round(value, 2) for key, value in row.items()} for row in self.log],
         }  # fmt: skip
 
-    def save(self, folder: Path, with_card: bool = False, checkpoint: str = "") -> None:
+    def save(self, folder: Path, with_card: bool = False) -> None:
         """Write model, tokenizer and training.json to `folder`, whole or not at all."""
         partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
         for path in (partial, old):
@@ -295,8 +269,7 @@ class Trainer:
         try:
             self.model.save_pretrained(partial)
             self.tokenizer.save_pretrained(partial)
-            record = self.record() | ({"checkpoint": checkpoint} if checkpoint else {})
-            (partial / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            (partial / "training.json").write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
             if with_card:
                 card.write(partial, self.model.eval(), self.tokenizer, self.record())
             if folder.exists():

@@ -6,7 +6,6 @@
   data: over (..., heads, draw, ...).
 - Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other.
 - No variable has the name of a dimension.
-- TABLES are files over many models, not over prompts: the same variables, as means.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ DIMENSIONS: dict[str, type | None] = {
     "draw": int, "dose": float, "tower": str, "labels_of_direction": str, "what": str, "mean": str, "rank": int,
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
-    "output": int, "queries": int, "mlps": int, "sender_set": str, "model": str, "seed": int, "checkpoint": str, "reader": str,
-    "source": str, "norm": str, "stretch": str, "later_part": str, "demonstrations_later": int, "of_class": str, "after_class": str,
+    "output": int, "queries": int, "mlps": int, "sender_set": str, "norm": str,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -57,8 +55,8 @@ ALSO: dict[str, Coordinates] = {
     "singles": {"positions": ((), str)},
 }
 """Measurement -> coordinates of its own"""
-OPTIONAL = {"query", "text", "source_text", "d_prime"}
-"""Texts are left out where they are not ours to pass on, d' where no head is listed"""
+OPTIONAL = {"query", "text", "source_text"}
+"""Texts are left out where they are not ours to pass on"""
 
 
 def _answers(*dims: str, side: str = "") -> dict[str, Variable]:
@@ -95,9 +93,7 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "ablations": _answers("positions", "replacement", "heads"),
     "knockouts": _answers("edges", "side", "cut"),
     "mitigations": _answers("remedy", "heads"),
-    "rankings": {"score": Variable(("ranking", "layer", "head"), "see the ranking"), "induction_control": Variable(EACH[1:], "share")}
-    | {name: Variable(EACH, unit) for name, unit in (("function_vector", "probability"), ("attribution", "nats"),
-                                                     ("task_recognition", "norm"), ("task_learning", "logit / norm"))},
+    "rankings": {"score": Variable(("ranking", "layer", "head"), "see the ranking"), "induction_control": Variable(EACH[1:], "share")},
     "looks": {
         "logit_difference": Variable(("prompt",), "nats"), "logit_difference_outputs_held": Variable(("prompt",), "nats"),
         "logit_difference_all_reversed": Variable(("reversed_position", "prompt"), "nats"),
@@ -106,25 +102,8 @@ VARIABLES: dict[str, dict[str, Variable]] = {
         "effect_by_route": Variable((*ROUTE, "sender", "prompt"), "nats"),
         "joint_effect_by_route": Variable((*ROUTE, "sender_set", "prompt"), "nats"),
     },
-    "label_sources": {
-        "logit_difference": Variable(("prompt",), "nats"),
-        "logit_difference_by_source": Variable(("contrast", "reader", "source", "prompt"), "nats"),
-        "logit_difference_stretches_reversed": Variable(("stretch", "reversed_position", "prompt"), "nats"),
-        "effect_by_demonstration": Variable(("of_class", "after_class", "prompt"), "nats"),
-    },
 }  # fmt: skip
 """Measurement -> its variables"""
-_AT = ("model", "seed", "checkpoint")
-_IN_LADDER = {*VARIABLES["label_sources"], "logit_difference_all_reversed", "preference", "effect", "direct_effect"}
-TABLES: dict[str, dict[str, Variable]] = {
-    "ladder": {name: about._replace(dims=(*_AT, *(dim for dim in about.dims if dim != "prompt")))
-               for name, about in (VARIABLES["looks"] | VARIABLES["label_sources"]).items() if name in _IN_LADDER}
-    | {"accuracy": Variable(_AT, "share"), "updates": Variable(_AT, "updates, -1 where not measured", int),
-       "logit_difference_later": Variable((*_AT, "later_part", "demonstrations_later"), "nats"),
-       "recall_accuracy": Variable((*_AT, "edges"), "share"),
-       "megabytes": Variable(_AT, "megabytes"), "outcome": Variable(("model", "seed"), "learned, or why not", str)},
-}  # fmt: skip
-"""Table -> its variables: means over prompts, of models trained here, with NaN for layers that a model does not have"""
 
 
 def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
@@ -142,9 +121,9 @@ def check(name: str, recording: Recording) -> None:
     """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one that holds nothing has."""
     if name == PART:
         return
-    if name not in VARIABLES | TABLES:
+    if name not in VARIABLES:
         raise OtherForm(f"no measurement '{name}'")
-    about = (VARIABLES | TABLES)[name]
+    about = VARIABLES[name]
     if recording.data.variables:
         _check(name, recording.data, about)
     if recording.control is not None:
@@ -181,7 +160,7 @@ def _check(name: str, data: xr.Dataset, variables: Mapping[str, Variable]) -> No
 
 def listing() -> str:
     """Every variable of every measurement, a line each, indented as code: a page shows it."""
-    every = [(name, variable, about) for name, of in (VARIABLES | TABLES).items() for variable, about in of.items()]
+    every = [(name, variable, about) for name, of in VARIABLES.items() for variable, about in of.items()]
     rows = [(name, variable, f"({', '.join(about.dims)})", about.units) for name, variable, about in every]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n\n" + "".join("    " + "  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

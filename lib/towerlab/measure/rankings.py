@@ -1,6 +1,6 @@
 """Rankings of all heads, ours and those of the literature: which known heads are the ones located? Chapter 12.
 
-    data = with_scores(model, heads_of_locating_blocks, of_prompts(model, encoded, shuffled, range(len(encoded))))
+    data = scores(model, heads_of_locating_blocks, of_prompts(model, encoded, shuffled, range(len(encoded))))
     data["score"].sel(ranking="function vector")          # (layer, head), larger is more
 
 `score` (ranking, layer, head), means over prompts:
@@ -11,18 +11,14 @@
 - "function vector": what a head's mean output over prompts of the task, put in its place at the last position, adds to
   the true label's probability in prompts whose labels are shuffled (Todd et al. 2024, causal indirect effect; Yin and
   Steinhardt 2025 compare these heads with induction heads);
-- "attribution": `attribution_patching` (nats);
 - "task recognition", "task learning": subspace logit attribution (Yang, Cho and Inoue 2025, arXiv 2509.24164, as
   summarised). With a the head's output at the last position and W the unembedding rows of the two labels: the norm of
   the projection of a on the span of W; and `a . (W_true - W_other)` divided by that norm. No final norm is applied.
-
-The last four also as observations, (prompt, layer, head), under their names with underscores (`of_prompts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -35,7 +31,7 @@ from twotowers.errors import TwoTowersError
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations, variables_of
 from towerlab.model.attention_hooks import reading_all
-from towerlab.model.capture import Capture, label_log_probs, plain_z, read_all
+from towerlab.model.capture import Capture, plain_z, read_all
 from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
 from towerlab.model.memory import halved, run_batches
 from towerlab.model.model import Model, widen
@@ -44,63 +40,31 @@ from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
 
-EACH = ("function vector", "attribution", "task recognition", "task learning")
+EACH = ("function vector", "task recognition", "task learning")
 LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequences
 
 
 def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]) -> xr.Dataset:
-    """The last four on the prompts `at` (prompt, layer, head); the others are what function vectors are means of.
+    """EACH on the prompts `at` (prompt, layer, head), with underscores; the others are what function vectors are means of.
 
     `encoded`: whole blocks of few tasks; `shuffled[i]` is prompt i under `variants.shuffled_labels`. Raises TwoTowersError as
     `function_vector_scores`.
     """
     some = [encoded[i] for i in at]
-    vectors, attribution = function_vector_scores(model, encoded, shuffled, at), attribution_patching(model, some)
-    recognition, learning = task_subspace_scores(model, some)
-    each = {"function_vector": vectors, "attribution": attribution, "task_recognition": recognition, "task_learning": learning}
-    return observations(some, variables_of("rankings", **each))
+    vectors, subspace = function_vector_scores(model, encoded, shuffled, at), task_subspace_scores(model, some)
+    each = zip(("function_vector", "task_recognition", "task_learning"), (vectors, *subspace), strict=True)
+    return observations(some, {name: (("prompt", "layer", "head"), values, "") for name, values in each})
 
 
-def with_scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
-    """`of_prompts` with the scores of every ranking, and the control of induction. `heads`: a measurement of `measure.heads`, of
-    these prompts or others; `tokens`: those drawn for induction (default: all but special ones)."""
+def scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
+    """The scores of every ranking, and the control of induction. `data`: of `of_prompts`; `heads`: a measurement of
+    `measure.heads`, of these prompts or others; `tokens`: those drawn for induction (default: all but special ones)."""
     induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
-    score = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
-    score |= {"induction": induction} | {name: data[name.replace(" ", "_")].mean("prompt").values for name in EACH}
-    of_scores = xr.DataArray(np.stack(list(score.values())), dims=("ranking", "layer", "head"), attrs={"units": "see the ranking"})
-    of_control = xr.DataArray(control, dims=("layer", "head"), attrs={"units": "share"})
-    return data.assign(score=of_scores, induction_control=of_control).assign_coords(ranking=list(score))
-
-
-def attribution_patching(model: Model, encoded: Sequence[Encoded], max_tokens: int = 512) -> Float[np.ndarray, "prompt layer head"]:
-    """Estimated logit difference (nats) lost when each head is zeroed at all positions: above zero, the head helps.
-
-    The first-order estimate of zero ablation: the gradient of the logit difference with respect to what a head feeds to W_O,
-    times what it feeds there, summed over positions (Nanda 2023, "Attribution patching"; Syed et al. 2023, "Attribution patching
-    outperforms automated circuit discovery"). Exact where the rest of the model is linear. Cost: a forward and a backward pass.
-    Memory: all activations of `max_tokens` tokens.
-    """
-    out = np.empty((len(encoded), model.n_layers, model.n_heads))
-
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        z: list[Tensor] = []
-
-        def collect(_, args):
-            # No parameter needs a gradient, so the graph begins at the first layer's heads.
-            heads_input = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
-            z.append(heads_input)
-            return (heads_input, *args[1:])
-
-        with torch.enable_grad(), ExitStack() as stack:
-            for layer in range(model.n_layers):
-                stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(collect))
-            _, log_prob = label_log_probs(model.logits(batch), batch)
-            gradients = torch.autograd.grad((log_prob[:, 0] - log_prob[:, 1]).sum(), z)
-        cost = [(x * slope).detach().unflatten(-1, (model.n_heads, -1)) for x, slope in zip(z, gradients, strict=True)]
-        out[index] = torch.stack([x.sum((1, 3)).cpu() for x in cost], 1).double().numpy()
-
-    run_batches("attribution", encoded, max_tokens, run)
-    return out
+    of = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
+    of |= {"induction": induction} | {name: data[name.replace(" ", "_")].mean("prompt").values for name in EACH}
+    values = variables_of("rankings", score=np.stack(list(of.values())), induction_control=control)
+    arrays = {name: (dims, array, {"units": unit}) for name, (dims, array, unit) in values.items()}
+    return xr.Dataset(arrays, {"ranking": list(of), "layer": range(model.n_layers), "head": range(model.n_heads)})
 
 
 @torch.inference_mode()
@@ -213,4 +177,4 @@ def _rankings(run: Run) -> xr.Dataset:
     located = choose.with_increase(run.measured("locating"), run.measured("norms"))
     encoded, shuffled = run.encode(few), run.encode(shuffled_labels(few))
     data = run.in_parts("rankings", range(len(few)), lambda at: of_prompts(run.model, encoded, shuffled, at)).data
-    return with_scores(run.model, located, data)
+    return scores(run.model, located, data)

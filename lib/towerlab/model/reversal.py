@@ -8,8 +8,7 @@
 *Reversed*: at every position that looks back at labels of both classes, the sums of attention on the two classes' labels
 change places. Within a class each label keeps its share of the sum, all else keeps its weight, and values stay. Where a
 class has no attention at all there are no shares: what it is given is spread evenly over its labels. So the weights still
-add up to one, no number grows, and a head whose two sums are equal stays as it is. The same can be done with other parts of
-demonstrations than labels, one part after the other: attention on texts goes to texts, that on colons to colons.
+add up to one, no number grows, and a head whose two sums are equal stays as it is.
 """
 
 from __future__ import annotations
@@ -32,27 +31,20 @@ Weights = Float[Tensor, "batch head row position"]
 """Attention of the last positions, as many as there are rows, on every position"""
 
 
-PARTS = ("labels", "colons", "texts")
-"""What a demonstration consists of; all from its text to its label is the colon"""
-
-
 class Places(NamedTuple):
-    """Where a part of the demonstrations of a batch stands."""
+    """Where the labels of a batch stand."""
 
     true: Bool[Tensor, "batch position"]
-    """of those of the query's class"""
+    """of demonstrations of the query's class"""
     other: Bool[Tensor, "batch position"]
 
 
-def places_of(batch: Sequence[Encoded], part: str = "labels", after: bool = False) -> Places:
-    """Of prompts of one length; `part`: one of PARTS. `after`: a text or colon counts with the demonstration before it."""
+def places_of(batch: Sequence[Encoded]) -> Places:
+    """Of prompts of one length."""
     true, other = torch.zeros(2, len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        classes = [None, *e.prompt.is_true][:-1] if after and part != "labels" else e.prompt.is_true
-        for (start, stop), label, is_true in zip(e.text_spans, e.label_positions, classes, strict=True):
-            span = {"texts": (start, stop), "colons": (stop, label), "labels": (label, label + 1)}[part]
-            if is_true is not None:
-                (true if is_true else other)[row, slice(*span)] = True
+        for label, is_true in zip(e.label_positions, e.prompt.is_true, strict=True):
+            (true if is_true else other)[row, label] = True
     return Places(true, other)
 
 
