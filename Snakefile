@@ -80,6 +80,7 @@ rule measure:
 for name in about:
     others = [f"_build/chapters/{other}.ipynb" for other in about if "evidence" in about[name] and "evidence" not in about[other]]
     evidence = [f"_build/evidence/{number(name)}.csv"] if number(name) in claimed else []
+    evidence += [f"_build/evidence/exhibits/{number(name)}.csv"] if "beside_paper(" in Path(f"book/{name}.ipynb").read_text("utf8") else []
     rule:
         name: f"chapter_{name}"
         input: f"book/{name}.ipynb", list(reads(name)), LIB_OF_CHAPTERS, DATA_OF_CHAPTERS, others,

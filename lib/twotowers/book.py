@@ -25,10 +25,11 @@ import pandas as pd
 import xarray as xr
 from IPython.display import HTML, display
 
-from twotowers import choose, claims, evidence, figures, folder_check, intervals, pages, store
+from twotowers import choose, claims, evidence, exhibits, figures, folder_check, intervals, pages, store
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
+from twotowers.exhibits import Found
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
@@ -62,6 +63,7 @@ class Chapter:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.rows: list[EvidenceRow] = []
+        self.exhibits: dict[str, list[dict]] = {}
         self.left_out: dict[str, str] = {}
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
@@ -282,21 +284,38 @@ class Chapter:
         display(chart.properties(description=caption))
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>Figure {number}.</b> {html.escape(caption)}</p>'))
 
+    def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
+        """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.
+
+        Args:
+            item: of data/figures.csv, whose rule judges.
+            figure: the book's own that stands beside it, such as "4.1".
+            found: model -> (the statistic, in words what it rests on). Models left out elsewhere are not testable here.
+        """
+        exhibit = exhibits.exhibits().get(item)
+        if exhibit is None or exhibit.not_run:
+            raise TwoTowersError(f"no rule for '{item}' in data/figures.csv: add one with its date")
+        why = {m: reason for m, reason in self.left_out.items() if m not in found}
+        of_models = exhibits.rows(exhibit, figure, {m: Found(*of) for m, of in found.items()}, why)
+        self.exhibits[item] = of_models
+        display(HTML(exhibits.sentence(exhibit, of_models)))
+
     def close(self) -> None:
         """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""
-        table = evidence.check_rows(self.rows)
-        if table.empty:
-            return
         folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or store.folder(self.settings, self.model) / "evidence")
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{table['chapter'].iloc[0]}.csv"
-        part = path.with_suffix(f".{os.getpid()}.part")
-        table.to_csv(part, index=False)
-        os.replace(part, path)
+        every = [row for of_models in self.exhibits.values() for row in of_models]
+        tables = {".": evidence.check_rows(self.rows), "exhibits": pd.DataFrame(every)}
+        for place, table in ((place, table) for place, table in tables.items() if len(table)):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            path = folder / place / f"{table['chapter'].iloc[0]}.csv"
+            part = path.with_suffix(f".{os.getpid()}.part")
+            table.to_csv(part, index=False)
+            os.replace(part, path)
 
 
 def _command(model: str, suite: str, name: str) -> str:
     """What records a measurement that a recorded model lacks, on as many blocks as its others."""
-    heads = store.open_recorded(model, suite, "heads")
-    blocks = "" if heads is None else f" --blocks {json.loads(heads.data.attrs['identity'])['blocks']}"
-    return f"twotowers record {model} {name}{blocks}" + ("" if suite == "words" else f" --suite {suite}")
+    like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
+    recorded = store.open_recorded(model, suite, like)
+    many = "" if recorded is None else f" --{option} {json.loads(recorded.data.attrs['identity'])[option]}"
+    return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")

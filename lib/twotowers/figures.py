@@ -20,11 +20,12 @@ RED, ROSE = "#b8324c", "#e59aa8"  # of labels
 PURPLE = "#9a3fc0"  # of heads that hold a label down
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
-    "comparers": BLUE, "writers": ORANGE, "suppressors": PURPLE, "located heads": GREEN, "by increase": PINK, "other heads": GREY,
+    "comparers": BLUE, "writers": ORANGE, "suppressors": PURPLE, "located heads": GREEN, "by increase": PINK, "by attribution": GREEN,
+    "by attention": BLUE, "by effect": VIOLET, "other heads": GREY,
     "random direction": OLIVE, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "values alone": BROWN, "both": GREEN,
     "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
-    "true label": RED, "own label": RED, "other label": ROSE, "another token": GREY,
+    "true label": RED, "own label": RED, "other label": ROSE, "false label": ROSE, "another token": GREY,
     "attention": GREEN, "FFN": PINK,
     "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
     "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,

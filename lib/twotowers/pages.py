@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence
+from twotowers import claims, evidence, exhibits
 from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.intervals import Interval
 from twotowers.paths import book_folder, chapter_number
@@ -138,6 +139,37 @@ def answer(rows: pd.DataFrame) -> Markdown:
             where = f"([chapter {chapter_number(chapter)}]({chapter}))"
             lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
     return Markdown("\n".join(lines))
+
+
+def exhibits_table(rows: pd.DataFrame) -> Markdown:
+    """Every exhibit of the paper, a line each in its order: what the paper says, and the verdict in each model.
+
+    Item and printed values are entries of the index, so that the search box leads to their line.
+    """
+    chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+    models = list(dict.fromkeys(rows["model"]))
+    cells = {(row["item"], row["model"]): row for row in rows.to_dict("records")}
+    lines = ["| the paper | says | " + " | ".join(map(html.escape, models)) + " |", "|---" * (2 + len(models)) + "|"]
+    for item, exhibit in exhibits.exhibits().items():
+        values = re.split("( to | and |; |, )", exhibit.published)
+        published = "".join(f"{{index}}`{v} <{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v for v in values)
+        of = [cells.get((item, model)) for model in models]
+        first = next((row for row in of if row), None)
+        name = f"<a id=\"row-{exhibits.css(item)}\"></a>{{index}}`{item}`"
+        if first and first["chapter"] in chapters:
+            at = f"{chapters[first['chapter']]}.html#fig-{str(first['figure']).replace('.', '-')}"
+            name += f" <br> <a href=\"{at}\">ours: {first['figure']}</a>"
+        says = html.escape(exhibit.says, quote=False) + (f" *{published}*" if published else "")
+        parts = [_exhibit_cell(exhibit, row) for row in of] or [_exhibit_cell(exhibit, None)]
+        lines.append("| " + " | ".join([name, says, *parts]) + " |")
+    return Markdown("\n".join(lines))
+
+
+def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None) -> str:
+    if row is None:
+        return f"<span title=\"{html.escape(exhibit.not_run)}\">{'next' if exhibit.not_run == exhibits.NEXT else 'not run'}</span>"
+    verdict, words = row["verdict"], html.escape(str(row["words"]))
+    return f"<span class=\"verdict {exhibits.css(verdict)}\" title=\"{words}\">{verdict}</span>"
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:

@@ -5,6 +5,7 @@
 - Random sets and random directions are a dimension `draw` in a group of their own, `control`, with the same variables as the
   data: over (..., heads, draw, ...).
 - Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other.
+- Heads along `named_head` have names only, where a file also has `layer` and `head` as dimensions.
 - No variable has the name of a dimension.
 """
 
@@ -35,6 +36,7 @@ DIMENSIONS: dict[str, type | None] = {
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "norm": str,
+    "change": str, "word_set": str, "named_head": str, "weight": float,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -67,6 +69,7 @@ def _answers(*dims: str, side: str = "") -> dict[str, Variable]:
 
 EACH, AT_PLACES, BLOCKS = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place"), ("prompt", "layer", "kind")
 LISTED, TOKENS = ("prompt", "listed_head", "place"), ("prompt", "listed_head", "what", "mean", "place", "rank")
+NAMED, WORDS = ("prompt", "named_head", "place"), ("prompt", "named_head", "what", "place", "rank")
 OF_QUERY, ROUTE = ("prompt", "listed_head", "mean", "rank"), ("contrast", "output", "queries", "mlps")
 RELATION = "index of none, own label, other label, own text, own class, other class"
 _HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contribution")} | {
@@ -76,6 +79,23 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     **{name: _answers() for name in ("forms", "demonstrations", "answers", "factorial")}, "locating": _HEADS, "heads": _HEADS,
     "increases": {"increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats")},
     "norms": {"increase": Variable(("norm", *EACH), "nats")},
+    "paper": {
+        "increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats"), **_answers(),
+        "in_context_head": Variable(("word_set", "rank"), "head", str), "random_head": Variable(("word_set", "rank"), "head", str),
+        "own_rank": Variable(NAMED, "1 = highest logit", int),
+        "attention": Variable(NAMED, "share"), "reading": Variable(NAMED, "nats"),
+    },
+    "paper_changes": _answers("change")
+    | {f"attention_{name}": Variable(("change", "prompt", "named_head"), "share") for name in ("true", "other")}
+    | {f"mean_attention_{name}": Variable(("change", "word_set", "layer", "head"), "share") for name in ("true", "other")},
+    "case": {
+        "increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats"), **_answers(),
+        "token": Variable(WORDS, "token", str), "bs_value": Variable(WORDS, "nats"),
+        "query_token": Variable(("prompt", "named_head", "rank"), "token", str),
+        "query_bs_value": Variable(("prompt", "named_head", "rank"), "nats"),
+        "attention": Variable(NAMED, "share"), "place_increase": Variable(NAMED, "nats"),
+        "swept_increase": Variable((*NAMED, "weight"), "nats"),
+    },
     "conditions": _answers("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
     | {f"attention_{name}": Variable(EACH, "share") for name in ("left", "removed")},

@@ -73,6 +73,8 @@ class Settings(BaseModel):
     """between demonstrations: space, line break, or auto"""
     labels: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
+    prompts: Annotated[Count | None, BeforeValidator(_number)] = None
+    """prompts of each of the paper's own sets; auto: 200 of a shipped model, else 20"""
     top_k: Count = 5
     """how many heads a set holds"""
     seed: Annotated[int, BeforeValidator(_number), Field(ge=0, strict=True)] = 0

@@ -47,6 +47,8 @@ NOT_TESTABLE = "not_testable"
 """Attribute of a file that holds nothing: why the measurement has no meaning for the model"""
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
+OWN_SETS = ("suite", "prompts", "seed", "dtype")
+"""Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads are its own"""
 DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
 DIGITS = 9
@@ -63,8 +65,9 @@ class Version(Row):
     """of `towerlab.measure`, whose function _NAME(run) makes it"""
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
-    on: Literal["locate", "blocks", "few"]
-    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks leave it as it is"""
+    on: Literal["locate", "blocks", "few", "prompts"]
+    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks leave it as it is; "prompts": made
+    from the paper's own sets, so that only what `OWN_SETS` names decides it"""
     passes: PositiveFloat
     """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
     sources: str
@@ -73,6 +76,13 @@ class Version(Row):
     @property
     def judges(self) -> bool:
         return self.on != "locate"
+
+    def deciding(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of some settings that decide the numbers of this measurement."""
+        if self.on == "prompts":
+            return {name: value for name, value in values.items() if name in OWN_SETS}
+        beside = {"prompts"} if self.judges else {"prompts", "blocks"}
+        return {name: value for name, value in values.items() if name not in beside}
 
 
 @cache
@@ -105,9 +115,7 @@ def texts(suite: str) -> str:
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
     """What decides the numbers of a measurement, as JSON; `fingerprint` is that of the model."""
-    deciding = settings.deciding()
-    if not about(name).judges:
-        del deciding["blocks"]
+    deciding = about(name).deciding(settings.deciding())
     origin = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
     return json.dumps(deciding | origin, sort_keys=True)
 
@@ -131,10 +139,11 @@ def open_recorded(model: str, suite: str, name: str) -> Recording | None:
 
 
 def serves(recording: Recording, settings: Settings) -> bool:
-    """Whether a recorded measurement stands for its model under these settings: it has every one that is not a default, but
-    for how many blocks there are, which are its own."""
+    """Whether a recorded measurement stands for its model under these settings: of those that decide it, it has every one that
+    is not a default, but for how many blocks and prompts there are, which are its own."""
     origin = json.loads(recording.data.attrs["identity"])
-    return all(origin.get(name) == value for name, value in settings.changed().items() if name not in ("blocks", "locate"))
+    changed = {name: value for name, value in settings.changed().items() if name not in ("blocks", "locate", "prompts")}
+    return all(origin[name] == value for name, value in changed.items() if name in origin)
 
 
 def digest(recording: Recording) -> str:
@@ -165,11 +174,10 @@ def check_current(origin: Mapping[str, Any], model: str, suite: str, name: str) 
             )
 
 
-def folder(settings: Settings, model: str, judges: bool = True) -> Path:
-    """Where measurements of these settings lie, of a model of this name: those of other settings than the default ones
-    beside them, so that going from one seed or dtype to another and back measures nothing twice. `judges`: see Version.
-    Recorded ones have one place."""
-    out, other = Path(settings.out), {k: v for k, v in settings.changed().items() if judges or k != "blocks"}
+def folder(settings: Settings, model: str, name: str = "heads") -> Path:
+    """Where a measurement of these settings lies, of a model of this name: those of other settings than the default ones
+    beside them, so that going from one seed or dtype to another and back measures nothing twice. Recorded ones have one place."""
+    out, other = Path(settings.out), about(name).deciding(settings.changed())
     if not other or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
     digest = hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()

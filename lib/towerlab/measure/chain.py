@@ -103,7 +103,7 @@ class Run:
         return files.fingerprint(self.settings.model)
 
     def path(self, name: str) -> Path:
-        return store.folder(self.settings, self.name, store.about(name).judges) / f"{name}.nc"
+        return store.folder(self.settings, self.name, name) / f"{name}.nc"
 
     def measured(self, name: str, again: bool = False) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
@@ -277,6 +277,11 @@ class Run:
         return min(self.settings.blocks, max(2 * len(self.pairs), round(self.settings.blocks / 4)))
 
     @property
+    def n_prompts(self) -> int:
+        """Prompts of each of the paper's own sets."""
+        return self.settings.prompts or (200 if self.settings.model in shipped_models() else 20)
+
+    @property
     def pairs_of_few(self) -> Sequence[str]:
         """The class pairs of those blocks."""
         return self.pairs[: self.n_few]
@@ -289,8 +294,8 @@ class Run:
     def passes(self, name: str) -> float:
         """About how many plain passes of a prompt a measurement costs."""
         about = store.about(name)
-        n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few}
-        return about.passes * 4 * n_blocks[about.on]
+        n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few, "prompts": self.n_prompts}
+        return about.passes * 4 * n_blocks[about.on]  # four prompts a block, four sets of the paper
 
     def cost(self, names: Iterable[str]) -> str:
         """What is still to be made of some measurements, in a line, where it takes minutes: runs of a prompt, time, memory.

@@ -1,0 +1,149 @@
+"""The paper's own protocol on its own sets (v1 sections 3 to 5): heads by mean increase, ranks and attention in their values.
+
+    data = paper(model, encoded)              # prompts of `prompts.paper_sets`, all sets together
+    data["in_context_head"]                   # (word_set, rank): the heads with the largest mean increase, first first
+
+Recipe `paper`, prompts as they are:
+
+- `increase` (prompt, layer, head), `block_increase` (prompt, layer, kind): v1 section 3.1, as in `measure.increases`, nats;
+- `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the heads with the largest mean increase on a set, and
+  for each a random head of its layer that is not among them (v1 section 4.3); where no such head is left, of the nearest layer;
+- `own_rank`, `attention`, `reading` (prompt, named_head, place), of every head that either of them names: as in
+  `measure.label_reads`. 1 / own_rank is what the paper's MRR averages; attention x reading is EMNLP's logit minus, as summarised,
+  for the label that stands there minus the other;
+- the model's answers (prompt,).
+
+Recipe `paper_changes`, every prompt in each change of `paper_sets.CHANGES`:
+
+- `attention_true`, `attention_other` (change, prompt, named_head): the last position's attention, summed over labels of a kind;
+- `mean_attention_true`, `mean_attention_other` (change, word_set, layer, head): the same of every head, mean over a set's prompts;
+- the model's answers (change, prompt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from twotowers import choose
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.forms import SEPARATORS, Form
+from twotowers.heads import Head
+
+from towerlab.measure.chain import Run
+from towerlab.measure.heads import at_labels
+from towerlab.measure.increases import increases
+from towerlab.measure.label_reads import label_reads
+from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.model.capture import Capture, read_all
+from towerlab.model.model import Model
+from towerlab.prompts.paper_sets import CASE, CHANGES, FORMS, WORD_SETS, paper_prompts
+from towerlab.prompts.prompt import Encoded, Prompt
+
+
+def in_context_heads(increase: xr.DataArray, n: int | None = None) -> list[Head]:
+    """The paper's in-context heads: the largest mean increase over prompts, whatever its sign.
+
+    Args:
+        increase: (prompt, layer, head), nats.
+        n: how many; default 20, as in the paper, or 5 of a model with fewer than 200 heads.
+    """
+    mean = increase.mean("prompt")
+    return choose.top(mean, n or (20 if mean.size >= 200 else 5), least=-np.inf)
+
+
+def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
+    """For each head a random one of its layer that is not among `heads`; where none is left one of the nearest layer that has one,
+    and None where the model has no other head. v1 section 4.3 draws one random head of the same layer."""
+    rng, listed, out = np.random.default_rng([0, 45]), set(heads), []
+    for layer, _ in heads:
+        free = [[Head(at, h) for h in range(n_heads) if (at, h) not in listed] for at in range(n_layers)]
+        near = sorted((at for at in range(n_layers) if free[at]), key=lambda at: (abs(at - layer), at))
+        out.append(free[near[0]][rng.integers(len(free[near[0]]))] if near else None)
+    return out
+
+
+def paper(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+    """See the module. Raises TwoTowersError as `increases` and `label_reads` do."""
+    return with_readings(model, encoded, increases(model, encoded))
+
+
+def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
+    """The increases of these prompts, with the lists of heads that they give and what these heads read off the labels."""
+    sets = list(dict.fromkeys(data["pair"].values.tolist()))
+    first = [in_context_heads(data["increase"].isel(prompt=(data["pair"] == name).values)) for name in sets]
+    random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
+    every = dict.fromkeys(head for heads in (*first, *random) for head in heads if head)
+    names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
+    reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank", "score"])
+    lists = variables_of("paper", in_context_head=names[0], random_head=names[1])
+    beside = {"word_set": sets, "rank": range(1, len(names[0][0]) + 1)}
+    of_sets = xr.Dataset({name: (dims, values, {"units": units}) for name, (dims, values, units) in lists.items()}, beside)
+    return xr.merge([data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override")
+
+
+def changed(model: Model, encoded: Sequence[Encoded], encode: Callable[[Sequence[Prompt]], list[Encoded]]) -> xr.Dataset:
+    """`attention_true`, `attention_other` (change, prompt, layer, head) and answers of prompts in every change of CHANGES."""
+    sums = np.empty((2, len(CHANGES), len(encoded), model.n_layers, model.n_heads), dtype=np.float32)
+    answers = Answers(encoded, len(CHANGES))
+    for i, (name, change) in enumerate(CHANGES.items()):
+        answers.encoded = encode([change(e.prompt) for e in encoded])
+
+        def read(capture: Capture, i: int = i) -> None:
+            weights = at_labels(capture, capture.weights).float().cpu().numpy()
+            true = np.array([e.prompt.is_true for e in capture.prompts])[:, None, None]
+            sums[:, i, capture.index] = (weights * true).sum(-1), (weights * ~true).sum(-1)
+            answers.read(capture, (i,))
+
+        read_all(f"paper's sets, {name}", model, answers.encoded, {"weights"}, read)
+    dims = ("change", "prompt", "layer", "head")
+    attention = {"attention_true": (dims, sums[0], "share"), "attention_other": (dims, sums[1], "share")}
+    return observations(encoded, attention | answers.variables("change"), change=list(CHANGES))
+
+
+def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
+    """`changed` with every prompt's sums for some heads, and of all heads the means over each set's prompts."""
+    layer, head = (xr.DataArray([at[axis] for at in map(Head.parse, heads)], dims="named_head") for axis in (0, 1))
+    out = data.drop_dims("layer").assign_coords(named_head=("named_head", list(heads)))
+    for name in ("attention_true", "attention_other"):
+        means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
+        out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values))).assign_attrs(units="share")
+        out[name] = data[name].isel(layer=layer, head=head).drop_vars(["layer", "head"]).assign_attrs(units="share")
+    return out.assign_coords(layer=data["layer"], head=data["head"])
+
+
+def encoded_sets(run: Run) -> list[Encoded]:
+    """The prompts of the paper's sets. Raises NotTestable, with the reason, where the model cannot read them."""
+    n, seed = run.n_prompts, run.settings.seed
+    return _encoded(run, lambda form: [p for name in WORD_SETS for p in paper_prompts(name, n, form=form, seed=seed)])
+
+
+def encoded_case(run: Run) -> Encoded:
+    """The paper's example. Raises as `encoded_sets`."""
+    return _encoded(run, lambda form: [replace(CASE, separator=SEPARATORS[form.separator])])[0]
+
+
+def _encoded(run: Run, prompts: Callable[[Form], list[Prompt]]) -> list[Encoded]:
+    why = None
+    for form in FORMS:
+        try:
+            return run.encode(prompts(form))
+        except TwoTowersError as error:
+            why = why or error
+    raise NotTestable(f"it cannot read the paper's prompts: {why}")
+
+
+def _paper(run: Run) -> xr.Dataset:
+    """The paper's sets as they are: increases, the heads that are largest by them, ranks and attention in these heads."""
+    encoded = encoded_sets(run)
+    data = run.in_parts("paper", encoded, lambda some: increases(run.model, some)).data
+    return with_readings(run.model, encoded, data.drop_attrs(deep=False))
+
+
+def _paper_changes(run: Run) -> xr.Dataset:
+    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another query: attention and answers."""
+    heads = run.measured("paper")["named_head"].values.tolist()
+    data = run.in_parts("paper_changes", encoded_sets(run), lambda some: changed(run.model, some, run.encode)).data
+    return summed_up(data.drop_attrs(deep=False), heads)

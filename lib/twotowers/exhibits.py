@@ -1,0 +1,109 @@
+"""The paper's figures and tables beside the book's: what each says, the rule that judges agreement, and what came.
+
+    exhibits()["figure 6"].says
+    judge(exhibits()["figure 6"], 0.95)         # "agrees"
+
+A chapter computes one number for each model (`Chapter.beside_paper`), the rule of data/figures.csv judges it, and the page
+"Figure by figure" collects the rows. Rules are dated, and name the models whose result was known when they were written.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import pandas as pd
+from pydantic import BeforeValidator, model_validator
+
+from twotowers.data_files import Row, Text, read_table
+from twotowers.paths import data_folder
+
+AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
+NEXT = "next"
+Threshold = Annotated[float | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
+
+
+class Exhibit(Row):
+    """A line of data/figures.csv: an exhibit of the paper, in its order.
+
+    `says`: what the paper says, in our words; `published`: its printed value. `statistic`: the number that is judged, larger is
+    nearer to the paper; `agrees`, `part`: from where on it agrees, or does in part. `rule`: date of the rule; `seen`: the models
+    whose result was known then. `not_run`: why there is no statistic, or NEXT.
+    """
+
+    item: Text
+    source: Text
+    says: Text
+    published: str
+    statistic: str
+    agrees: Threshold
+    part: Threshold
+    rule: str
+    seen: str
+    chapter: str
+    not_run: str
+
+    @model_validator(mode="after")
+    def _judged_or_not_run(self) -> Exhibit:
+        rule = (self.statistic, self.agrees, self.part, self.rule, self.chapter)
+        if bool(self.not_run) == all(cell not in ("", None) for cell in rule):
+            raise ValueError("give statistic, agrees, part, rule and chapter, or say in not_run why there is none")
+        if not self.not_run and not self.part <= self.agrees:  # type: ignore[operator]
+            raise ValueError("'part' lies above 'agrees'")
+        return self
+
+
+class Found(NamedTuple):
+    """What came of an exhibit in a model: the number that the rule judges, and in words what it rests on, with sizes."""
+
+    value: float
+    words: str
+
+
+def exhibits() -> dict[str, Exhibit]:
+    """Item -> exhibit, in the paper's order."""
+    return {row.item: row for row in read_table(data_folder() / "figures.csv", Exhibit, ("item",))}
+
+
+def judge(exhibit: Exhibit, value: float) -> str:
+    """The verdict by the exhibit's rule."""
+    if exhibit.agrees is None or exhibit.part is None or math.isnan(value):
+        return UNTESTABLE
+    return AGREES if value >= exhibit.agrees - 1e-9 else IN_PART if value >= exhibit.part - 1e-9 else DISAGREES
+
+
+def rows(exhibit: Exhibit, figure: str, found: Mapping[str, Found], untestable: Mapping[str, str]) -> list[dict]:
+    """A row for each model: item, figure (the book's own, such as "4.1"), model, verdict, value, words."""
+    out = [{"model": m, "verdict": judge(exhibit, x.value), "value": x.value, "words": x.words} for m, x in found.items()]
+    out += [{"model": m, "verdict": UNTESTABLE, "value": math.nan, "words": why} for m, why in untestable.items()]
+    return [{"item": exhibit.item, "chapter": exhibit.chapter, "figure": figure, **row} for row in out]
+
+
+def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
+    """What the paper says and whether ours agrees, model by model, as HTML."""
+    item = html.escape(exhibit.item)
+    lines = "".join(
+        f'<li>{html.escape(row["model"])}: <b class="{css(row["verdict"])}">{row["verdict"]}</b>, {html.escape(row["words"])}</li>'
+        for row in of_models
+    )
+    says = f"<p><b>The paper's {item}.</b> {html.escape(exhibit.says)}</p>"
+    rule = f"{exhibit.statistic}: agrees from {exhibit.agrees:g}, in part from {exhibit.part:g} ({exhibit.rule})."
+    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{html.escape(rule)}</small></p></div>'
+
+
+def css(text: str) -> str:
+    """A text as a name in HTML."""
+    return "".join(c if c.isalnum() else "-" for c in text)
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """All rows that the chapters of a book wrote, in the paper's order. Empty where none did."""
+    order = {item: i for i, item in enumerate(exhibits())}
+    parts = [pd.read_csv(path, dtype={"chapter": str, "figure": str}) for path in sorted(folder.glob("*.csv"))]
+    if not parts:
+        return pd.DataFrame(columns=["item", "chapter", "figure", "model", "verdict", "value", "words"])
+    every = pd.concat(parts, ignore_index=True)
+    return every[every["item"].isin(list(order))].sort_values("item", key=lambda of: of.map(order), kind="stable", ignore_index=True)

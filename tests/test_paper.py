@@ -1,0 +1,150 @@
+"""The paper's own protocol: its prompts by hand, every number against the slow reference, lists of heads in models of odd sizes."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from conftest import refused, shared_tiny, word_tokenizer
+from reference import Reference, log_prob
+from towerlab.measure.case import WEIGHTS, case
+from towerlab.measure.chain import Run
+from towerlab.measure.paper import changed, encoded_sets, in_context_heads, paper, random_partners, summed_up
+from towerlab.model import unembed
+from towerlab.model.token_text import Lexicon
+from towerlab.prompts import paper_sets
+from towerlab.prompts.paper_sets import CASE, CHANGES, WORD_SETS, paper_prompts
+from towerlab.prompts.prompt import encode_all
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.heads import Head
+from twotowers.settings import Settings
+
+TEXTS = {"a": [f"a{i}" for i in range(8)], "b": [f"b{i}" for i in range(8)]}
+SETS = ("a/b", "b/a")
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """Two classes of made-up words in place of the word lists; a tokenizer that knows each, and the words of the case."""
+    monkeypatch.setattr(paper_sets, "class_words", lambda: TEXTS)
+    return word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"], "love", "like", "eight", "two", "one"])
+
+
+def encoded_of(tokenizer, n=2):
+    return encode_all([p for name in SETS for p in paper_prompts(name, n)], tokenizer)
+
+
+def test_the_papers_prompts():
+    prompts = paper_prompts("sentiment/number", 30)
+    assert all(p.cls == "number" and p.true_label == "foo" and p.is_true == (False, False, True, True) for p in prompts)
+    assert {d.cls for p in prompts for d in p.demonstrations if d.label == "bar"} == {"sentiment"}
+    assert all(len({p.query, *(d.text for d in p.demonstrations)}) == 5 for p in prompts)
+    assert paper_prompts("sentiment/number", 12) == prompts[:12]  # more of them are the same and others
+    bar_first = paper_prompts("sentiment/number", 1, true_label="bar", order="TTFF")[0]
+    assert bar_first.true_label == "bar" and [d.label for d in bar_first.demonstrations] == ["bar", "bar", "foo", "foo"]
+    assert [d.text for d in bar_first.demonstrations] == [prompts[0].demonstrations[i].text for i in (2, 3, 0, 1)]
+    assert CASE.text == "love : bar like : bar eight : foo two : foo one :"
+    refused("needs 4 texts of the class 'nothing', there are 0", paper_prompts, "nothing/number", 1)
+    refused("not 'baz'", paper_prompts, WORD_SETS[0], 1, true_label="baz")
+
+
+def test_the_changes_say_what_their_names_say():
+    prompt = paper_prompts("animal/country", 1)[0]
+    of = {name: change(prompt) for name, change in CHANGES.items()}
+    assert of["as it is"] == prompt
+    assert of["labels exchanged"].true_label == "bar" and of["labels exchanged"].is_true == prompt.is_true
+    assert [d.text for d in of["one true fewer"].demonstrations] == [d.text for d in prompt.demonstrations[:3]]
+    assert of["true first"].is_true == (True, True, False, False)
+    other = of["query of the other class"]
+    assert other.cls == "animal" and other.true_label == "bar" and other.query not in [d.text for d in prompt.demonstrations]
+    orders = {"".join("FT"[true] for true in of[name].is_true) for name in CHANGES if of[name].true_label == "foo"} - {"FFT"}
+    assert len(orders) == 6
+
+
+def test_every_number_is_that_of_the_slow_reference(model, words):
+    encoded = encoded_of(words)
+    data = paper(model, encoded)
+    assert list(data["word_set"].values) == list(SETS)
+    for i, e in enumerate(encoded):
+        slow, unembedding = Reference(model, e.ids), model.unembedding
+        one = data.isel(prompt=i)
+        for layer, head in ((0, 1), (model.n_layers - 1, 0)):
+            of_head = sum(slow.value_output(layer, head, p) * slow.attentions[layer][head, p] for p in range(len(e.ids)))
+            before, after = (log_prob(model, slow.resid_pre[layer] + v, e.true_id, "frozen", slow.scale) for v in (0, of_head))
+            assert float(one["increase"][layer, head]) == pytest.approx(float(after - before), abs=1e-9)
+        for name in data["named_head"].values[:3]:
+            layer, head = Head.parse(name)
+            for place, at in enumerate(e.label_positions):
+                read = one.sel(named_head=name).isel(place=place)
+                bs = unembed.bs_values(slow.value_output(layer, head, at), unembedding, slow.scale)
+                own = e.label_ids[e.prompt.demonstrations[place].label]
+                assert int(read["own_rank"]) == 1 + int((bs > bs[own]).sum())
+                assert float(read["attention"]) == pytest.approx(float(slow.attentions[layer][head, at]), abs=1e-12)
+    for name in SETS:  # the lists: sorted by hand, and a partner of the same layer that is no in-context head
+        mean = data["increase"].isel(prompt=(data["pair"] == name).values).mean("prompt").values
+        listed = [Head.parse(of) for of in data["in_context_head"].sel(word_set=name).values]
+        assert [mean[head] for head in listed] == sorted(mean.ravel(), reverse=True)[: len(listed)]
+        for head, partner in zip(listed, data["random_head"].sel(word_set=name).values, strict=True):
+            free = {h for h in range(model.n_heads) if (head.layer, h) not in listed}
+            if len(listed) < model.n_layers * model.n_heads:
+                assert Head.parse(partner) not in listed and (Head.parse(partner).layer == head.layer or not free)
+
+
+def test_sums_of_changed_prompts_are_those_of_the_slow_reference(model, words):
+    encoded = encoded_of(words)
+    data = changed(model, encoded, lambda prompts: encode_all(prompts, words))
+    for name in ("one true fewer", "true first, labels exchanged", "query of the other class"):
+        for i, e in enumerate(encode_all([CHANGES[name](e.prompt) for e in encoded], words)):
+            slow, one = Reference(model, e.ids), data.sel(change=name).isel(prompt=i)
+            for kind, of in (("true", True), ("other", False)):
+                at = [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true == of]
+                by_hand = torch.stack([weights[:, at].sum(-1) for weights in slow.attentions])
+                assert np.allclose(one[f"attention_{kind}"], by_hand, atol=1e-7)
+            top = model.hf(torch.tensor([e.ids])).logits[0, -1].argmax()
+            assert int(one["says"]) == (e.label_pair.index(int(top)) if int(top) in e.label_pair else 2)
+    few = summed_up(data, ["1-0", "0-1"])
+    by_hand = data["attention_true"].sel(change="true first").isel(prompt=slice(2, 4)).mean("prompt")
+    assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
+    assert (few["attention_other"].sel(named_head="0-1") == data["attention_other"].isel(layer=0, head=1)).all()
+
+
+def test_the_case_by_hand(model, words):
+    encoded = encode_all([CASE], words)[0]
+    heads = [Head(1, 0), Head(0, 1)]
+    lexicon = Lexicon(tuple(f"w{i}" for i in range(model.unembedding.vocabulary)), ("",) * model.unembedding.vocabulary)
+    data = case(model, encoded, heads, lexicon).isel(prompt=0)
+    slow = Reference(model, encoded.ids)
+    for name, (layer, head) in zip(data["named_head"].values, heads, strict=True):
+        for place, at in enumerate(encoded.label_positions):
+            value, own = slow.value_output(layer, head, at), slow.attentions[layer][head, at]
+            for array, weight in ((data["place_increase"], own), (data["swept_increase"].isel(weight=13), WEIGHTS[13])):
+                with_it, without = (
+                    log_prob(model, slow.resid_pre[layer] + v, encoded.true_id, "frozen", slow.scale) for v in (weight * value, 0)
+                )
+                assert float(array.sel(named_head=name).isel(place=place)) == pytest.approx(float(with_it - without), abs=1e-9)
+    assert (data["swept_increase"].isel(weight=0) == 0).all()
+
+
+def test_models_of_odd_sizes_have_lists():
+    many = xr.DataArray(np.random.default_rng(0).normal(size=(2, 60, 50)), dims=("prompt", "layer", "head"))
+    assert len(in_context_heads(many)) == 20  # 3,000 heads
+    one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)))
+    assert len(one_layer) == 4  # whatever their sign, and no more than there are
+    assert random_partners(one_layer, 1, 4) == [None] * 4
+    assert random_partners([Head(0, 0), Head(0, 1)], 2, 2)[0].layer == 1  # none left in its layer: the nearest
+
+
+def test_a_model_that_cannot_read_the_prompts_is_not_testable(monkeypatch):
+    run = Run(Settings())
+
+    def cannot(self, prompts):
+        raise TwoTowersError(f"no word {'foo' if prompts[0].separator == ' ' else 'bar'}")
+
+    monkeypatch.setattr(Run, "encode", cannot)
+    with pytest.raises(NotTestable, match="cannot read the paper's prompts: no word foo"):
+        encoded_sets(run)
+
+
+def test_no_partner_is_an_empty_name(words):
+    model = shared_tiny("gptj")  # two layers of two heads: all are in the list of five
+    data = paper(model, encoded_of(words, 1))
+    assert data.sizes["rank"] == 4 and set(data["random_head"].values.ravel()) == {""}
