@@ -28,7 +28,7 @@ def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_h
 
 
 def test_chapters_are_those_that_judge_with_what_they_read():
-    assert set(verdicts.chapters()["04-attention-weights"]) == {"locating", "heads", "towers"}
+    assert {"locating", "heads", "towers"} <= set(verdicts.chapters()["04-attention-weights"])
     assert not {"intro", "scorecard"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "6"])) == ["04-attention-weights", "06-interventions"]
     refused("no chapter 99 judges claims", verdicts.chapters, ["4", "99"])
