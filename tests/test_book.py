@@ -66,6 +66,8 @@ def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
     assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
     assert f"this makes it: {command}" in chapter.texts[-1] and "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
+    chapter.figure("1.2", book.HTML("<table></table>"), "Words <b>.")
+    assert chapter.texts[-2] == "<table></table>" and 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
 
 
 def test_too_few_blocks_are_not_a_model_that_does_not_learn():

@@ -269,8 +269,8 @@ class Chapter:
                 rows.append({"model": model, **entries, **numbers, **columns})
         return pd.DataFrame(rows)
 
-    def figure(self, number: str, chart: alt.TopLevelMixin, caption: str) -> None:
-        """Show a chart with its number and caption: what to see, then how it was made.
+    def figure(self, number: str, shown: alt.TopLevelMixin | HTML, caption: str) -> None:
+        """Show a chart, or a table as HTML, with its number and caption: what to see, then how it was made.
 
         The caption also names models that do not learn the task, and those of which too few blocks tell whether they do, with
         their accuracy, once "heads" was opened, and recorded models that lack a measurement of the chapter, with the command
@@ -281,8 +281,10 @@ class Chapter:
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
         commands = [command for of_model in self.not_recorded.values() for command in of_model]
         caption += f" Not recorded, so not everywhere; this makes it: {'; '.join(commands)}." if commands else ""
-        display(chart.properties(description=caption))
-        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>Figure {number}.</b> {html.escape(caption)}</p>'))
+        table = isinstance(shown, HTML)
+        display(shown if table else shown.properties(description=caption))
+        of = f"{'Table' if table else 'Figure'} {number}"
+        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {html.escape(caption)}</p>'))
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
         """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.
