@@ -27,7 +27,8 @@ given = {name: value for name, value in config.items() if name in Settings.model
 settings = Settings.of(given)
 MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads", 1))
 LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
-DATA_OF_CHAPTERS = [str(p) for p in data_folder().glob("*.*") if p.suffix in (".csv", ".nc") and p.stem != "versions"]
+TABLES = itertools.chain.from_iterable(map(data_folder().glob, ("*.csv", "registered/*.csv", "models/names.csv")))
+DATA_OF_CHAPTERS = [str(p) for p in TABLES if p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
 PAGES += ["CITATION.cff"] if Path("CITATION.cff").is_file() else []  # part of a page
 

@@ -129,7 +129,7 @@ def test_a_quick_look_is_called_one(monkeypatch):
     monkeypatch.setattr(pages, "note", notes.append)
     for settings in ({"blocks": 50}, {"blocks": 8, "model": "smollm2-135m"}, {"blocks": 8}):
         book.open({"model": "mini-gpt2"} | settings)
-    assert len(notes) == 1 and "mini-gpt2: 8 class pairs" in notes[0]
+    assert len(notes) == 1 and "mini-GPT-2: 8 class pairs" in notes[0]
     monkeypatch.setattr(evidence, "read", lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}))
     pages.all_evidence()
     assert len(notes) == 2 and "b: 8 class pairs" in notes[1]

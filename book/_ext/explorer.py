@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from twotowers import choose, intervals, recording, store
+from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 
@@ -183,7 +184,7 @@ def script(folder: Path) -> str:
         suites = {suite: of for suite in SUITES if (of := explored(model, suite, folder)) is not None}
         if suites:
             about = next(iter(suites.values()))["model"]
-            models.append({"name": model, **about, "suites": suites})
+            models.append({"name": model, "shown": shown_name(model), **about, "suites": suites})
     models.sort(key=lambda model: (model["name"] not in store.recorded_models(), model["parameters"]))
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {"preference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}

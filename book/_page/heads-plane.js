@@ -138,7 +138,7 @@
         ...this.labels(origin, pinned));
       const places = pinned.map((name) => `${name} at ${heads.mean(x, name)}, ${heads.mean(y, name)}`);
       this.picture.setAttribute("aria-label",
-        `${heads.total} heads of ${heads.model.name}: ${names.join(", up: ")}. Pinned: ${places.join("; ")}.`);
+        `${heads.total} heads of ${heads.model.shown}: ${names.join(", up: ")}. Pinned: ${places.join("; ")}.`);
     }
 
     build(heads) {

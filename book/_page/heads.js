@@ -141,7 +141,7 @@
     const now = heads(), other = on(state.model, state.texts === "words" ? "sentences" : "words");
     const both = (all) => all.map((of) => [of, of]);
     const asks = scene !== null && guess === null, names = pinned(), lines = { x: state.x, y: state.y };
-    options(fields.model, both(data.models.map(({ name }) => name)), state.model);
+    options(fields.model, data.models.map(({ name, shown: title }) => [name, title]), state.model);
     options(fields.texts, both(texts(state.model)), state.texts);
     options(fields.axes, Object.keys(AXES).map((axes) => [axes, AXES[axes].title, !axesOf(now).includes(axes)]), state.axes);
     options(fields.head, both(now.names), state.head);

@@ -27,6 +27,7 @@ from IPython.display import HTML, display
 
 from twotowers import choose, claims, evidence, exhibits, figures, folder_check, intervals, pages, store
 from twotowers.claims import Claim
+from twotowers.data_files import shown_name
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
 from twotowers.exhibits import Found
@@ -202,7 +203,7 @@ class Chapter:
         table = evidence.check_rows(rows)
         missing = {m: commands for m, commands in self.not_recorded.items() if m not in order}
         display(HTML(pages.sentence(line, table, missing)))
-        with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"])
+        with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
         if with_effect["draws"].any() or (line.null and len(with_effect)):  # else a chart would repeat the sentence
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
@@ -280,7 +281,7 @@ class Chapter:
             chance = [f"{m} ({pages.not_learned(of)})" for m, of in self.learned.items() if not of.low > pages.CHANCE]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
         commands = [command for of_model in self.not_recorded.values() for command in of_model]
-        caption += f" Not recorded, so not everywhere; this makes it: {'; '.join(commands)}." if commands else ""
+        caption += f" Not recorded, so not everywhere; this makes it: {pages.joined(commands)}." if commands else ""
         table = isinstance(shown, HTML)
         display(shown if table else shown.properties(description=caption))
         of = f"{'Table' if table else 'Figure'} {number}"

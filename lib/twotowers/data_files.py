@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder, has_data
+
+NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
+"""Of a model, where a text begins with one"""
 
 
 class Row(BaseModel):
@@ -105,3 +111,22 @@ def _why(error: ValidationError) -> str:
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
+
+
+class ShownName(Row):
+    """A line of data/models/names.csv."""
+
+    name: Text
+    shown: Text
+
+
+@cache
+def shown_names() -> dict[str, str]:
+    """What pages call a model: name -> name with its size. Empty where the package was installed away from its data."""
+    path = data_folder() / "models" / "names.csv" if has_data() else None
+    return {} if path is None else {row.name: row.shown for row in read_table(path, ShownName, ("name",))}
+
+
+def shown_name(text: str) -> str:
+    """A model's name as pages show it; what stands after it stays: "smollm2-135m, 18-6" -> "SmolLM2-135M, 18-6"."""
+    return NAME.sub(lambda match: shown_names().get(match[0], match[0]), text, count=1)

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import pandas as pd
 from pydantic import BeforeValidator, model_validator
 
-from twotowers.data_files import Row, Text, read_table
+from twotowers.data_files import Row, Text, read_table, shown_name
 from twotowers.paths import data_folder
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
@@ -85,10 +85,10 @@ def rows(exhibit: Exhibit, figure: str, found: Mapping[str, Found], untestable: 
 def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
     """What the paper says and whether ours agrees, model by model, as HTML."""
     item = html.escape(exhibit.item)
-    lines = "".join(
-        f'<li>{html.escape(row["model"])}: <b class="{css(row["verdict"])}">{row["verdict"]}</b>, {html.escape(row["words"])}</li>'
-        for row in of_models
-    )
+    lines = ""
+    for row in of_models:
+        verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
+        lines += f"<li>{html.escape(shown_name(row['model']))}: {verdict}, {html.escape(row['words'])}</li>"
     says = f"<p><b>The paper's {item}.</b> {html.escape(exhibit.says)}</p>"
     rule = f"{exhibit.statistic}: agrees from {exhibit.agrees:g}, in part from {exhibit.part:g} ({exhibit.rule})."
     return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{html.escape(rule)}</small></p></div>'

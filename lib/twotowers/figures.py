@@ -13,6 +13,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from twotowers.data_files import shown_name
+
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
@@ -38,6 +40,7 @@ COLOURS = {
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
 WIDTH = 680  # of a whole figure: a page's column; panels share it
+SIDE_BY_SIDE = 3  # models in a row: with more of them names and axes would be too small to read
 
 
 @alt.theme.register("twotowers", enable=True)
@@ -79,15 +82,20 @@ def facets(
 ) -> alt.FacetChart:
     """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`.
 
-    `row`: a column of the table, whose values become rows of panels, each with all models.
+    `row`: a column of the table, whose values become rows of panels, each with all models; with more than SIDE_BY_SIDE
+    models they become columns, and each model is a row.
     """
+    table = table.assign(model=table["model"].map(shown_name))
     models = list(dict.fromkeys(table["model"]))
-    columns = len(models) if row else columns
-    width = max(120, WIDTH // min(columns, len(models)) - 65)  # room for an axis and its title
+    of_row = list(dict.fromkeys(table[row])) if row else []
+    beside = models if row and len(models) <= SIDE_BY_SIDE else of_row or models[:columns]
+    width = max(120, WIDTH // len(beside) - 65)  # room for an axis and its title
     panel = chart.properties(width=width, height=height)
     if row:
-        names = list(dict.fromkeys(table[row]))
-        grid = {"row": alt.Row(f"{row}:N", sort=names, title=None), "column": alt.Column("model:N", sort=models, title=None)}
+        across, down = (("model", models), (row, of_row)) if beside is models else ((row, of_row), ("model", models))
+        above = alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start") if beside is of_row else alt.Header()
+        grid = {"row": alt.Row(f"{down[0]}:N", sort=down[1], title=None, header=above),
+                "column": alt.Column(f"{across[0]}:N", sort=across[1], title=None)}  # fmt: skip
         return panel.facet(**grid, data=table)
     return panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
 
@@ -126,7 +134,7 @@ def bars(
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
     names, sort = _order(table[group]), _order(table[x])
     models = table["model"].nunique()
-    room = WIDTH // (models if row else min(3, models)) - 65
+    room = WIDTH // (min(table[row].nunique() if models > SIDE_BY_SIDE else models, 3) if row else min(3, models)) - 65
     axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=None, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(

@@ -19,8 +19,9 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence, exhibits
+from twotowers import claims, evidence, exhibits, figures
 from twotowers.claims import NOT_TESTABLE, Claim
+from twotowers.data_files import shown_name
 from twotowers.intervals import Interval
 from twotowers.paths import book_folder, chapter_number
 
@@ -62,7 +63,7 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
     `missing`: model -> commands that would record what it lacks.
     """
     items, rests_on = "", []
-    for row in table.to_dict("records"):
+    for row in table.assign(model=table["model"].map(shown_name)).to_dict("records"):
         text = f"<b>{html.escape(row['verdict'])}</b>"
         if row["verdict"] == NOT_TESTABLE:
             text += f": {html.escape(row['note'])}"
@@ -76,9 +77,18 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
-        items += f"<li>{html.escape(model)}: not recorded; <code>{html.escape('; '.join(commands))}</code> makes it</li>"
+        items += f"<li>{html.escape(shown_name(model))}: not recorded; <code>{html.escape(joined(commands))}</code> makes it</li>"
     small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
+
+
+def joined(commands: Sequence[str]) -> str:
+    """Commands that record measurements, those of one model and suite as one: "twotowers record MODEL NAME NAME"."""
+    of: dict[tuple[str, ...], list[str]] = {}
+    for command in commands:
+        words = command.split(" ")  # twotowers, record, a model, a measurement, options
+        of.setdefault((*words[:3], " ".join(words[4:])), []).extend(words[3:4])
+    return "; ".join(" ".join(filter(None, (*start, *names, rest))) for (*start, rest), names in of.items())
 
 
 def all_evidence() -> pd.DataFrame:
@@ -92,7 +102,7 @@ def all_evidence() -> pd.DataFrame:
 
 def quick_look(model: str, pairs: int) -> None:
     """Say that what a page shows of a model rests on few class pairs."""
-    what = f"A quick look at {model}: {pairs} class pairs, so intervals are wide, and few claims can be decided."
+    what = f"A quick look at {shown_name(model)}: {pairs} class pairs, so intervals are wide, and few claims can be decided."
     note(f"{what} Verdicts of the book rest on blocks=50 or more.")
 
 
@@ -103,7 +113,7 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """
     pages = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
-    titles = ["claim", *([] if only else ["source"]), *map(html.escape, models)]
+    titles = ["claim", *([] if only else ["source"]), *(html.escape(shown_name(model)) for model in models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
@@ -149,16 +159,19 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
     chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models = list(dict.fromkeys(rows["model"]))
     cells = {(row["item"], row["model"]): row for row in rows.to_dict("records")}
-    lines = ["| the paper | says | " + " | ".join(map(html.escape, models)) + " |", "|---" * (2 + len(models)) + "|"]
+    lines = [
+        "| the paper | says | " + " | ".join(html.escape(shown_name(model)) for model in models) + " |",
+        "|---" * (2 + len(models)) + "|",
+    ]
     for item, exhibit in exhibits.exhibits().items():
         values = re.split("( to | and |; |, )", exhibit.published)
         published = "".join(f"{{index}}`{v} <{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v for v in values)
         of = [cells.get((item, model)) for model in models]
         first = next((row for row in of if row), None)
-        name = f"<a id=\"row-{exhibits.css(item)}\"></a>{{index}}`{item}`"
+        name = f'<a id="row-{exhibits.css(item)}"></a>{{index}}`{item}`'
         if first and first["chapter"] in chapters:
             at = f"{chapters[first['chapter']]}.html#fig-{str(first['figure']).replace('.', '-')}"
-            name += f" <br> <a href=\"{at}\">ours: {first['figure']}</a>"
+            name += f' <br> <a href="{at}">ours: {first["figure"]}</a>'
         says = html.escape(exhibit.says, quote=False) + (f" *{published}*" if published else "")
         parts = [_exhibit_cell(exhibit, row) for row in of] or [_exhibit_cell(exhibit, None)]
         lines.append("| " + " | ".join([name, says, *parts]) + " |")
@@ -167,23 +180,31 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
 
 def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None) -> str:
     if row is None:
-        return f"<span title=\"{html.escape(exhibit.not_run)}\">{'next' if exhibit.not_run == exhibits.NEXT else 'not run'}</span>"
+        return f'<span title="{html.escape(exhibit.not_run)}">{"next" if exhibit.not_run == exhibits.NEXT else "not run"}</span>'
     verdict, words = row["verdict"], html.escape(str(row["words"]))
-    return f"<span class=\"verdict {exhibits.css(verdict)}\" title=\"{words}\">{verdict}</span>"
+    return f'<span class="verdict {exhibits.css(verdict)}" title="{words}">{verdict}</span>'
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
-    """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come."""
+    """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come. Where many
+    models would be columns, they are rows."""
     cell = [
         "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}}, {high:{fmt}}]"
         for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
     ]
     wide = table.assign(cell=cell).pivot_table(index=list(rows), columns=column, values="cell", aggfunc="first", sort=False)
+    wide = wide.T if column == "model" and wide.shape[1] > max(figures.SIDE_BY_SIDE, wide.shape[0]) else wide
     return shown(wide.fillna(""), index=True)
 
 
 def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
-    """A table for a page, every text in it escaped. `index`: with its index; form: as of `Styler.format`."""
+    """A table for a page, every text in it escaped, models under the names that pages show. `index`: with its index; form: as of
+    `Styler.format`."""
+
+    def named(cell: Any) -> Any:
+        return shown_name(cell) if isinstance(cell, str) else cell
+
+    table = table.map(named).rename(index=named, columns=named)
     styler = table.style.format(escape="html", **form)
     for axis in (0, 1):
         styler = styler.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)

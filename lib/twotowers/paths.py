@@ -22,6 +22,11 @@ def _root() -> Path | None:
     return None
 
 
+def has_data() -> bool:
+    """Whether the repository's data folder is beside the package."""
+    return _root() is not None
+
+
 def data_folder() -> Path:
     """The repository's data folder. Raises TwoTowersError when the package was installed away from it."""
     root = _root()

@@ -1,0 +1,67 @@
+"""What pages show with many models: their names, panels and tables; and the contents of the book."""
+
+import json
+import re
+
+import altair as alt
+import pandas as pd
+import pytest
+import yaml
+from conftest import ROOT
+from towerlab.building import listed
+from twotowers import data_files, figures, pages, store
+from twotowers.data_files import shown_name
+
+FIVE = list(data_files.shown_names())
+
+
+def test_every_recorded_model_has_a_name_of_its_own_for_pages():
+    assert {*store.recorded_models(), "mini-gpt2"} <= {*FIVE} and len({*data_files.shown_names().values()}) == len(FIVE)
+    assert shown_name("smollm2-135m, 18-6") == "SmolLM2-135M, 18-6" and shown_name("my/smollm2-135m") == "my/smollm2-135m"
+    assert shown_name("smollm2-135m-mine: x") == "smollm2-135m-mine: x" and shown_name("") == ""
+
+
+def test_without_the_repository_models_keep_their_names(monkeypatch):
+    monkeypatch.setattr(data_files, "has_data", lambda: False)
+    data_files.shown_names.cache_clear()
+    assert shown_name("smollm2-135m") == "smollm2-135m"
+    data_files.shown_names.cache_clear()
+
+
+@pytest.mark.parametrize("models", [3, 5])
+def test_many_models_stand_below_each_other(models):
+    table = pd.DataFrame([{"model": m, "what": what, "x": 1.0} for m in FIVE[:models] for what in ("a", "b")])
+    chart = figures.facets(alt.Chart().mark_point().encode(x="x:Q"), table, row="what").to_dict()
+    at, other = ("column", "row") if models == 3 else ("row", "column")
+    assert (chart["facet"][at]["field"], chart["facet"][other]["field"]) == ("model", "what")
+    assert chart["facet"][at]["sort"] == [shown_name(m) for m in FIVE[:models]]
+    beside = 2 if models == 5 else 3
+    assert beside * (chart["spec"]["width"] + 60) < figures.WIDTH
+    numbers = table.assign(value=1.0, low=0.5, high=1.5).drop_duplicates("model")
+    data = pages.grid(numbers, ["what"], "model").data
+    assert data.shape == ((1, 3) if models == 3 else (5, 1)) and "SmolLM2-135M" in (data.columns if models == 3 else data.index)
+
+
+def test_commands_of_one_model_are_one():
+    commands = [f"twotowers record a {name} --blocks 50" for name in ("heads", "looks")]
+    assert (
+        pages.joined([*commands, "twotowers record b heads"])
+        == "twotowers record a heads looks --blocks 50; twotowers record b heads"
+    )
+
+
+def test_contents_name_every_page_and_titles_fit_the_sidebar():
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf8"))
+    titles = {entry["file"]: entry.get("title") for part in toc["parts"] for entry in part["chapters"]}
+    pages_there = {f"book/{path.stem}" for path in (ROOT / "book").glob("*.*") if path.suffix in (".ipynb", ".md")}
+    assert {*listed(toc)} == pages_there - {"book/playground"}
+    for name, title in titles.items():
+        if title is None:
+            path = ROOT / f"{name}.ipynb"
+            cells = (
+                json.loads(path.read_text("utf8"))["cells"]
+                if path.is_file()
+                else [{"source": (ROOT / f"{name}.md").read_text("utf8")}]
+            )
+            title = re.search(r"^# (.*)$", "".join(cells[0]["source"]), re.MULTILINE)[1]
+        assert len(title) <= 28, title
