@@ -50,6 +50,8 @@ OPERATIONS, ON_GPU = 1e13, 100
 """What a part of a measurement takes: about a minute of two cores; on a GPU so many times as much"""
 WORK = 1.2e9
 """Bytes beside the weights: PyTorch, and captures of many prompts in `heads`, in three copies"""
+QUICK_PROMPTS = 20
+"""Prompts of each of the paper's sets for a first look at a model of one's own"""
 S = TypeVar("S")
 
 
@@ -279,7 +281,7 @@ class Run:
     @property
     def n_prompts(self) -> int:
         """Prompts of each of the paper's own sets."""
-        return self.settings.prompts or (200 if self.settings.model in shipped_models() else 20)
+        return self.settings.prompts or (200 if self.settings.model in shipped_models() else QUICK_PROMPTS)
 
     @property
     def pairs_of_few(self) -> Sequence[str]:

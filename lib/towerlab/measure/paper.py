@@ -32,14 +32,14 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
 
-from towerlab.measure.chain import Run
+from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.observations import Answers, observations, variables_of
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CASE, CHANGES, FORMS, WORD_SETS, paper_prompts
+from towerlab.prompts.paper_sets import CASE, CHANGES, FORMS, LISTED_SETS, WORD_SETS, paper_prompts
 from towerlab.prompts.prompt import Encoded, Prompt
 
 
@@ -114,10 +114,10 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
     return out.assign_coords(layer=data["layer"], head=data["head"])
 
 
-def encoded_sets(run: Run) -> list[Encoded]:
-    """The prompts of the paper's sets. Raises NotTestable, with the reason, where the model cannot read them."""
+def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
+    """The prompts of some of the paper's sets. Raises NotTestable, with the reason, where the model cannot read them."""
     n, seed = run.n_prompts, run.settings.seed
-    return _encoded(run, lambda form: [p for name in WORD_SETS for p in paper_prompts(name, n, form=form, seed=seed)])
+    return _encoded(run, lambda form: [p for name in sets for p in paper_prompts(name, n, form=form, seed=seed)])
 
 
 def encoded_case(run: Run) -> Encoded:
@@ -136,8 +136,9 @@ def _encoded(run: Run, prompts: Callable[[Form], list[Prompt]]) -> list[Encoded]
 
 
 def _paper(run: Run) -> xr.Dataset:
-    """The paper's sets as they are: increases, the heads that are largest by them, ranks and attention in these heads."""
-    encoded = encoded_sets(run)
+    """The paper's sets as they are: increases, the heads that are largest by them, ranks and attention in these heads; in a quick
+    look only the two sets whose lists of heads the paper shows."""
+    encoded = encoded_sets(run, WORD_SETS if run.n_prompts > QUICK_PROMPTS else LISTED_SETS)
     data = run.in_parts("paper", encoded, lambda some: increases(run.model, some)).data
     return with_readings(run.model, encoded, data.drop_attrs(deep=False))
 

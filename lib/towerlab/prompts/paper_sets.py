@@ -22,6 +22,8 @@ from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, wit
 
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """Named false class / true class; the query is of the true class"""
+LISTED_SETS = WORD_SETS[::2]
+"""Those whose lists of heads the paper shows (v1 figures 3 and 4)"""
 FORMS = (Form(2, "space"), Form(2, "line break"))
 """The paper's prompt template, and the one for tokenizers that cannot say the labels in it"""
 LABELS = ("foo", "bar")
