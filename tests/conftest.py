@@ -17,6 +17,7 @@ import transformers
 import typechecker  # noqa: F401  before anything of twotowers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
+from towerlab import progress
 from towerlab.cache import CACHE, user_cache
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention_hooks import implementation
@@ -40,6 +41,13 @@ def precision():
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(autouse=True)
+def stderr_of_this_test():
+    """Progress remembers where stderr went, which pytest changes from test to test."""
+    yield
+    progress._copy.cache_clear()
 
 
 def pytest_addoption(parser):

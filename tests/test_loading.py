@@ -11,7 +11,7 @@ import torch
 import transformers
 from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
 from safetensors.torch import load_file, save_file
-from towerlab.model import files, loading, packages, proof
+from towerlab.model import files, loading, packages, proof, weights
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.capture import capture
 
@@ -116,9 +116,12 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
         (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "was-run")))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
     config = json.loads((folder / "config.json").read_text())
+    loading.load(folder)
     config["auto_map"] = {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
     (folder / "config.json").write_text(json.dumps(config))
-    loading.load(folder)
+    not_loaded(folder, r"code of its own \(auto_map: AutoModelForCausalLM\).*take auto_map out of config.json")
+    del config["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     not_loaded(folder, "pickled weights only.*save it as safetensors")
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
@@ -150,16 +153,23 @@ C_PROJ = "h.1.attn.c_proj"
 @pytest.mark.parametrize(
     "file, damage, words",
     [
-        ("model.safetensors", cut, "the weights of .* cannot be read .* again"),
-        ("model.safetensors", lambda path: path.write_text("version https://git-lfs"), "weights of .* cannot be read"),
+        ("model.safetensors", cut, "the weights of .* damaged .* again"),
+        ("model.safetensors", lambda path: path.write_text("version https://git-lfs"), "weights of .* damaged .* again"),
         ("model.safetensors", Path.unlink, "no safetensors weights: put model.safetensors there"),
         ("model.safetensors", changing(C_PROJ, lambda _: None), rf"lacks 2 weights .*{C_PROJ}.* same whole checkpoint"),
         ("model.safetensors", changing("h.2.mlp.c_fc.weight", torch.zeros_like), r"h\.2\.mlp\.c_fc\.weight of .* zero throughout"),
-        ("model.safetensors", changing(f"{C_PROJ}.weight", one_nan), rf"{C_PROJ}.weight of .* not finite: copy or download"),
+        (
+            "model.safetensors",
+            changing(f"{C_PROJ}.weight", one_nan),
+            rf"{C_PROJ}.weight of .* not finite: copy or download it again, or take another",
+        ),
+        ("model.safetensors", changing("h.0.mlp.c_fc.weight", lambda w: w.to(torch.int8)), "holds I8, no plain floats, .*GGUF"),
         ("config.json", cut, r"config\.json of .* cannot be read"),
         ("config.json", lambda path: path.write_text("{}"), "has no model_type"),
         ("config.json", Path.unlink, "holds no config.json: give a folder"),
-        ("tokenizer.json", cut, "the tokenizer of .* cannot be read"),
+        ("config.json", lambda path: path.write_text("[" * 100_000), r"config\.json of .* cannot be read"),
+        ("tokenizer.json", cut, r"tokenizer\.json of .* cannot be read .* again"),
+        ("tokenizer.json", Path.unlink, r"holds no tokenizer: put tokenizer\.json there"),
     ],
 )
 def test_a_damaged_or_incomplete_folder_is_refused_naming_the_remedy(save, file, damage, words):
@@ -185,11 +195,106 @@ def test_a_run_warns_of_no_padding(monkeypatch):
 def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
     folder = save("llama")
     not_loaded(folder / "model.safetensors", "one file of a model: give its folder")
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"")  # beside whole weights, which it would change
+    not_loaded(folder, "adapter_model.*merge_and_unload.*take the adapter out")
     (folder / "model.safetensors").unlink()
-    not_loaded(folder, "merge_and_unload")
     (folder / "config.json").unlink()
     not_loaded(folder, "merge_and_unload")
+
+
+PASSED_OVER = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8, "scale_emb": 12, "scale_depth": 1.4,
+               "dim_model_base": 256, "logit_scale": 0.0625, "attn_logit_softcapping": 50.0, "clip_qkv": 8.0, "sliding_window": 5,
+               "alibi": True, "use_qk_norm": True, "layer_types": ["sliding_attention"] * 3, "num_local_experts": 8,
+               "rotary_pct": 0.25}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", PASSED_OVER)
+def test_a_field_that_transformers_passes_over_is_refused(save, field):
+    not_loaded(save("llama", **{field: PASSED_OVER[field]}), rf"says {field}=.* passes over: name the model type")
+
+
+def test_a_field_that_is_wanting_is_refused_where_no_shape_tells(save):
+    for kind, field in (
+        ("llama", "rms_norm_eps"),
+        ("gemma2", "query_pre_attn_scalar"),
+        ("gpt2", "layer_norm_epsilon"),
+        ("gptj", "n_head"),
+    ):
+        path = save(kind) / "config.json"
+        config = json.loads(path.read_text())
+        del config[field]
+        path.write_text(json.dumps(config))
+        not_loaded(path.parent, rf"does not say (num_attention_heads|{field}), and transformers would take")
+
+
+# As they lie on the hub, many of them written by transformers of years ago.
+OLD = {
+    "gptj": dict(activation_function="gelu_new", attn_pdrop=0.0, embd_pdrop=0.0, gradient_checkpointing=False,
+                 initializer_range=0.02,
+                 layer_norm_epsilon=1e-05, n_embd=64, n_head=16, n_inner=None, n_layer=28, n_positions=2048, resid_pdrop=0.0,
+                 rotary=True, rotary_dim=4, scale_attn_weights=True, summary_activation=None, summary_first_dropout=0.1,
+                 summary_type="cls_index",
+                 task_specific_params={"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
+                 tie_word_embeddings=False, tokenizer_class="GPT2Tokenizer", transformers_version="4.18.0.dev0", use_cache=True),
+    "llama": dict(hidden_act="silu", hidden_size=64, initializer_range=0.02, intermediate_size=110, max_sequence_length=2048,
+                  num_attention_heads=32, num_hidden_layers=2, pad_token_id=0, rms_norm_eps=1e-06, torch_dtype="float16",
+                  transformers_version="4.28.0.dev0", use_cache=True, _name_or_path="llama-7b", pretraining_tp=1,
+                  rope_scaling=None),
+    "gpt2": dict(activation_function="gelu_new", attn_pdrop=0.1, layer_norm_epsilon=1e-05, n_ctx=1024, n_embd=24, n_head=2,
+                 n_layer=2,
+                 n_positions=1024, n_special=0, predict_special_tokens=True, resid_pdrop=0.1, summary_proj_to_labels=True,
+                 task_specific_params={"text-generation": {"do_sample": True, "max_length": 50}}),
+    "gpt_neo": dict(activation_function="gelu_new", attention_layers=["global", "local"], attention_types=[[["global", "local"],
+                    1]],
+                    attention_dropout=0, embed_dropout=0, gradient_checkpointing=False, hidden_size=24, initializer_range=0.02,
+                    intermediate_size=None, layer_norm_epsilon=1e-05, max_position_embeddings=2048, num_heads=2, num_layers=2,
+                    resid_dropout=0, window_size=256),
+    "gpt_neox": dict(hidden_act="gelu", hidden_size=24, initializer_range=0.02, intermediate_size=48, layer_norm_eps=1e-05,
+                     max_position_embeddings=2048, num_attention_heads=2, num_hidden_layers=2, rotary_emb_base=10000,
+                     rotary_pct=0.25,
+                     tie_word_embeddings=False, torch_dtype="float16", use_parallel_residual=True),
+    "opt": dict(_remove_final_layer_norm=False, activation_dropout=0.0, activation_function="relu", do_layer_norm_before=True,
+                dropout=0.1, ffn_dim=48, hidden_size=24, init_std=0.02, layerdrop=0.0, max_position_embeddings=2048,
+                num_attention_heads=2, num_hidden_layers=2, prefix="</s>", word_embed_proj_dim=24, bos_token_id=2, pad_token_id=1),
+    "phi": dict(attention_dropout=0.0, embd_pdrop=0.0, hidden_act="gelu_new", hidden_size=64, intermediate_size=48,
+                layer_norm_eps=1e-05, max_position_embeddings=2048, num_attention_heads=2, num_hidden_layers=2,
+                num_key_value_heads=None,
+                partial_rotary_factor=0.4, qk_layernorm=False, resid_pdrop=0.1, rope_scaling=None, rope_theta=10000.0),
+    "mistral": dict(hidden_act="silu", hidden_size=64, intermediate_size=48, max_position_embeddings=32768, num_attention_heads=4,
+                    num_hidden_layers=2, num_key_value_heads=2, rms_norm_eps=1e-05, rope_theta=10000.0, sliding_window=4096),
+    "qwen2": dict(attention_dropout=0.0, hidden_act="silu", hidden_size=64, intermediate_size=48, max_position_embeddings=32768,
+                  max_window_layers=21, num_attention_heads=4, num_hidden_layers=2, num_key_value_heads=2, rms_norm_eps=1e-06,
+                  rope_theta=1000000.0, sliding_window=32768, use_sliding_window=False, seq_length=8192),
+    "gemma": dict(attention_bias=False, head_dim=16, hidden_act="gelu", hidden_activation=None, hidden_size=64,
+                  intermediate_size=48,
+                  max_position_embeddings=8192, num_attention_heads=4, num_hidden_layers=2, num_key_value_heads=1,
+                  rms_norm_eps=1e-06,
+                  rope_scaling=None, rope_theta=10000.0),
+    "stablelm": dict(hidden_act="silu", hidden_size=64, intermediate_size=48, layer_norm_eps=1e-05, max_position_embeddings=4096,
+                     num_attention_heads=4, num_hidden_layers=2, num_key_value_heads=4, partial_rotary_factor=0.25,
+                     rope_theta=10000,
+                     use_qkv_bias=True),
+    "starcoder2": dict(attention_dropout=0.1, embedding_dropout=0.1, hidden_act="gelu_pytorch_tanh", hidden_size=64,
+                       intermediate_size=48, layer_norm_epsilon=1e-05, max_position_embeddings=16384, mlp_type="default",
+                       norm_epsilon=1e-05,
+                       norm_type="layer_norm", num_attention_heads=4, num_hidden_layers=2, num_key_value_heads=2,
+                       rope_theta=999999.4,
+                       residual_dropout=0.1, sliding_window=4096, use_bias=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_configs_as_they_lie_on_the_hub_are_no_fault(kind):
+    given = {"model_type": kind, "vocab_size": 61, "architectures": ["Any"], "bos_token_id": 1, "eos_token_id": 1} | OLD[kind]
+    weights.check_config("it", given, type(transformers.AutoConfig.for_model(kind)).from_dict(given))
+
+
+def test_what_a_folder_was_made_from_stays_with_it(save, tmp_path):
+    folder = save("llama", made_from={"file": "x.gguf", "quantisation": "Q4_0, dequantised"})
+    model = loading.load(folder)
+    assert model.quantisation == "Q4_0, dequantised"
+    model.hf.save_pretrained(tmp_path / "copy")
+    assert files.describe(str(tmp_path / "copy")).quantisation == "Q4_0, dequantised"
 
 
 def test_a_config_with_other_sizes_than_the_weights_is_refused(save):

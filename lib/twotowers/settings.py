@@ -8,6 +8,7 @@ A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here
 from __future__ import annotations
 
 import difflib
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -43,6 +44,13 @@ def _pairs(value: Any) -> list[str]:
     return pairs
 
 
+def _name(value: Any) -> Any:
+    """A name that looks like a whole number is a name (papermill's -p makes a number of it); "~" is the home folder."""
+    if isinstance(value, float):
+        raise ValueError("papermill's -p makes a number of such a name: give it as text, with -r in place of -p")
+    return os.path.expanduser(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else value
+
+
 def _auto(value: Any) -> Any:
     return None if value in (*AUTO, *NONE) else value
 
@@ -59,7 +67,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: Annotated[str, Field(min_length=1)] = "mini-gpt2"
+    model: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "mini-gpt2"
     """a shipped or named model, a folder, a GGUF file, or a hub id"""
     suite: Literal["words", "sentences", "published"] = "words"
     """texts: word lists, the book's own sentences, or sentences of published sets"""
@@ -85,7 +93,7 @@ class Settings(BaseModel):
     """cpu, cuda, cuda:1 or mps"""
     device_map: Annotated[Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)] = None
     """auto: spread the model over all devices, whatever `device` says; none: do not"""
-    out: Annotated[str, Field(min_length=1)] = "_build/measurements"
+    out: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "_build/measurements"
     """folder of the measurements"""
 
     @classmethod

@@ -267,7 +267,8 @@ def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]
 
 def check_writable(path: Path) -> None:
     """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
-    with _writing(path), TemporaryFile(dir=path.parent) as trial:
+    there = next(folder for folder in path.absolute().parents if folder.exists())  # none is made before there is a file
+    with _writing(there / path.name), TemporaryFile(dir=there) as trial:
         trial.write(bytes(1 << 16))
 
 

@@ -98,7 +98,7 @@ class Run:
 
         s = self.settings
         torch.manual_seed(0)
-        return load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map)
+        return load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map, labels=s.labels)
 
     @cached_property
     def fingerprint(self) -> str:

