@@ -100,6 +100,19 @@ def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_no
     assert before and np.allclose(before, after, atol=2) and folded == 0
 
 
+@needs_browser
+@needs_book
+@pytest.mark.parametrize(("words", "row"), [("figure 6", "figure-6"), ("figure 16", "figure-16"), ("table 2", "table-2"),
+                                            ("87.6", "twelve-heads"), ("EMNLP table 3", "EMNLP-table-3")])  # fmt: skip
+def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
+    with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
+        page.wait_for_selector("#search-results li a", timeout=20_000)
+        page.wait_for_function("() => /finished|found/i.test(document.querySelector('#search-results').textContent)", timeout=20_000)
+        page.click("#search-results li a")
+        page.wait_for_selector(f"#row-{row}", state="attached")
+        assert page.evaluate(f"document.querySelector('#row-{row}').closest('tr').contains(document.querySelector(':target'))")
+
+
 @needs_book
 def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
     pages = {page.resolve(): Page(page.read_text("utf8")) for page in HTML.glob(PAGES)}

@@ -36,7 +36,7 @@ DIMENSIONS: dict[str, type | None] = {
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "norm": str,
-    "change": str, "word_set": str, "named_head": str, "weight": float,
+    "change": str, "word_set": str, "named_head": str, "weight": float, "position": None, "neuron": None,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -95,6 +95,15 @@ VARIABLES: dict[str, dict[str, Variable]] = {
         "query_bs_value": Variable(("prompt", "named_head", "rank"), "nats"),
         "attention": Variable(NAMED, "share"), "place_increase": Variable(NAMED, "nats"),
         "swept_increase": Variable((*NAMED, "weight"), "nats"),
+    },
+    "parts": {
+        "sum_error": Variable(("prompt",), "share"), "n_parts": Variable(("prompt",), "parts", int),
+        "increase": Variable(EACH, "nats"), "increase_last": Variable(EACH, "nats"),
+        "position_increase": Variable(("prompt", "named_head", "position"), "nats"),
+        "neuron_layer": Variable(("prompt", "neuron"), "layer", int), "neuron_number": Variable(("prompt", "neuron"), "neuron", int),
+        "neuron_increase": Variable(("prompt", "neuron"), "nats"),
+        "neuron_rank": Variable(("prompt", "neuron"), "1 = highest logit", int),
+        "head_to_neuron": Variable(("prompt", "neuron", "layer", "head"), "input of the activation"),
     },
     "conditions": _answers("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}

@@ -1,0 +1,66 @@
+"""One prompt taken apart, against the slow reference: the sum, another order, positions, neurons and what feeds them."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_prompts
+from reference import Reference
+from towerlab.measure import parts as module
+from towerlab.measure.parts import parts
+from towerlab.model import unembed
+from twotowers.heads import Head
+
+
+def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
+    monkeypatch.setattr(module, "CANDIDATES", 10_000)  # all neurons, so that the search cannot miss one
+    encoded = random_prompts(1)[0]
+    heads = [Head(1, 0), Head(0, 1)]
+    data, slow, word = parts(model, encoded, heads).isel(prompt=0), Reference(model, encoded.ids), encoded.true_id
+    assert float(data["sum_error"]) < 1e-12
+    length, width = len(encoded.ids), len(slow.coefficients[0])
+    biases = sum(model.output_bias(0) is not None for _ in range(1)) + (model.ffn_bias(0) is not None)
+    assert int(data["n_parts"]) == 1 + model.n_layers * (model.n_heads * length + width + biases)
+    for layer, head in heads:
+        vectors = [slow.head(layer, h) for h in range(model.n_heads)]
+        alone = slow.increase(slow.resid_pre[layer], vectors[head], word, "frozen")
+        others = slow.resid_pre[layer] + sum(v for h, v in enumerate(vectors) if h != head)
+        assert float(data["increase"][layer, head]) == pytest.approx(alone, abs=1e-9)
+        last = slow.increase(others, vectors[head], word, "frozen")
+        assert float(data["increase_last"][layer, head]) == pytest.approx(last, abs=1e-9)
+    for position in range(length):
+        by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word, "frozen")
+        assert float(data["position_increase"].sel(named_head="1-0")[position]) == pytest.approx(by_hand, abs=1e-9)
+    states = [x if model.parallel else x + a for x, a in zip(slow.resid_pre, slow.attention, strict=True)]
+    every = sorted(
+        ((slow.increase(states[layer], slow.neuron(layer, k), word, "frozen"), layer, k)
+         for layer in range(model.n_layers) for k in range(width)), reverse=True,
+    )[: data.sizes["neuron"]]  # fmt: skip
+    assert np.allclose(data["neuron_increase"], [value for value, *_ in every], atol=1e-9)
+    _, layer, k = every[0]
+    assert (int(data["neuron_layer"][0]), int(data["neuron_number"][0])) == (layer, k)
+    bs = unembed.bs_values(slow.neuron(layer, k), model.unembedding, slow.scale)
+    assert int(data["neuron_rank"][0]) == 1 + int((bs > bs[word]).sum())
+
+
+def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
+    """The gate's input is linear in what was written before, with the norm's scale frozen: all heads' products plus those of the
+    embedding, FFN blocks and biases are the whole one."""
+    from towerlab.model.capture import capture
+    from towerlab.model.query_key import through_norm
+
+    encoded = random_prompts(1)
+    plain = capture(model, encoded, {"weights", "values", "neurons"})
+    vectors = module.head_vectors(model, plain)
+    for layer, neuron in ((0, 3), (model.n_layers - 1, 1)):
+        x = plain.resid_pre[layer, 0] + (0 if model.parallel else plain.attention_output[layer, 0])
+        whole = through_norm(model.part(layer, "ffn_norm"), x) if model.architecture.ffn_norm else x
+        subkey = model.subkeys(layer)[0][0, neuron]
+        of_heads = module.from_heads(model, plain, vectors, layer, neuron)
+        seen = layer if model.parallel else layer + 1
+        rest = x - vectors[:seen].sum((0, 1))  # embedding, FFN blocks and biases, as one head more
+        of_rest = module.from_heads(model, plain, rest.expand(1, 1, -1), layer, neuron)
+        bias = getattr(model.part(layer, "ffn_norm"), "bias", None) if model.architecture.ffn_norm else None
+        constant = 0 if bias is None else bias @ subkey
+        if layer or not model.parallel:
+            assert float(of_heads.sum() + of_rest.sum() + constant) == pytest.approx(float(whole @ subkey), abs=1e-9)
+        assert not of_heads[seen:].any() and torch.isfinite(of_heads).all()
