@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help book test check pages bundle verify miniature lab peers lock clean
+.PHONY: help book test check pages bundle sentences verify miniature lab peers lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ pages: book  ## look at every page of the built book in a headless browser
 
 bundle: book  ## archive pages, evidence and measurements in dist/, with a list of the files and the dates of what was measured
 	@$(BIN)/python .ci/bundle
+
+sentences: $(STAMP)  ## every sentence that has a number, beside the evidence of its page: after make book; PAGE=05 for some
+	@$(BIN)/python .ci/sentences
 
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
 	@exec $(BIN)/python -m towerlab.cli verify --model "$${MODEL:-gpt2-large}"

@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 from conftest import ROOT, refused
 from twotowers import book, claims, evidence, pages, store
+from twotowers.intervals import Interval
 from twotowers.recording import Recording
 
 PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
@@ -60,13 +61,21 @@ def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
     steering = chapter.measured("steering")
     chapter.compare("attention-chooses", {m: d.logit_difference for m, d in steering.items()}, untestable={})
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
-    assert chapter.rows[1].note.startswith("does not learn the task: accuracy ")
+    assert chapter.rows[1].note.startswith("too few blocks to tell whether it learns the task: accuracy ")
     command = "twotowers record c steering --blocks 30"
     assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
-    assert f"this makes it: {command}" in chapter.texts[-1] and "Not learned, so in no verdict: b" in chapter.texts[-1]
+    assert f"this makes it: {command}" in chapter.texts[-1] and "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
     chapter.figure("1.2", book.HTML("<table></table>"), "Words <b>.")
     assert chapter.texts[-2] == "<table></table>" and 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
+
+
+def test_too_few_blocks_are_not_a_model_that_does_not_learn():
+    few = Interval(0.84, (8, 3), 0.38, 1.31)
+    assert pages.not_learned(few) == "too few blocks to tell whether it learns the task: accuracy 84% [38%, 100% (cut)]"
+    assert pages.not_learned(Interval(0.5, (20, 9), 0.45, 0.56)) == "does not learn the task: accuracy 50% [45%, 56%]"
+    assert pages.not_learned(Interval(1.0, (1, 1))).startswith("too few blocks")
+    assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
 
 
 def test_effects_in_nats_are_measured_by_the_models_choice(chapter):

@@ -99,5 +99,5 @@ def test_the_archive_is_described_as_citation_and_package_describe_it():
         assert cite[name] == archive[name], name
     assert [of["name"] for of in cite["authors"]] == [of["name"] for of in archive["creators"]]
     assert archive["version"] == PROJECT["version"] == twotowers.__version__
-    paper = {cite["preferred-citation"]["url"], cite["preferred-citation"]["identifiers"][0]["value"]}
+    paper = {cite["references"][0]["url"], cite["references"][0]["identifiers"][0]["value"]}
     assert paper == {of["identifier"] for of in archive["related_identifiers"]}

@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
-from twotowers import claims, evidence
+from twotowers import choose, claims, evidence, store
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import SHARE_OF_CHOICE, check_rows, compare, not_testable, of_set, over_sets
+from twotowers.heads import Head
 
 LINE = {"id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0, "smallest": 0.1, "unit": "share",
         "heads": "", "control": "none", "source": "v1", "rule": "2026-11-23", "seen": "nothing"}  # fmt: skip
@@ -26,8 +27,8 @@ def prompts(of_pairs, each=4, spread=0.0):
 
 
 def random_sets(of_pairs, draws=20, high=0):
-    """`draws` sets with these means, `high` of them one higher."""
-    return xr.concat([prompts(np.array(of_pairs) + (1.0 if i < high else 0.0)) for i in range(draws)], "draw")
+    """`draws` sets with these means, `high` of them one higher, no two the same."""
+    return xr.concat([prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i) for i in range(draws)], "draw")
 
 
 UP, NEAR_ZERO, DOWN, WIDE = [0.5, 0.6, 0.55, 0.5], [0.01, -0.01, 0.02, 0.0], [-0.5, -0.6, -0.4, -0.5], [1.5, -0.6, 0.9, -0.4]
@@ -61,6 +62,26 @@ def test_prompts_of_a_pair_count_once():
 def test_rule(effect, random, verdict):
     needs = "none" if random is None else "random sets"
     assert compare(claim(control=needs), "m", prompts(effect), control=random).verdict == verdict
+
+
+def test_a_random_set_that_is_drawn_again_is_counted_once():
+    few, many = (compare(claim(control="random sets"), "m", prompts(UP), control=random_sets(USUAL, draws)) for draws in (19, 20))
+    again = xr.concat([random_sets(USUAL, 19)] * 50, "draw")
+    row = compare(claim(control="random sets"), "m", prompts(UP), control=again)
+    assert (row.draws, row.verdict) == (19, claims.UNDECIDED) and row.control == few.control and many.verdict == claims.HOLDS
+    assert evidence.p_of_sets(row.share, row.draws) == 1 / 20 and evidence.p_of_sets(0.1, 20) == 3 / 21
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
+@pytest.mark.parametrize(("measurement", "name"), [("interchanges", "by attention"), ("mitigations", "located")])
+def test_numbers_tell_recorded_sets_apart_as_their_names_do(model, measurement, name):
+    heads = choose.head_sets(store.open_recorded(model, "words", "locating").data)[name]
+    recording = store.open_recorded(model, "words", measurement)
+    layers, n_heads, groups = (int(recording.data.attrs[size]) for size in ("layers", "heads", "key_value_heads"))
+    control = recording.control["logit_difference"].sel(heads=name).transpose("draw", ...)
+    drawn = choose.matched_sets(heads, layers, n_heads, n_heads // groups, control.sizes["draw"])
+    numbers = xr.DataArray(control.values.reshape(len(control), -1), dims=("draw", "prompt"))
+    assert len(evidence.distinct(numbers)) == len(set(map(frozenset, drawn)))
 
 
 def test_the_smallest_effect_in_nats_is_a_share_of_the_models_choice():
@@ -142,6 +163,27 @@ def one_turn(values):
 
 def of_claim(cells, values, control=None, turns=one_turn):
     return of_set(claim(**cells), values, control, SETS, turns, lambda heads: [[(1, 0)] * len(heads), [(1, 2)] * len(heads)])
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "sets", "verdict"), [(4, 1, claims.UNDECIDED), (6, 6, claims.UNDECIDED), (9, 21, claims.HOLDS)]
+)
+def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
+    """Two heads of a model of one layer: of the others there are so many pairs, whatever the number of draws."""
+    heads = [Head(0, 0), Head(0, 1)]
+    noise = np.random.default_rng(0).normal(scale=0.01, size=(16, 1, n_heads))
+    noise[:, :, :2] += 1
+    values = prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head") + noise
+
+    def turns(values):
+        yield {"comparers": heads}, values
+
+    def draw(of):
+        return choose.matched_sets(of, 1, n_heads, 1, 1000)
+
+    effect, control = of_set(claim(**COMPARERS), values, None, {"comparers": heads}, turns, draw)
+    row = compare(claim(control="random sets"), "m", effect, control=control)
+    assert (control.sizes["draw"], row.draws, row.share, row.verdict) == (1000, sets, 0, verdict)
 
 
 def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():

@@ -17,17 +17,18 @@ FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1"
 
 def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(tmp_path):
     rows = pd.DataFrame(
-        [("learned", "holds"), ("query-text", "absent"), ("two-kinds", claims.NOT_TESTABLE), ("no such claim", "holds")],
+        [("learned", "holds"), ("query-text", "absent"), ("push-back", claims.NOT_TESTABLE), ("headline", "undecided")],
         columns=["claim", "verdict"],
     )
     table = verdicts.beside_predictions(rows)
     assert table["hit"].tolist()[:2] == [True, False] and table["hit"].isna().tolist() == [False, False, True, True]
     missed = [(1 - p) ** 2 if hit else p**2 for p, hit in zip(table["probability"][:2], table["hit"][:2], strict=True)]
-    assert verdicts.brier(table) == pytest.approx(sum(missed) / 2)
+    assert verdicts.brier(table) == pytest.approx(sum(missed) / 2) and verdicts.base_rate(table) == 1 / 4
+    assert table["predicted"][3] == "undecided"  # of the rule before: no test
 
 
 def test_chapters_are_those_that_judge_with_what_they_read():
-    assert set(verdicts.chapters()["04-attention-weights"]) == {"locating", "heads", "towers"}
+    assert {"locating", "heads", "towers"} <= set(verdicts.chapters()["04-attention-weights"])
     assert not {"intro", "scorecard"} & verdicts.chapters().keys()
     assert list(verdicts.chapters(["4", "6"])) == ["04-attention-weights", "06-interventions"]
     refused("no chapter 99 judges claims", verdicts.chapters, ["4", "99"])

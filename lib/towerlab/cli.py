@@ -113,7 +113,10 @@ def _verdicts(arguments: argparse.Namespace, command: str) -> int:
         print(f"not testable, {why}: {', '.join(of['claim'])}")
     hits = table["hit"].dropna()
     if len(hits):
-        print(f"registered: {int(hits.sum())} of {len(hits)} came; Brier score {verdicts.brier(table):.2f}")
+        print(
+            f"registered: {int(hits.sum())} of {len(hits)} came; Brier score {verdicts.brier(table):.2f} "
+            f"({verdicts.base_rate(table):.2f} for always saying the share that came)"
+        )
     print(verdicts.folder(run) / "verdicts.csv")
     return 0
 

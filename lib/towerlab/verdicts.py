@@ -92,16 +92,26 @@ def record(run: Run, table: pd.DataFrame) -> None:
 def beside_predictions(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of evidence of one model, with the predicted verdict, its probability, and whether it came.
 
-    A prediction whose claim is not testable on the model is neither hit nor miss.
+    A prediction whose claim is not testable on the model is neither hit nor miss, nor is one of a claim whose rule is younger: it
+    is of the rule before.
     """
-    predictions = pd.read_csv(data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability"])
+    predictions = pd.read_csv(data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability", "date"])
     table = rows[[name for name in COLUMNS if name in rows]].merge(predictions, on="claim", how="left")
-    testable = table["predicted"].notna() & (table["verdict"] != claims.NOT_TESTABLE)
+    rule = table["claim"].map({claim.id: claim.rule for claim in claims.claims().values()})
+    testable = (
+        table["predicted"].notna() & (table["verdict"] != claims.NOT_TESTABLE) & (rule.fillna("") <= table["date"].fillna(""))
+    )
     table["hit"] = (table["verdict"] == table["predicted"]).where(testable)
-    return table
+    return table.drop(columns="date")
 
 
 def brier(table: pd.DataFrame) -> float:
-    """Mean squared distance of the probabilities from what came: 0 is perfect, 0.25 is a coin."""
+    """Mean squared distance of the probabilities from what came: 0 is perfect. What it is worth tells `base_rate`."""
     rows = table.dropna(subset="hit")
     return float(((rows["probability"] - rows["hit"].astype(float)) ** 2).mean())
+
+
+def base_rate(table: pd.DataFrame) -> float:
+    """The same score of whoever always says the share that came."""
+    share = table["hit"].dropna().astype(float).mean()
+    return float(share * (1 - share))

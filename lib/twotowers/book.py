@@ -126,9 +126,18 @@ class Chapter:
 
     @cached_property
     def by_increase(self) -> dict[str, list[Head]]:
-        """Model -> the paper's list: the heads with the largest mean increase on the locating blocks."""
-        increases = {m: d["increase"].sel(norm="frozen").mean("prompt") for m, d in self.measured("norms").items()}
-        return {m: choose.top(of, self.settings.top_k) for m, of in increases.items()}
+        """Model -> the `top_k` heads with the largest mean increase on the locating blocks."""
+        return {m: choose.top(of, self.settings.top_k) for m, of in self._increases.items()}
+
+    @cached_property
+    def in_context(self) -> dict[str, list[Head]]:
+        """Model -> the paper's in-context heads: the twenty with the largest mean increase, five in a model of fewer than 200."""
+        return {m: choose.top(of, 20 if of.size >= 200 else 5) for m, of in self._increases.items()}
+
+    @cached_property
+    def _increases(self) -> dict[str, xr.DataArray]:
+        """Model -> mean increase of every head on the locating blocks: (layer, head)."""
+        return {m: d["increase"].sel(norm="frozen").mean("prompt") for m, d in self.measured("norms").items()}
 
     def turns(self, model: str, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
         """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
@@ -204,24 +213,32 @@ class Chapter:
         if model not in self.learned:
             raise NotTestable(f"what it learns is not recorded; {_command(model, self.settings.suite, 'heads')} does it")
         if gate and not self.learned[model].low > pages.CHANCE:
-            raise NotTestable(f"does not learn the task: accuracy {self.learned[model]:.0%}")
+            raise NotTestable(pages.not_learned(self.learned[model]))
 
     def _row(self, claim: Claim, model: str, values, whole, control) -> EvidenceRow:
         if whole is not None and model not in whole:
             raise TwoTowersError(f"claim '{claim.id}', {model}: give whole= for this model, too")
         sets = self.sets[model] if claim.heads else {}
         random = None if control is None else control.get(model)
-        turns, draw = partial(self.turns, model), partial(self.matched, model)
-        effect, random = evidence.of_set(claim, values[model], random, sets, turns, draw)
+        turns, draw = partial(self.turns, model), partial(self._drawn, model)
+        effect, control = evidence.of_set(claim, values[model], random, sets, turns, draw)
+        if random is not None and claim.control == "random sets" and claim.heads in sets:  # files hold those that this rule draws
+            names = [str(sorted(of)) for of in draw(sets[claim.heads], random.sizes["draw"])]
+            control = control.assign_coords(sets=("draw", names))
         of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
-        return evidence.compare(claim, model, effect, whole=of, control=random, choice=choice, form=form)
+        return evidence.compare(claim, model, effect, whole=of, control=control, choice=choice, form=form)
 
     def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
-        """Random sets matched to a named set, or to some heads: same layers, other key-value groups."""
+        """Random sets matched to a named set, or to some heads: same layers, other key-value groups. A set that is drawn again,
+        of so many draws, is left out: a small model has few."""
+        sets = self._drawn(model, self.sets[model][heads] if isinstance(heads, str) else heads, draws)
+        return list({frozenset(of): of for of in reversed(sets)}.values())[::-1]
+
+    def _drawn(self, model: str, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
+        """So many random sets matched to some heads, also where one comes again."""
         about = self._files("heads")[model].data.attrs
         layers, n_heads, n_kv = (int(about[name]) for name in ("layers", "heads", "key_value_heads"))
-        of = self.sets[model][heads] if isinstance(heads, str) else [Head(*at) for at in heads]
-        return choose.matched_sets(of, layers, n_heads, n_heads // n_kv, draws)
+        return choose.matched_sets([Head(*at) for at in heads], layers, n_heads, n_heads // n_kv, draws)
 
     def table(
         self,
@@ -256,12 +273,13 @@ class Chapter:
     def figure(self, number: str, shown: alt.TopLevelMixin | HTML, caption: str) -> None:
         """Show a chart, or a table as HTML, with its number and caption: what to see, then how it was made.
 
-        The caption also names models that do not learn the task, with their accuracy, once "heads" was opened, and recorded
-        models that lack a measurement of the chapter, with the command that makes it.
+        The caption also names models that do not learn the task, and those of which too few blocks tell whether they do, with
+        their accuracy, once "heads" was opened, and recorded models that lack a measurement of the chapter, with the command
+        that makes it.
         """
         if (self.settings.suite, "heads") in self._open:
-            chance = [f"{m} (accuracy {of:.0%})" for m, of in self.learned.items() if not of.low > pages.CHANCE]
-            caption += f" Not learned, so in no verdict: {', '.join(chance)}." if chance else ""
+            chance = [f"{m} ({pages.not_learned(of)})" for m, of in self.learned.items() if not of.low > pages.CHANCE]
+            caption += f" In no verdict: {', '.join(chance)}." if chance else ""
         commands = [command for of_model in self.not_recorded.values() for command in of_model]
         caption += f" Not recorded, so not everywhere; this makes it: {pages.joined(commands)}." if commands else ""
         table = isinstance(shown, HTML)

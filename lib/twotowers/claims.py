@@ -25,7 +25,8 @@ VERDICTS = {
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",
     UNDECIDED: "too few observations to tell",
-    NOT_TESTABLE: "the model does not learn the task, the rule names no heads, or there is nothing to be a share of",
+    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; the rule names no heads; or there is "
+    "nothing to be a share of",
 }
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""

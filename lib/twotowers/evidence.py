@@ -6,23 +6,24 @@
 **Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label pairs, too. A share of a
 whole has Fieller's interval. Labels that are the classes' own names are never judged together with arbitrary ones.
 
-**Rule** (2026-11-23; its history is data/rules.csv). Let the claim say that the effect lies above `null`, and `smallest` be
-the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the claim says
-otherwise; 0 where `null` is a threshold such as "at least half". In this order:
+**Rule** (2026-11-23; its history is data/rules.csv). Control sets are counted once (2026-11-25): of sets that are drawn again,
+as happens where few heads are free, the first stays (`distinct`). Let the claim say that the effect lies above `null`, and
+`smallest` be the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the
+claim says otherwise; 0 where `null` is a threshold such as "at least half". In this order:
 
 1. *absent*: the 90% interval lies within `smallest` of `null`;
 2. *does not hold*: the 95% interval lies below `null`;
 3. *undecided*: the 95% interval holds `null`;
 4. *small*: the estimate lies less than `smallest` above `null`;
 5. without a control: *holds*;
-6. with one: *undecided* where fewer than LEAST random sets were measured; *holds* where the difference from their mean lies
-   above zero (95%) and at most MOST of the sets reach as much; else *not specific*:
-   the effect is there, and not special to these heads. Of n sets, n as the measurement has them, no share below 1/(n + 1) can
-   be told from none.
+6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds* where the difference from their
+   mean lies above zero (95%) and at most MOST of the sets reach as much; else *not specific*: the effect is there, and not
+   special to these heads. Of n different sets no share below 1/(n + 1) can be told from none: `p_of_sets`.
 
 Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than those that judge, in turn.
 
-*Not testable*: a model that does not learn the task, a rule that names no heads, a share of what is not clear of zero.
+*Not testable*: a model that does not learn the task, or of which too few blocks tell whether it does; a rule that names no heads;
+a share of what is not clear of zero.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from twotowers.heads import Heads
 from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
 
 LEAST, MOST = 20, 0.05
+SAME, COMPARED = 0.95, 400
+"""Two random sets are the same where so many of their numbers are equal; how many prompts are compared"""
 SHARE_OF_CHOICE = 0.05
 Turns = Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]]
 Draw = Callable[[Heads], Sequence[Heads]]
@@ -48,8 +51,8 @@ Draw = Callable[[Heads], Sequence[Heads]]
 
 @dataclass(frozen=True)
 class Control:
-    """The effect in random sets of heads, or along random directions: its mean over `draws` of them, how far the claim's own
-    effect lies above that, and the share of draws that reach as much."""
+    """The effect in random sets of heads, or along random directions: its mean over `draws` different ones, how far the claim's
+    own effect lies above that, and the share of them that reach as much."""
 
     mean: Interval
     difference: Interval
@@ -131,7 +134,8 @@ def compare(
 ) -> EvidenceRow:
     """The row of one claim and model.
 
-    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets.
+    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets, with a
+    coordinate `sets` where their names are known.
     choice: the model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control, values that
     are not finite, and names of classes among arbitrary labels.
     """
@@ -164,10 +168,35 @@ def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
 
 
 def _control(effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray) -> Control:
+    control = control.isel(draw=distinct(control))
     usual = control.mean("draw", skipna=False)
     of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
     share = float((of_draws >= effect.estimate).mean())
     return Control(_effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"])
+
+
+def distinct(control: xr.DataArray) -> list[int]:
+    """The draws (draw, prompt) that are different sets, each where it comes first: by their names, where the coordinate `sets` has
+    them, else by their numbers.
+
+    Equal sets give equal numbers, but where heads were added up in another order, which changed the last recorded bit of at most 3
+    in 100 of SmolLM2's; of different sets at most 70 in 100 are equal. Sets that hardly do anything, as the miniature's do where
+    a remedy is tried in them, are only told apart by names.
+    """
+    if "sets" in control.coords:
+        return np.sort(np.unique(control["sets"], return_index=True)[1]).tolist()
+    rows = control.transpose("draw", "prompt").values
+    rows = rows[:, :: max(1, rows.shape[1] // COMPARED)]
+    first: list[int] = []
+    for i, row in enumerate(rows):
+        if not first or (rows[first] == row).mean(1).max() < SAME:
+            first.append(i)
+    return first
+
+
+def p_of_sets(share: float, draws: int) -> float:
+    """The p-value of a share of `draws` random sets that reach as much: the set in question is counted with them."""
+    return (round(share * draws) + 1) / (draws + 1)
 
 
 def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None) -> None:
@@ -251,7 +280,8 @@ def _of_single_heads(claim, values, control, turns, draw):
         parts.append((sets[claim.heads], judges))
 
     def join(sets_of: Callable[[Heads], Sequence[Heads]]) -> xr.DataArray:
-        return xr.concat([over_sets(judges, sets_of(heads)) for heads, judges in parts], "prompt").sortby("at").drop_vars("at")
+        each = [over_sets(judges, [sorted(of) for of in sets_of(heads)]) for heads, judges in parts]  # equal sets, equal numbers
+        return xr.concat(each, "prompt").sortby("at").drop_vars("at")
 
     effect = join(lambda heads: [heads]).isel(draw=0, drop=True)
     if not needs_draws:

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
@@ -21,11 +22,28 @@ from pandas.io.formats.style import Styler
 from twotowers import claims, evidence, exhibits, figures
 from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.data_files import shown_name
+from twotowers.intervals import Interval
 from twotowers.paths import book_folder, chapter_number
 
-CHANCE = 0.5
+CHANCE, LEARNS = 0.5, 0.6
+"""Accuracy between two labels by guessing; and one that a model which does not learn the task cannot have, with 95% confidence"""
 QUICK = 15
 """Fewer class pairs than these are a quick look; so few blocks have one each"""
+
+
+def share(part: Interval) -> str:
+    """A share with its interval, which cannot reach beyond 0% and 100%: a bound that does is cut, and marked."""
+    if np.isnan(part.low):
+        return f"{part:.0%}"
+    low, high = (f"{np.clip(bound, 0, 1):.0%}{'' if 0 <= bound <= 1 else ' (cut)'}" for bound in (part.low, part.high))
+    return f"{part.estimate:.0%} [{low}, {high}]"
+
+
+def not_learned(accuracy: Interval) -> str:
+    """Why a model whose accuracy between the labels is not clear of CHANCE is not judged: it does not learn the task, or nobody can
+    tell, where accuracies of LEARNS and more are possible."""
+    why = "does not learn the task" if accuracy.high < LEARNS else "too few blocks to tell whether it learns the task"
+    return f"{why}: accuracy {share(accuracy)}"
 
 
 def _format(claim: Claim) -> str:
@@ -52,9 +70,9 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
-                reach, least = round(row["share"] * row["draws"]), 1 / (row["draws"] + 1)  # no smaller share can be told from none
-                text += f"; control {row['control']:{_format(claim)}}, {reach:,} of {row['draws']:,} random draws reach it"
-                text += f" (p at least {least:.2g})" if not reach else ""
+                reach, p = round(row["share"] * row["draws"]), evidence.p_of_sets(row["share"], row["draws"])
+                of = f"{reach:,} of {row['draws']:,} different {html.escape(claim.control)}"
+                text += f"; control {row['control']:{_format(claim)}}, {of} reach it (p = {p:.2g})"
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
             rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
