@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,15 @@ def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
     return "{:{f}} [{:{f}},\u00a0{:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
 
 
-def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None) -> str:
+def sentence(
+    claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None, elsewhere: Collection[str] = ()
+) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
 
-    `missing`: model -> commands that would record what it lacks.
+    `missing`: model -> commands that would record what it lacks; `elsewhere`: models whose random sets are of other layers.
     """
-    items, rests_on = "", []
+    items, alike = "", {shown_name(model) for model in elsewhere}
+    rests_on: dict[str, list[str]] = {}
     for row in table.assign(model=table["model"].map(shown_name)).to_dict("records"):
         text = f"<b>{html.escape(row['verdict'])}</b>"
         if row["verdict"] == NOT_TESTABLE:
@@ -73,12 +76,14 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
                 reach, p = round(row["share"] * row["draws"]), evidence.p_of_sets(row["share"], row["draws"])
                 of = f"{reach:,} of {row['draws']:,} different {html.escape(claim.control)}"
                 text += f"; control {row['control']:{_format(claim)}}, {of} reach it (p = {p:.2g})"
+                text += ", from other layers, since all heads of a layer share their keys" if row["model"] in alike else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
-            rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
+            rests_on.setdefault(f"{each}, {html.escape(row['form'])}", []).append(html.escape(row["model"]))
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
         items += f"<li>{html.escape(shown_name(model))}: not recorded; <code>{html.escape(joined(commands))}</code> makes it</li>"
-    small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
+    small = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
+    small = f"<p><small>{small}</small></p>" if small else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 
