@@ -21,6 +21,13 @@ LOCKED := $(BIN)/python -m pip install --quiet --use-pep517 --no-deps --no-build
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export SET JOBS THREADS MODEL
 
+# A copied or moved checkout would build and test the one that its installation was made for.
+ifeq ($(shell [ -s "$(STAMP)" ] && [ "$$(cat "$(STAMP)")" != "$$(pwd)" ] && echo other),other)
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
+$(error The installation in $(VENV) was made in another folder ($(shell cat "$(STAMP)")): remove $(VENV), then make again)
+endif
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help book test check pages bundle sentences verify miniature lab peers lock clean
 
@@ -79,7 +86,7 @@ $(STAMP): requirements.lock locks/build.lock locks/cpu.lock locks/cuda.lock pypr
 	@$(LOCKED) --requirement locks/build.lock
 	@$(LOCKED) --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@touch $@
+	@pwd > $@
 
 # uv.lock holds all, for every system and every Python from 3.11 on; the others are parts of it in pip's form. CUDA's
 # libraries are in a part of their own, and PyTorch's CPU build, which only its own index has, in the last.

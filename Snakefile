@@ -89,7 +89,7 @@ for name in about:
         params:
             rests_on=rests_on(name),
             part=f"_build/chapters/.{name}.part", failed=f"_build/chapters/{name}.failed.ipynb",
-            given=[word for pair in given.items() for word in ("-p", *map(str, pair))] if "measurements" in about[name] and not own(name) else [],
+            given=[word for pair in given.items() for word in ("-r", *map(str, pair))] if "measurements" in about[name] and not own(name) else [],
         log: f"_build/log/{name}.txt",
         threads: THREADS
         shell:

@@ -125,6 +125,8 @@ def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built)
     page = (built / "_build/html/book/91-one.html").read_text()
     assert "'prompt': 8" in page and "This chapter failed when it was last run" in page and "<b>luck" not in page
     assert "Third bars." in (built / "_build/html/book/92-two.html").read_text()
+    code, output = build(built)  # nothing was changed, and nothing is ready
+    assert code == 1 and "91-one failed: cell 4 says" in output and "ready" not in output, output
     notebook(built / "book/91-one.ipynb", MEASURED, measurements=["heads"])
     code, output = build(built)
     assert code == 0 and "This chapter failed" not in (built / "_build/html/book/91-one.html").read_text(), output

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_blocks
 import torch
-from conftest import refused, word_tokenizer
+from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import chain
 from towerlab.measure.observations import Answers
 from towerlab.model import loading
@@ -31,6 +31,7 @@ def test_device_map_auto_reaches_the_model(value, expected, monkeypatch):
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
+    assert Settings.of({"blocks": "2"}).out == Settings.of({"out": "_build/measurements"}).out == str(ROOT / "_build/measurements")
     settings = Settings.of({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
     assert Settings.of({"model": "~/a"}).model == "/home/me/a" and Settings.of({"out": "~nobody-here/a"}).out == "~nobody-here/a"

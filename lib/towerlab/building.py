@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import yaml
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
@@ -41,11 +42,23 @@ def settings(texts: Sequence[str], model: str | None) -> dict[str, str]:
     return values
 
 
+def check_notebooks(root: Path) -> None:
+    """Raise TwoTowersError for a chapter that does not say what it reads: it would run on the shipped model in silence."""
+    for path in (root / f"{page}.ipynb" for page in listed(yaml.safe_load((root / "_toc.yml").read_text("utf8")))):
+        try:
+            about = json.loads(path.read_text("utf8"))["metadata"].get("twotowers") if path.is_file() else {}
+        except (ValueError, KeyError, AttributeError):
+            raise TwoTowersError(f"'{path}' is no notebook: restore it from the repository") from None
+        if not isinstance(about, dict):
+            raise TwoTowersError(f"'{path}' does not say what it reads (metadata.twotowers): restore it from the repository")
+
+
 def build(values: dict[str, str], jobs: int | None, threads: int, profile: str | None = None) -> bool:
     """Bring measurements, chapters and pages up to date; whether all went well. A chapter that fails stops no other,
     and the pages are built with its last good one. Raises TwoTowersError while another build is at work."""
     root = data_folder().parent
     below = root / "_build"
+    check_notebooks(root)
     below.mkdir(exist_ok=True)
     log = below / "log/snakemake.txt"
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(root)]
@@ -62,6 +75,9 @@ def build(values: dict[str, str], jobs: int | None, threads: int, profile: str |
             _run([*snakemake, "--unlock", "--quiet", "all"], lock)
         (below / "pages.failed").unlink(missing_ok=True)
         (below / "settings.json").write_text(json.dumps({"threads": threads, **values}))
+        failed = [path.name.removesuffix(FAILED) for path in (below / "chapters").glob(f"*{FAILED}")]
+        again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]  # Snakemake takes them for done
+        how += ["--forcerun", *again] if again else []
         good = _run([*snakemake, *how], lock, TWOTOWERS_SNAKEMAKE_LOG=str(log))
         failures = [] if good else sorted((below / "chapters").glob(f"*{FAILED}"))
         if failures:

@@ -57,7 +57,7 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
     needs = dict.fromkeys(name for measurements in chapters(only).values() for name in measurements)
     for name in needs:
         _recording(run, name)
-    parameters = [word for name, value in values.items() for word in ("-p", name, str(value))]
+    parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]  # as text
     for name in chapters(only):
         say(f"{run.name}: chapter {name}")
         out, command = runs / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]

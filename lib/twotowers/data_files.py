@@ -14,12 +14,13 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
@@ -46,6 +47,8 @@ def _text(cell: str) -> str:
 
 Text = Annotated[str, AfterValidator(_text)]
 """A cell that holds something; a plain `str` may be empty"""
+ClassName = Annotated[Text, StringConstraints(pattern="^[^/]*$")]
+"""A class of texts: "/" stands between two of them in the name of a pair"""
 
 
 def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
@@ -55,9 +58,13 @@ def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8 text. Raises TwoTowersError when it is missing, empty, or something else."""
+    """A file of UTF-8 text, equal however it was saved: without a mark at its beginning, with plain line ends and composed letters.
+
+    Raises TwoTowersError when it is missing, empty, or something else.
+    """
     try:
-        text = path.read_bytes().decode("utf8").removeprefix("\ufeff")
+        text = path.read_bytes().decode("utf8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        text = unicodedata.normalize("NFC", text)
     except OSError as error:
         raise TwoTowersError(f"there is no '{path}' ({error.strerror}): restore it from the repository") from None
     except UnicodeDecodeError:
@@ -67,6 +74,15 @@ def read_text(path: Path) -> str:
     if "\0" in text:
         raise damaged(path, "it is no text")
     return text
+
+
+def unseen(text: str) -> str:
+    """The first character that a reader cannot see, and a tokenizer does, by code and name; or ""."""
+    for sign in "" if text.isascii() and text.isprintable() else text:
+        joins = sign in "\u200c\u200d" and not re.sub("[\u200c\u200d]", "", text).isascii()  # as letters of some scripts need
+        if not joins and sign != " " and unicodedata.category(sign) in ("Cc", "Cf", "Co", "Zl", "Zp", "Zs"):
+            return f"U+{ord(sign):04X} ({unicodedata.name(sign, 'a control character')})"
+    return ""
 
 
 def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> list[AnyRow]:
@@ -95,6 +111,8 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
             raise damaged(path, f"{len(cells)} cells, not {len(header)}", line)
         if any("\n" in cell for cell in cells):
             raise damaged(path, "an open quote", line)
+        if sign := unseen("".join(cells)):
+            raise damaged(path, f"it holds {sign}, which cannot be seen", line)
         columns = dict(zip(header, cells, strict=True))
         try:
             rows.append(row.model_validate(columns))

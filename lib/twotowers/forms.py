@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import model_validator
 
-from twotowers.data_files import Row, read_table
+from twotowers.data_files import Row, read_table, unseen
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
@@ -55,6 +55,8 @@ def check_labels(labels: Sequence[str], true_label: str) -> None:
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise TwoTowersError(f"equal labels or fewer than two ({', '.join(labels)}): give different ones, such as foo, bar")
     for label in labels:
+        if sign := unseen(label):
+            raise TwoTowersError(f"the label {label!r} holds {sign}, which cannot be seen: write the word again")
         if not label or label != label.strip():
             raise TwoTowersError(f"the label {label!r} is empty or has spaces at its edges: give a plain word")
     if true_label not in labels:

@@ -8,10 +8,8 @@ pages.note("A sentence made in a cell.")
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,9 @@ from pandas.io.formats.style import Styler
 from twotowers import claims, evidence, exhibits, figures
 from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.data_files import shown_name
+from twotowers.errors import TwoTowersError
 from twotowers.intervals import Interval
-from twotowers.paths import book_folder, chapter_number
+from twotowers.paths import book_folder, chapter_number, evidence_folder
 
 CHANCE, LEARNS = 0.5, 0.6
 """Accuracy between two labels by guessing; and one that a model which does not learn the task cannot have, with 95% confidence"""
@@ -96,14 +95,11 @@ def joined(commands: Sequence[str]) -> str:
     return "; ".join(" ".join(filter(None, (*start, *names, rest))) for (*start, rest), names in of.items())
 
 
-def evidence_folder() -> Path:
-    """Where the chapters of the book being built write their evidence."""
-    return Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence"))
-
-
 def all_evidence() -> pd.DataFrame:
     """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
     rows = evidence.read(evidence_folder())
+    if rows.empty:
+        raise TwoTowersError(f"no chapter has written evidence yet to '{evidence_folder()}': run `make book`, or some chapters")
     for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
         if pairs < QUICK:
             quick_look(str(model), int(pairs))

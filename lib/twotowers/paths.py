@@ -43,6 +43,16 @@ def book_folder() -> Path:
     return data_folder().parent / "book"
 
 
+def build_folder() -> Path:
+    """Where what is built lies, wherever it was called from; of a package without its repository, in the working folder."""
+    return (_root() or Path()) / "_build"
+
+
+def evidence_folder() -> Path:
+    """Where chapters of the book write their evidence: `TWOTOWERS_EVIDENCE`, or below what is built."""
+    return Path(os.environ.get("TWOTOWERS_EVIDENCE") or build_folder() / "evidence")
+
+
 def chapter_number(stem: str) -> str:
     """The chapter of a file name, as claims name it: "04-attention-weights" is chapter 4."""
     return stem.partition("-")[0].lstrip("0").upper()

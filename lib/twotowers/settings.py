@@ -15,9 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, check_labels
+from twotowers.paths import build_folder
 
 AUTO = (None, "", "auto")
 NONE = (None, "", "none", "None")
+OUT = "_build/measurements"
 MOST = 100_000  # of anything that is counted: so many blocks take days, and all are drawn before the first is measured
 
 
@@ -49,6 +51,12 @@ def _name(value: Any) -> Any:
     if isinstance(value, float):
         raise ValueError("papermill's -p makes a number of such a name: give it as text, with -r in place of -p")
     return os.path.expanduser(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else value
+
+
+def _out(value: Any) -> Any:
+    """The default folder hangs on the project, any other on where the command was called."""
+    value = _name(value)
+    return str(build_folder() / "measurements") if value == OUT else value
 
 
 def _auto(value: Any) -> Any:
@@ -93,7 +101,7 @@ class Settings(BaseModel):
     """cpu, cuda, cuda:1 or mps"""
     device_map: Annotated[Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)] = None
     """auto: spread the model over all devices, whatever `device` says; none: do not"""
-    out: Annotated[str, BeforeValidator(_name), Field(min_length=1)] = "_build/measurements"
+    out: Annotated[str, BeforeValidator(_out), Field(min_length=1, validate_default=True)] = OUT
     """folder of the measurements"""
 
     @classmethod

@@ -247,7 +247,7 @@ class Run:
     @cached_property
     def pairs(self) -> tuple[str, ...]:
         """The class pairs of the suite."""
-        return class_pairs() if self.settings.suite == "words" else sentences.PAIRS[self.settings.suite]
+        return class_pairs() if self.settings.suite == "words" else sentences.class_pairs(self.settings.suite)
 
     @cached_property
     def texts(self) -> Mapping[str, list[str]] | None:

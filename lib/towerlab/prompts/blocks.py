@@ -18,7 +18,7 @@ from itertools import permutations
 
 import numpy as np
 from pydantic import Field
-from twotowers.data_files import Row, Text, damaged, read_table
+from twotowers.data_files import ClassName, Row, Text, damaged, read_table
 from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, SEPARATORS, Form, label_pairs
 from twotowers.paths import data_folder
@@ -29,15 +29,15 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode_all
 class ClassPair(Row):
     """A line of data/words/pairs.csv."""
 
-    first: Text
-    second: Text
+    first: ClassName
+    second: ClassName
 
 
 class Word(Row):
     """A line of data/words/words.csv (its README tells the columns)."""
 
     word: Text
-    cls: Text = Field(alias="class")
+    cls: ClassName = Field(alias="class")
     heldout: bool = False
     ambiguous: bool = False
 
@@ -59,14 +59,24 @@ def class_pairs() -> tuple[str, ...]:
         for cls in (row.first, row.second):
             if cls in line_of:
                 raise damaged(path, f"the class '{cls}' stands in line {line_of[cls]}, too", line)
+            if cls not in class_words():
+                raise damaged(path, f"the class '{cls}' has no word of its own in words.csv", line)
             line_of[cls] = line
     return tuple(f"{row.first}/{row.second}" for row in rows)
 
 
 @cache
 def words() -> tuple[Word, ...]:
-    """The lines of data/words/words.csv."""
-    return tuple(read_table(data_folder() / "words" / "words.csv", Word, ("word", "class")))
+    """The lines of data/words/words.csv. Raises TwoTowersError for a word of two classes that is not marked as ambiguous."""
+    path = data_folder() / "words" / "words.csv"
+    rows = read_table(path, Word, ("word", "class"))
+    line_of: dict[str, int] = {}
+    for line, row in enumerate(rows, 2):
+        if line_of.setdefault(row.word, line) != line and not row.ambiguous:
+            raise damaged(
+                path, f"the word '{row.word}' stands in line {line_of[row.word]}, too, and is not marked as ambiguous", line
+            )
+    return tuple(rows)
 
 
 @cache
@@ -115,11 +125,13 @@ def draw_blocks(
 
 
 def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequence[str]], k: int) -> None:
+    of_labels = {label for pair in (*labels, *(pairs if OWN_NAMES in labels else ())) for label in pair.split("/")}
     for name in {cls for pair in pairs for cls in pair.split("/")}:
         if name not in texts:
             raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
-        if len(texts[name]) < k + 2:
-            raise TwoTowersError(f"k={k} needs {k + 2} texts of the class {name}, there are {len(texts[name])}: smaller k")
+        if (n := len(set(texts[name]) - of_labels)) < k + 2:
+            beside = " beside those that are labels" * (n < len(texts[name]))
+            raise TwoTowersError(f"k={k} needs {k + 2} texts of the class {name}, there are {n}{beside}: smaller k, or more texts")
     for pair in pairs:
         if len(set(pair.split("/"))) != 2:
             raise TwoTowersError(f"'{pair}' is no pair of two classes: write such as animal/country")

@@ -15,9 +15,10 @@ from functools import cache
 
 import pandas as pd
 from pydantic import Field
-from twotowers.data_files import Row, Text, read_table
+from twotowers.data_files import ClassName, Row, Text, damaged, read_table
 from twotowers.paths import data_folder
 
+from towerlab.progress import say
 from towerlab.prompts import download
 from towerlab.prompts.corpora import SETS
 
@@ -38,8 +39,27 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")  # those 
 class Sentence(Row):
     """A line of data/sentences/own.csv."""
 
-    cls: Text = Field(alias="class")
+    cls: ClassName = Field(alias="class")
     sentence: Text
+
+
+@cache
+def class_pairs(suite: str) -> tuple[str, ...]:
+    """The class pairs of a suite: those of PAIRS that are there, and other classes of one's own sentences two by two.
+
+    Raises TwoTowersError where there is one class alone; one without a partner is left out, and told.
+    """
+    if suite != "sentences":
+        return PAIRS[suite]
+    path = data_folder() / "sentences" / "own.csv"
+    classes = list(dict.fromkeys(row.cls for row in read_table(path, Sentence)))
+    known = tuple(pair for pair in PAIRS[suite] if {*pair.split("/")} <= {*classes})
+    rest = [cls for cls in classes if cls not in "/".join(known).split("/")]
+    if len(classes) < 2:
+        raise damaged(path, f"it has one class alone, {classes[0]}")
+    if len(rest) % 2:
+        say(f"{path.name}: the class {rest[-1]} is left out, since there is no other to pair it with")
+    return (*known, *map("/".join, zip(rest[::2], rest[1::2], strict=False)))
 
 
 @cache

@@ -1,0 +1,123 @@
+"""Lists of one's own: equal however they were saved, and what is wrong in them is told with file and line."""
+
+import csv
+import shutil
+import unicodedata
+
+import pytest
+import tiny_book
+from conftest import ROOT, refused
+from towerlab import building
+from towerlab.measure.chain import Run
+from towerlab.prompts import blocks, sentences
+from twotowers import forms, pages, store
+from twotowers.forms import Form
+from twotowers.paths import HOME
+from twotowers.settings import Settings
+
+READERS = (blocks.class_pairs, blocks.words, blocks.class_words, forms.label_pairs, sentences.class_pairs, sentences.class_texts)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A copy of the lists, to change."""
+    for name in ("words", "sentences", "models"):
+        shutil.copytree(ROOT / "data" / name, tmp_path / "data" / name)
+    for name in ("versions.csv", "published.csv", "claims.csv"):
+        shutil.copy(ROOT / "data" / name, tmp_path / "data")
+    monkeypatch.setenv(HOME, str(tmp_path))
+    forget()
+    yield tmp_path
+    monkeypatch.undo()
+    forget()
+
+
+def forget():
+    for reader in READERS:
+        reader.cache_clear()
+
+
+def change(home, file, old, new, encoding="utf8"):
+    path = home / "data" / file
+    text = path.read_text("utf8")
+    assert old in text
+    path.write_bytes(text.replace(old, new).encode(encoding))
+    forget()
+
+
+def test_a_list_saved_in_another_way_is_the_same_list(home):
+    change(home, "words/words.csv", "coffee,", "café,")
+    before = store.texts("words")
+    for old, new, encoding in (("\n", "\r\n", "utf8"), ("\r\n", "\r", "utf8"), ("\r", "\n", "utf-8-sig")):
+        path = home / "data/words/words.csv"
+        path.write_bytes(path.read_bytes().decode("utf-8-sig").replace(old, new).encode(encoding))
+        assert store.texts("words") == before
+    change(home, "words/words.csv", "café", unicodedata.normalize("NFD", "café"))
+    assert store.texts("words") == before and "café" in {row.word for row in blocks.words()}
+    change(home, "words/words.csv", "love,", "loves,")
+    assert store.texts("words") != before
+
+
+@pytest.mark.parametrize(
+    "file, old, new, words",
+    [
+        ("words/words.csv", "happy,", "hap\u200bpy,", r"words\.csv' is damaged \(line 5: it holds U\+200B \(ZERO WIDTH SPACE\)"),
+        ("words/words.csv", "happy,", "hap\u00adpy,", r"line 5: it holds U\+00AD \(SOFT HYPHEN\)"),
+        ("words/labels.csv", "foo,bar", "fo\u2060o,bar", r"labels\.csv' .*line 2: it holds U\+2060"),
+        ("sentences/own.csv", "by the lake", "by the\u00a0lake", r"own\.csv' .*line 2: it holds U\+00A0"),
+        ("words/words.csv", "happy,sentiment", "happy,senti/ment", r"line 5: class 'senti/ment'"),
+        ("words/words.csv", "happy,sentiment,1,0", "two,sentiment,1,0", r"'two' stands in line \d+, too, and is not marked"),
+        ("words/pairs.csv", "sentiment,number", "spam,ham", r"pairs\.csv' .*line 2: the class 'spam' has no word"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(home, file, old, new, words):
+    change(home, file, old, new)
+    run = Run(Settings.of({"suite": "sentences" if "own" in file else "words", "k": 2, "separator": "space"}))
+    refused(words, lambda: run.blocks(2, 1))
+
+
+def test_letters_that_need_a_joiner_keep_it_and_labels_are_looked_at_too(home):
+    change(home, "words/words.csv", "happy,", "می\u200cخواهم,")
+    blocks.words()
+    refused(r"holds U\+200B", Settings.of, {"labels": "fo\u200bo/bar"})
+
+
+def own_sentences(home, classes, n=12):
+    with (home / "data/sentences/own.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("class", "sentence"))
+        table.writerows((cls, f"This is sentence {i} of {cls}") for cls in classes for i in range(n))
+    forget()
+
+
+def test_pairs_are_those_of_the_classes_that_are_there(home, capfd):
+    own_sentences(home, ("spam", "ham", "news", "science", "sport"))
+    run = Run(Settings.of({"suite": "sentences", "k": 2, "separator": "space"}))
+    assert run.pairs == ("science/sport", "spam/ham") and "class news is left out" in capfd.readouterr().err
+    assert {prompt.dataset for prompt in run.blocks(4, 1)} == {*run.pairs}
+    own_sentences(home, ("spam",))
+    refused("one class alone, spam", getattr, Run(Settings.of({"suite": "sentences"})), "pairs")
+
+
+def test_words_that_are_labels_too_and_small_classes_are_counted(home):
+    texts = {"a": ["foo", "bar", "one", "two"], "b": ["x", "y", "z", "w"]}
+    draw = dict(seed=0, pairs=["a/b"], labels=["foo/bar"], texts=texts)
+    assert len(blocks.draw_blocks(1, Form(1, "space"), seed=0, pairs=["a/b"], labels=["up/down"], texts=texts)) == 4
+    refused(
+        "needs 3 texts of the class a, there are 2 beside those that are labels", blocks.draw_blocks, 1, Form(1, "space"), **draw
+    )
+
+
+def test_a_notebook_that_does_not_say_what_it_reads_is_refused(tmp_path):
+    home = tiny_book.make(tmp_path)
+    building.check_notebooks(home)
+    path = home / "book/92-two.ipynb"
+    path.write_text(path.read_text().replace('"twotowers"', '"other"'))
+    refused(r"92-two\.ipynb' does not say what it reads", building.check_notebooks, home)
+    path.write_text("[")
+    refused(r"92-two\.ipynb' is no notebook", building.check_notebooks, home)
+
+
+def test_a_page_without_evidence_says_how_to_make_it(home, monkeypatch):
+    monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
+    refused("no chapter has written evidence yet .*_build/evidence': run `make book`", pages.all_evidence)
