@@ -35,6 +35,7 @@ COLOURS = {
     "helps the answer": GREEN, "holds it down": PURPLE,
     "one true fewer": VIOLET, "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "judged layers": RED, "other layers": GREY,
     "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,

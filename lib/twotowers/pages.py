@@ -96,9 +96,14 @@ def joined(commands: Sequence[str]) -> str:
     return "; ".join(" ".join(filter(None, (*start, *names, rest))) for (*start, rest), names in of.items())
 
 
+def evidence_folder() -> Path:
+    """Where the chapters of the book being built write their evidence."""
+    return Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence"))
+
+
 def all_evidence() -> pd.DataFrame:
     """Every row of evidence of the book being built: what the opening page and the scorecard are drawn from."""
-    rows = evidence.read(Path(os.environ.get("TWOTOWERS_EVIDENCE", "_build/evidence")))
+    rows = evidence.read(evidence_folder())
     for model, pairs in rows.groupby("model", sort=False)["n"].max().items():
         if pairs < QUICK:
             quick_look(str(model), int(pairs))
