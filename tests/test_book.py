@@ -54,7 +54,7 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
     rows = {row.model: row for row in chapter.rows}
     assert {m: row.verdict for m, row in rows.items()} == {"a": "holds", "b": "absent", "c": "holds"}
     assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)  # without names of classes
-    assert "a: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space" in chapter.texts[0]
+    assert "a, b, c: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space" in chapter.texts[0]
 
 
 def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):

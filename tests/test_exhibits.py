@@ -34,7 +34,11 @@ def test_a_chapter_keeps_its_rows_for_the_page(tmp_path, monkeypatch, capsys):
     chapter.beside_paper("figure 6", "4.1", {"smollm2-135m": (0.96, "24 of 25 heads"), "opposite": (0.0, "0 of 25 heads")})
     chapter.close()
     rows = exhibits.read(tmp_path / "exhibits")
-    assert dict(zip(rows["model"], rows["verdict"], strict=True)) == {"smollm2-135m": AGREES, "opposite": DISAGREES, "x<y": UNTESTABLE}
+    assert dict(zip(rows["model"], rows["verdict"], strict=True)) == {
+        "smollm2-135m": AGREES,
+        "opposite": DISAGREES,
+        "x<y": UNTESTABLE,
+    }
     assert set(rows["figure"]) == {"4.1"} and set(rows["chapter"]) == {"4"}
     refused("no rule for 'figure 60'", chapter.beside_paper, "figure 60", "4.1", {})
     refused("no rule for 'chat model'", chapter.beside_paper, "chat model", "4.1", {})
@@ -44,7 +48,7 @@ def test_the_sentence_has_the_words_and_no_tag_of_theirs():
     exhibit = exhibits.exhibits()["figure 6"]
     rows = exhibits.rows(exhibit, "4.1", {"m": Found(1.0, "all <heads>")}, {"n": "too small"})
     text = exhibits.sentence(exhibit, rows)
-    assert "all &lt;heads&gt;" in text and "<b class=\"agrees\">agrees</b>" in text and "too small" in text
+    assert "all &lt;heads&gt;" in text and '<b class="agrees">agrees</b>' in text and "too small" in text
 
 
 @pytest.mark.parametrize("change", [{"rule": ""}, {"part": "2"}, {"not_run": "next"}])

@@ -103,7 +103,9 @@ def test_words_that_are_labels_too_and_small_classes_are_counted(home):
     texts = {"a": ["foo", "bar", "one", "two"], "b": ["x", "y", "z", "w"]}
     draw = dict(seed=0, pairs=["a/b"], labels=["foo/bar"], texts=texts)
     assert len(blocks.draw_blocks(1, Form(1, "space"), seed=0, pairs=["a/b"], labels=["up/down"], texts=texts)) == 4
-    refused("needs 3 texts of the class a, there are 2 beside those that are labels", blocks.draw_blocks, 1, Form(1, "space"), **draw)
+    refused(
+        "needs 3 texts of the class a, there are 2 beside those that are labels", blocks.draw_blocks, 1, Form(1, "space"), **draw
+    )
 
 
 def test_a_notebook_that_does_not_say_what_it_reads_is_refused(tmp_path):

@@ -107,7 +107,9 @@ def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_no
 def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
     with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
         page.wait_for_selector("#search-results li a", timeout=20_000)
-        page.wait_for_function("() => /finished|found/i.test(document.querySelector('#search-results').textContent)", timeout=20_000)
+        page.wait_for_function(
+            "() => /finished|found/i.test(document.querySelector('#search-results').textContent)", timeout=20_000
+        )
         page.click("#search-results li a")
         page.wait_for_selector(f"#row-{row}", state="attached")
         assert page.evaluate(f"document.querySelector('#row-{row}').closest('tr').contains(document.querySelector(':target'))")

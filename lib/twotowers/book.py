@@ -202,7 +202,8 @@ class Chapter:
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = evidence.check_rows(rows)
         missing = {m: commands for m, commands in self.not_recorded.items() if m not in order}
-        display(HTML(pages.sentence(line, table, missing)))
+        shared = [m for m, of in self._files("heads").items() if of.data.attrs["key_value_heads"] == 1]
+        display(HTML(pages.sentence(line, table, missing, shared if line.control == "random sets" else ())))
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
         if with_effect["draws"].any() or (line.null and len(with_effect)):  # else a chart would repeat the sentence
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"

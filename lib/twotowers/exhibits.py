@@ -106,4 +106,6 @@ def read(folder: Path) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame(columns=["item", "chapter", "figure", "model", "verdict", "value", "words"])
     every = pd.concat(parts, ignore_index=True)
-    return every[every["item"].isin(list(order))].sort_values("item", key=lambda of: of.map(order), kind="stable", ignore_index=True)
+    return every[every["item"].isin(list(order))].sort_values(
+        "item", key=lambda of: of.map(order), kind="stable", ignore_index=True
+    )

@@ -35,6 +35,7 @@ COLOURS = {
     "helps the answer": GREEN, "holds it down": PURPLE,
     "one true fewer": VIOLET, "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN,
     "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
+    "judged layers": RED, "other layers": GREY,
     "space": SAND, "line break": BROWN,
     "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
     "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
@@ -101,7 +102,9 @@ def facets(
         grid = {"row": alt.Row(f"{down[0]}:N", sort=down[1], title=None, header=above),
                 "column": alt.Column(f"{across[0]}:N", sort=across[1], title=None)}  # fmt: skip
         return panel.facet(**grid, data=table)
-    return panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
+    every = panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
+    # Where the last row is not full, the axis of what stands above the gap would lie below the gap.
+    return every.resolve_axis(x="independent") if columns < len(models) and len(models) % columns else every
 
 
 def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,15 +53,18 @@ def _format(claim: Claim) -> str:
 
 def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
     """A row's effect with its interval."""
-    return "{:{f}} [{:{f}}, {:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
+    return "{:{f}} [{:{f}},\u00a0{:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
 
 
-def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None) -> str:
+def sentence(
+    claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None, elsewhere: Collection[str] = ()
+) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
 
-    `missing`: model -> commands that would record what it lacks.
+    `missing`: model -> commands that would record what it lacks; `elsewhere`: models whose random sets are of other layers.
     """
-    items, rests_on = "", []
+    items, alike = "", {shown_name(model) for model in elsewhere}
+    rests_on: dict[str, list[str]] = {}
     for row in table.assign(model=table["model"].map(shown_name)).to_dict("records"):
         text = f"<b>{html.escape(row['verdict'])}</b>"
         if row["verdict"] == NOT_TESTABLE:
@@ -72,12 +75,14 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
                 reach, p = round(row["share"] * row["draws"]), evidence.p_of_sets(row["share"], row["draws"])
                 of = f"{reach:,} of {row['draws']:,} different {html.escape(claim.control)}"
                 text += f"; control {row['control']:{_format(claim)}}, {of} reach it (p = {p:.2g})"
+                text += ", from other layers, since all heads of a layer share their keys" if row["model"] in alike else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
-            rests_on.append(f"{html.escape(row['model'])}: {each}, {html.escape(row['form'])}")
+            rests_on.setdefault(f"{each}, {html.escape(row['form'])}", []).append(html.escape(row["model"]))
         items += f"<li>{html.escape(row['model'])}: {text}</li>"
     for model, commands in (missing or {}).items():
         items += f"<li>{html.escape(shown_name(model))}: not recorded; <code>{html.escape(joined(commands))}</code> makes it</li>"
-    small = f"<p><small>{'; '.join(rests_on)}</small></p>" if rests_on else ""
+    small = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
+    small = f"<p><small>{small}</small></p>" if small else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 
@@ -114,16 +119,16 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """
     pages = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
-    titles = ["claim", *([] if only else ["source"]), *(html.escape(shown_name(model)) for model in models)]
+    titles = ["claim", *(html.escape(shown_name(model)) for model in models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for (claim, _), row in cells.items() if claim == name)
         link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
-        source = "" if only else f"<td>{html.escape(every_claim[name].source if name in every_claim else '')}</td>"
+        source = "" if only or name not in every_claim else f"<br><small>{html.escape(every_claim[name].source)}</small>"
         parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
-        lines.append(f'<tr><th scope="row">{link}</th>{source}{parts}</tr>')
+        lines.append(f'<tr><th scope="row">{link}{source}</th>{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
 
@@ -190,7 +195,7 @@ def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%"
     """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come. Where many
     models would be columns, they are rows."""
     cell = [
-        "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}}, {high:{fmt}}]"
+        "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}},\u00a0{high:{fmt}}]"
         for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
     ]
     wide = table.assign(cell=cell).pivot_table(index=list(rows), columns=column, values="cell", aggfunc="first", sort=False)
@@ -213,5 +218,7 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
 
 
 def note(text: str) -> None:
-    """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag."""
-    display(HTML(f'<p class="note">{html.escape(text)}</p>'))
+    """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag. Models have the names that pages show, but
+    in commands."""
+    words = re.sub(r"(?<!record )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])", lambda word: shown_name(word[0]), text)
+    display(HTML(f'<p class="note">{html.escape(words)}</p>'))

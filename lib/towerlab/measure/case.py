@@ -52,7 +52,9 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon
             attention[0, i] = own[layer, head].float().cpu()
             for place, value in enumerate(values):
                 weights = torch.tensor([attention[0, i, place], *WEIGHTS]).to(value)
-                by_place[0, i, place], *swept[0, i, place] = increases_with(model, capture, layer, weights[:, None] * value).tolist()
+                by_place[0, i, place], *swept[0, i, place] = increases_with(
+                    model, capture, layer, weights[:, None] * value
+                ).tolist()
         answers.read(capture)
 
     read_all("case", model, one, {"weights", "values"}, read)

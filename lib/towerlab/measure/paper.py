@@ -36,7 +36,7 @@ from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.measure.observations import Answers, Variables, observations, variables_of
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import CASE, CHANGES, FORMS, LISTED_SETS, WORD_SETS, paper_prompts
@@ -72,15 +72,15 @@ def paper(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
 
 def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
     """The increases of these prompts, with the lists of heads that they give and what these heads read off the labels."""
-    sets = list(dict.fromkeys(data["pair"].values.tolist()))
+    sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
     first = [in_context_heads(data["increase"].isel(prompt=(data["pair"] == name).values)) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
-    every = dict.fromkeys(head for heads in (*first, *random) for head in heads if head)
+    every = dict.fromkeys([*(head for heads in first for head in heads), *(head for heads in random for head in heads if head)])
     names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
     reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank", "score"])
     lists = variables_of("paper", in_context_head=names[0], random_head=names[1])
-    beside = {"word_set": sets, "rank": range(1, len(names[0][0]) + 1)}
-    of_sets = xr.Dataset({name: (dims, values, {"units": units}) for name, (dims, values, units) in lists.items()}, beside)
+    of_sets = xr.Dataset({name: (dims, values, {"units": units}) for name, (dims, values, units) in lists.items()})
+    of_sets = of_sets.assign_coords(word_set=sets, rank=range(1, len(names[0][0]) + 1))
     return xr.merge([data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override")
 
 
@@ -98,9 +98,9 @@ def changed(model: Model, encoded: Sequence[Encoded], encode: Callable[[Sequence
             answers.read(capture, (i,))
 
         read_all(f"paper's sets, {name}", model, answers.encoded, {"weights"}, read)
-    dims = ("change", "prompt", "layer", "head")
-    attention = {"attention_true": (dims, sums[0], "share"), "attention_other": (dims, sums[1], "share")}
-    return observations(encoded, attention | answers.variables("change"), change=list(CHANGES))
+    every: Variables = {f"attention_{kind}": (("change", "prompt", "layer", "head"), x, "share")
+                        for kind, x in zip(("true", "other"), sums, strict=True)}  # fmt: skip
+    return observations(encoded, {**every, **answers.variables("change")}, change=list(CHANGES))
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:

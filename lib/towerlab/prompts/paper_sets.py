@@ -59,7 +59,9 @@ def paper_prompts(
     texts = class_words() if texts is None else texts
     for cls in name.split("/"):
         if len(texts.get(cls, ())) < form.k + 2:
-            raise TwoTowersError(f"the set {name} needs {form.k + 2} texts of the class '{cls}', there are {len(texts.get(cls, ()))}")
+            raise TwoTowersError(
+                f"the set {name} needs {form.k + 2} texts of the class '{cls}', there are {len(texts.get(cls, ()))}"
+            )
     if true_label not in LABELS:
         raise TwoTowersError(f"the paper's labels are {' and '.join(LABELS)}, not '{true_label}'")
     prompts = [_draw(name, i, form, seed, texts) for i in range(n)]
