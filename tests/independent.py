@@ -1,12 +1,13 @@
 """Every architecture by its formulas, in float64 NumPy, from the numbers of a state dict: no module of transformers is called.
 
 by_hand = Formulas(model.hf)
-run = by_hand.run(ids)                  # all positions; run.logits are those of the last one
+run = by_hand.run(ids)                         # all positions; run.logits are those of the last one
 by_hand.run(ids, z=lambda layer, z: ...)       # heads' outputs changed before W_O; `closed`: edges of attention
 by_hand.run(ids, q=..., k=..., v=...)          # what the last position asks and reads, head by head, before rotation
 """
 
-from dataclasses import dataclass, field
+from math import erf
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -15,10 +16,9 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-ERF = np.vectorize(__import__("math").erf)
 ACTIVATIONS = {
-    "silu": lambda x: x / (1 + np.exp(-x)), "relu": lambda x: np.maximum(x, 0), "gelu": lambda x: 0.5 * x * (1 + ERF(x / 2**0.5)),
-    "gelu_new": gelu, "gelu_pytorch_tanh": gelu,
+    "silu": lambda x: x / (1 + np.exp(-x)), "relu": lambda x: np.maximum(x, 0), "gelu_new": gelu, "gelu_pytorch_tanh": gelu,
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5)),
 }  # fmt: skip
 LLAMA = dict(
     block="model.layers.{}.", embed="model.embed_tokens.weight", final="model.norm", norm1="input_layernorm",
@@ -51,27 +51,11 @@ NAMES = {
 }  # fmt: skip
 
 
-@dataclass
-class Run:
-    logits: np.ndarray = None
-    final: np.ndarray = None  # what enters the final norm, at the last position
-    resid: list = field(default_factory=list)  # what enters each layer, all positions
-    attention: list = field(default_factory=list)  # what each block adds at the last position
-    ffn: list = field(default_factory=list)
-    weights: list = field(default_factory=list)  # (head, position, position)
-    z: list = field(default_factory=list)  # (head, position, d_head), and so are these: q and k before rotation, and v
-    q: list = field(default_factory=list)
-    k: list = field(default_factory=list)
-    v: list = field(default_factory=list)
-    after: list = field(default_factory=list)  # what a norm behind W_O divides by at the last position
-
-
 class Formulas:
     def __init__(self, hf):
         self.w = {name: tensor.detach().double().numpy() for name, tensor in hf.state_dict().items()}
         self.c = c = hf.config.to_dict()
-        self.kind = c["model_type"]
-        self.names = NAMES.get(self.kind, LLAMA)
+        self.kind, self.names = c["model_type"], NAMES.get(c["model_type"], LLAMA)
         first = lambda *names: next((c[name] for name in names if c.get(name) is not None), None)  # noqa: E731
         self.layers, self.d = first("num_hidden_layers", "n_layer", "num_layers"), first("hidden_size", "n_embd")
         self.heads = first("num_attention_heads", "n_head", "num_heads")
@@ -79,17 +63,18 @@ class Formulas:
         self.eps = first("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") or 1e-5
         self.act = ACTIVATIONS[first("hidden_activation", "hidden_act", "activation_function")]
         self.gain = 1.0 if self.kind.startswith("gemma") else 0.0
-        self.unembedding = self.w.get("lm_head.weight", self.w.get("embed_out.weight", self.w[self.names["embed"]]))
+        self.unembedding = next(
+            self.w[name] for name in ("lm_head.weight", "embed_out.weight", self.names["embed"]) if name in self.w
+        )
         self.cap = c.get("final_logit_softcapping")
 
     def scale_of(self, x):
         x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
         return np.sqrt((x**2).mean(-1, keepdims=True) + self.eps)
 
-    def norm(self, name, x, scale=None):
-        scale = self.scale_of(x) if scale is None else scale
-        x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
-        return (self.w[f"{name}.weight"] + self.gain) * x / scale + self.w.get(f"{name}.bias", 0.0)
+    def norm(self, name, x):
+        centred = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
+        return (self.w[f"{name}.weight"] + self.gain) * centred / self.scale_of(x) + self.w.get(f"{name}.bias", 0.0)
 
     def linear(self, name, x):
         matrix = self.w[f"{name}.weight"]
@@ -161,15 +146,15 @@ class Formulas:
 
     def ffn(self, layer, x):
         at = self.names["block"].format(layer)
-        parts = [part for name in self.names["up"] for part in [self.linear(at + name, x)]]
-        if self.kind == "phi3":
-            parts = np.split(parts[0], 2, -1)
-        inner = self.act(parts[0]) * (parts[1] if len(parts) > 1 else 1.0)
-        return self.linear(at + self.names["down"], inner)
+        parts = [self.linear(at + name, x) for name in self.names["up"]]
+        first, *second = np.split(parts[0], 2, -1) if self.kind == "phi3" else parts
+        return self.linear(at + self.names["down"], self.act(first) * (second[0] if second else 1.0))
 
     def run(self, ids, z=None, q=None, k=None, v=None, closed=None):
-        ids, names, run = np.array(ids), self.names, Run()
-        n = len(ids)
+        """`resid` enters each layer and `final` the last norm, `attention` and `ffn` are what blocks add at the last position, z, q, k
+        and v those of every head (q and k before rotation), `after` what a norm behind W_O divides by."""
+        ids, names, n = np.array(ids), self.names, len(ids)
+        run = SimpleNamespace(**{name: [] for name in ("resid", "attention", "ffn", "weights", "z", "q", "k", "v", "after")})
         x = self.w[names["embed"]][ids]
         if self.kind.startswith("gemma"):
             x = x * self.d**0.5

@@ -1,5 +1,4 @@
-"""What is measured against the formulas of every architecture, in float64 from the state dict: no module of transformers, nor
-of the laboratory's model room, is behind the numbers on the other side (`independent.py`)."""
+"""What is measured, against formulas in float64 from the state dict: no module of transformers is on the other side."""
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from twotowers.heads import Head
 
 pytestmark = pytest.mark.slow
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
-LLAMA3 = {"rope_parameters": TINY["llama wide heads"]["rope_parameters"]}
 ONE, EVERY = {"num_key_value_heads": 1}, {"num_key_value_heads": 4}
 # Beside the models of conftest: one and all key heads, other rotations, windows, activations, tied embeddings, other epsilons.
 MORE = {
@@ -34,7 +32,7 @@ MORE = {
     "stablelm": [{"use_qkv_bias": False}],
     "gpt2": [{"n_inner": 24, "activation_function": "relu"}],
     "gptj": [{"rotary_dim": 8}],
-    "smollm3": [LLAMA3 | {"use_sliding_window": False}],
+    "smollm3": [{"rope_parameters": TINY["llama wide heads"]["rope_parameters"], "use_sliding_window": False}],
     "gpt_neo": [{"attention_types": [[["local", "global"], 1]]}],
 }
 KINDS = {**{kind: TINY[kind] for kind in TINY}, **{f"{k} {i}": TINY[k] | more for k in MORE for i, more in enumerate(MORE[k])}}
@@ -52,9 +50,7 @@ def pair(request):
 
 
 def answer(e, run):
-    """log p(true), log p(other)"""
-    p = log_softmax(run.logits)
-    return [p[token] for token in e.label_pair]
+    return log_softmax(run.logits)[list(e.label_pair)]
 
 
 def test_answers(pair, float64):
@@ -62,9 +58,8 @@ def test_answers(pair, float64):
     data = answers(model, encoded)
     expected = np.array([answer(e, run) for e, run in zip(encoded, runs, strict=True)])
     np.testing.assert_allclose(np.stack([data.log_prob_true, data.log_prob_other], 1), expected, **NEAR)
-    assert data.says.values.tolist() == [
-        [*e.label_pair, r.logits.argmax()].index(r.logits.argmax()) for e, r in zip(encoded, runs, strict=True)
-    ]
+    tops = [int(run.logits.argmax()) for run in runs]
+    assert data.says.values.tolist() == [[*e.label_pair, top].index(top) for e, top in zip(encoded, tops, strict=True)]
 
 
 def test_increases_and_what_heads_write(pair, float64):
@@ -74,14 +69,12 @@ def test_increases_and_what_heads_write(pair, float64):
         data = increases(model, encoded[:2], norm=norm)
         for i, (e, run) in enumerate(zip(encoded[:2], runs[:2], strict=True)):
             for layer in range(model.n_layers):
-                before, blocks = run.resid[layer][-1], (run.attention[layer], run.ffn[layer])
+                before, word, frozen = run.resid[layer][-1], e.true_id, norm == "frozen"
+                blocks = (before, run.attention[layer]), (before + run.attention[layer], run.ffn[layer])
                 each = [by_hand.vector(run, layer, h, run.z[layer][h, -1]) for h in range(by_hand.heads)]
-                expected = [by_hand.increase(run, before, x, e.true_id, norm == "frozen") for x in each]
+                expected = [by_hand.increase(run, before, x, word, frozen) for x in each]
                 np.testing.assert_allclose(data.increase[i, layer], expected, **NEAR)
-                expected = [
-                    by_hand.increase(run, x, y, e.true_id, norm == "frozen")
-                    for x, y in zip((before, before + blocks[0]), blocks, strict=True)
-                ]
+                expected = [by_hand.increase(run, x, y, word, frozen) for x, y in blocks]
                 np.testing.assert_allclose(data.block_increase[i, layer], expected, **NEAR)
                 for h in range(by_hand.heads):
                     at = run.weights[layer][h, -1][list(e.label_positions)]
@@ -105,13 +98,13 @@ def test_ranks(pair, float64):
                 np.testing.assert_allclose(at.reading, bs[own] - bs[other], **NEAR)
 
 
-def changed_at(at, new, where=slice(None)):
-    """An edit: heads of a layer are given `new(layer, head)` at some positions."""
+def changed_at(at, new, where=slice(None), keep=0.0):
+    """An edit: heads of a layer are given `new(layer, head)` at some positions, beside so much of their own."""
 
     def edit(layer, x):
         x = x.copy()
         for head in (h for of, h in at if of == layer):
-            x[head, where] = new(layer, head)
+            x[head, where] = keep * x[head, where] + new(layer, head)
         return x
 
     return edit
@@ -168,19 +161,9 @@ def test_directions_and_steering(pair, float64):
     data = steering(model, encoded, directions, {"two": of}, (dose,), random=0).data
     for i, e in enumerate(encoded):
         signs = [1 if shown.cls == "a" else -1 for shown in e.prompt.demonstrations]
-
-        def q(layer, x):
-            x = x.copy()
-            for head in (h for at, h in of if at == layer):
-                x[head, -1] += dose * query[layer, head] / scale
-            return x
-
-        def k(layer, x, e=e, signs=signs):
-            x = x.copy()
-            for head in (h for at, h in of if at == layer):
-                x[head, list(e.label_positions)] += dose * np.outer(signs, key[layer, head // group])
-            return x
-
+        at = list(e.label_positions)
+        q = changed_at(of, lambda layer, head: dose * query[layer, head] / scale, -1, keep=1.0)
+        k = changed_at(of, lambda layer, head, signs=signs: dose * np.outer(signs, key[layer, head // group]), at, keep=1.0)
         for tower, edits in {"query": {"q": q}, "keys": {"k": k}, "both": {"q": q, "k": k}}.items():
             got = data.sel(tower=tower, dose=dose).isel(heads=0, prompt=i)
             np.testing.assert_allclose(got.log_prob_true, answer(e, by_hand.run(e.ids, **edits))[0], **NEAR)
