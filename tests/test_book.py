@@ -148,3 +148,13 @@ def test_papermill_s_own_cell_is_the_one_that_is_read(tmp_path):
     command = [sys.executable, "-m", "papermill", ROOT / "book/04-attention-weights.ipynb", tmp_path / "out.ipynb"]
     run = subprocess.run([*command, "-p", "blcoks", "20", "--no-progress-bar"], capture_output=True, text=True)
     assert run.returncode == 1 and "unknown parameter 'blcoks': did you mean 'blocks'?" in run.stderr
+
+
+def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(chapter, tmp_path, monkeypatch):
+    chapter.compare("learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(store, "folder", lambda *_: tmp_path / "file")
+    monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
+    chapter.close()
+    monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path / "file"))
+    refused("cannot write .*make room there", chapter.close)

@@ -224,7 +224,7 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
     parts = {"/": data} | ({} if recording.control is None else {"control": own(recording.control, data)})
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
-        with _deferred_signals(), _writing(path):
+        with _deferred_signals(), writing(path):
             for group, part in parts.items():
                 mode: Literal["w", "a"] = "w" if group == "/" else "a"
                 of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
@@ -268,7 +268,7 @@ def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]
 def check_writable(path: Path) -> None:
     """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
     there = next(folder for folder in path.absolute().parents if folder.exists())  # none is made before there is a file
-    with _writing(there / path.name), TemporaryFile(dir=there) as trial:
+    with writing(path, there), TemporaryFile(dir=there) as trial:
         trial.write(bytes(1 << 16))
 
 
@@ -291,9 +291,10 @@ def _deferred_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path, folder: Path | None = None) -> Iterator[None]:
+    """Its folder, or another, is there; a disk that says no is told in one line."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        (folder or path.parent).mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
         why = getattr(error, "strerror", None) or error
