@@ -81,9 +81,12 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatc
         return draw(run, n, seed, form)
 
     monkeypatch.setattr(Run, "blocks", blocks)
-    few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", out=str(tmp_path))) for n in (20, 200))
+    few, many = (
+        Run(Settings(blocks=n, locate=4, k=k, separator="space", prompts=4, out=str(tmp_path))) for n in (20, 200)
+    )
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
-    assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations"]
+    of_the_papers_sets = ["paper", "paper_changes", "case", "parts"]
+    assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations", *of_the_papers_sets]
     for name in same:
         few.measured(name)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}

@@ -137,7 +137,7 @@ def _one_line(error: ValidationError, values: dict[str, Any]) -> str:
         remedy = f"give a whole number of at least {context['ge']}"
     elif "le" in context:
         remedy = f"give a whole number of at most {context['le']:,}"
-    elif first["type"] == "string_too_short":
+    elif first["type"] in ("string_too_short", "too_short"):
         remedy = f"give {Settings.model_fields[name].description}"
     elif first["type"].startswith("int"):
         remedy = "give a whole number"
