@@ -78,6 +78,15 @@ def load(
         )
         check_loaded(name, hf, report)
         hf = hf if device_map else hf.to(device)
+    with reading(name, "tokenizer"):  # some readers break when they are first used
+        most, rows = (
+            max(max(tokenizer(text)["input_ids"]) for text, _ in own_tokenizer.probe(labels)),
+            hf.get_input_embeddings().num_embeddings,
+        )
+        if most >= rows:
+            raise TwoTowersError(
+                f"the tokenizer of '{name}' gives token {most}, and its weights know {rows}: take both of one checkpoint"
+            )
     hf.config.pad_token_id = None  # nothing is padded, and transformers warns where a prompt might hold that token
     model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint, about.quantisation)
     prove(model)

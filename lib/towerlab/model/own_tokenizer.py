@@ -10,7 +10,7 @@ reads such files and cuts them in its own way. Transformers 5 rebuilds many toke
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -115,18 +115,23 @@ def _of_merges(folder: Path, about: dict, options: dict, name: str, own: Sequenc
     return tokenizer
 
 
+def probe(own: Sequence[str] = ()) -> Iterator[tuple[str, list[str]]]:
+    """The words, labels and sentences of the book and some label pairs of the user's, laid out as prompts; and which these are."""
+    labels = [label for pair in (*own, *label_pairs()) if pair != OWN_NAMES for label in pair.split("/")]
+    texts = [text for of in sentences.class_texts("sentences").values() for text in of]
+    every = list(dict.fromkeys([*labels, *(row.word for row in words()), *(row.cls for row in words()), *texts]))
+    for at, separator in itertools.product(range(0, len(every), 100), SEPARATORS.values()):
+        some = every[at : at + 101]
+        yield separator.join(f"{one} : {two}" for one, two in pairwise(some)) + " :", some
+
+
 def compare(name: str, tokenizer: PreTrainedTokenizerFast, other: Ids, whose: str, own: Sequence[str] = ()) -> None:
     """Raise TwoTowersError, with the first word that differs, unless both give the words of the book the same ids."""
 
     def ours(text: str) -> list[int]:
         return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
-    labels = [label for pair in (*own, *label_pairs()) if pair != OWN_NAMES for label in pair.split("/")]
-    texts = [text for of in sentences.class_texts("sentences").values() for text in of]
-    every = list(dict.fromkeys([*labels, *(row.word for row in words()), *(row.cls for row in words()), *texts]))
-    for at, separator in itertools.product(range(0, len(every), 100), SEPARATORS.values()):
-        some = every[at : at + 101]
-        text = separator.join(f"{one} : {two}" for one, two in pairwise(some)) + " :"
+    for text, some in probe(own):
         if ours(text) != other(text):
             word = next((word for word in some if ours(word) != other(word)), text)
             raise TwoTowersError(
