@@ -32,7 +32,7 @@ def notebook(path, *cells, **about):
 
 def make(home):
     """The book's folder."""
-    for name in ("book/_ext", "book/_page", "data/words", "data/models/mini-gpt2"):
+    for name in ("book/_ext", "book/_page", "data/words", "data/sentences", "data/models/mini-gpt2"):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv", "data/models/names.csv"):
         shutil.copy(ROOT / name, home / name)
