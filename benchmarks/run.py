@@ -90,11 +90,8 @@ def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = 
     if work == "ablate last":  # one position from the head's layer on; it meets the other versions' keys, which are masked
         riding = (1 + n_heads * (layer + 1) for layer in range(layers))  # the plain answer is a row, too
         return forward + n * (sum(blocks(1, rows, tokens - 1 + rows) for rows in riding) + (every + 1) * out)
-    # At all positions: the FFN of the head's layer and the blocks above; of the last block only one position.
-    ffn, top, maps = 8 * d**2, layers - 1, 3 * d**2
-    last = top * (2.0 * tokens * maps + 4.0 * tokens**2 * d + 2.0 * (block - maps))
-    own = 2.0 * ffn * (top * tokens + 1) + 2.0 * layers * tokens * (d // n_heads) * d
-    return forward + n * (n_heads * (blocks(above - top, tokens, tokens) + last + own) + (every + 1) * out)
+    # At all positions: a head's run begins at its layer.
+    return forward + n * (n_heads * blocks(above + layers, tokens, tokens) + every * out)
 
 
 @torch.inference_mode()
