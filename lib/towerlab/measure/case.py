@@ -24,7 +24,7 @@ from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
 from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.measure.paper import encoded_case, in_context_heads
+from towerlab.measure.paper import encoded_case, heads_of_case
 from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, read_all
@@ -74,6 +74,5 @@ def increases_with(model: Model, capture: Capture, layer: int, vectors: torch.Te
 
 def _case(run: Run) -> xr.Dataset:
     """The paper's own prompt: increases of blocks and heads, words of values, keys and query, attention against increase."""
-    paper = run.measured("paper")
-    heads = in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == paper["word_set"].values[0]).values))
-    return case(run.model, encoded_case(run), heads)
+    encoded = encoded_case(run)
+    return case(run.model, encoded, heads_of_case(run, encoded))

@@ -3,6 +3,8 @@
     data = paper(model, encoded)              # prompts of `prompts.paper_sets`, all sets together
     data["in_context_head"]                   # (word_set, rank): the heads with the largest mean increase, first first
 
+On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A), or the book's own.
+
 Recipe `paper`, prompts as they are:
 
 - `increase` (prompt, layer, head), `block_increase` (prompt, layer, kind): v1 section 3.1, as in `measure.increases`, nats;
@@ -39,7 +41,17 @@ from towerlab.measure.label_reads import label_reads
 from towerlab.measure.observations import Answers, Variables, observations, variables_of
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CASE, CHANGES, FORMS, LISTED_SETS, WORD_SETS, paper_prompts
+from towerlab.prompts.paper_sets import (
+    CASE,
+    CASE_OF,
+    CHANGES,
+    COUNTERBALANCED,
+    FORMS,
+    LISTED_SETS,
+    WORD_SETS,
+    paper_prompts,
+    sentence_sets,
+)
 from towerlab.prompts.prompt import Encoded, Prompt
 
 
@@ -84,12 +96,17 @@ def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) ->
     return xr.merge([data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override")
 
 
-def changed(model: Model, encoded: Sequence[Encoded], encode: Callable[[Sequence[Prompt]], list[Encoded]]) -> xr.Dataset:
-    """`attention_true`, `attention_other` (change, prompt, layer, head) and answers of prompts in every change of CHANGES."""
-    sums = np.empty((2, len(CHANGES), len(encoded), model.n_layers, model.n_heads), dtype=np.float32)
-    answers = Answers(encoded, len(CHANGES))
-    for i, (name, change) in enumerate(CHANGES.items()):
-        answers.encoded = encode([change(e.prompt) for e in encoded])
+def changed(
+    model: Model,
+    encoded: Sequence[Encoded],
+    encode: Callable[[Sequence[Prompt]], list[Encoded]],
+    changes: Sequence[str] = tuple(CHANGES),
+) -> xr.Dataset:
+    """`attention_true`, `attention_other` (change, prompt, layer, head) and answers of prompts in some changes of CHANGES."""
+    sums = np.empty((2, len(changes), len(encoded), model.n_layers, model.n_heads), dtype=np.float32)
+    answers = Answers(encoded, len(changes))
+    for i, name in enumerate(changes):
+        answers.encoded = encode([CHANGES[name](e.prompt) for e in encoded])
 
         def read(capture: Capture, i: int = i) -> None:
             weights = at_labels(capture, capture.weights).float().cpu().numpy()
@@ -100,7 +117,7 @@ def changed(model: Model, encoded: Sequence[Encoded], encode: Callable[[Sequence
         read_all(f"paper's sets, {name}", model, answers.encoded, {"weights"}, read)
     every: Variables = {f"attention_{kind}": (("change", "prompt", "layer", "head"), x, "share")
                         for kind, x in zip(("true", "other"), sums, strict=True)}  # fmt: skip
-    return observations(encoded, {**every, **answers.variables("change")}, change=list(CHANGES))
+    return observations(encoded, {**every, **answers.variables("change")}, change=list(changes))
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
@@ -115,14 +132,30 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
 
 
 def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
-    """The prompts of some of the paper's sets. Raises NotTestable, with the reason, where the model cannot read them."""
+    """The prompts of some of the paper's word sets, or of all sentence sets of the run's suite. Raises NotTestable, with the reason,
+    where the model cannot read them."""
     n, seed = run.n_prompts, run.settings.seed
-    return _encoded(run, lambda form: [p for name in sets for p in paper_prompts(name, n, form=form, seed=seed)])
+    if run.settings.suite == "words":
+        return _encoded(run, lambda form: [p for name in sets for p in paper_prompts(name, n, form=form, seed=seed)])
+    of = sentence_sets(run.settings.suite)
+    prompts = [p for name, texts in of.items() for p in paper_prompts(name, n, seed=seed, texts=texts, drawn=True)]
+    return _encoded(run, lambda form: [replace(p, separator=SEPARATORS[form.separator]) for p in prompts])
 
 
 def encoded_case(run: Run) -> Encoded:
-    """The paper's example. Raises as `encoded_sets`."""
-    return _encoded(run, lambda form: [replace(CASE, separator=SEPARATORS[form.separator])])[0]
+    """The paper's example; of sentences the first prompt of the set in CASE_OF. Raises as `encoded_sets`."""
+    prompt, suite = CASE, run.settings.suite
+    if suite != "words":
+        of = sentence_sets(suite)
+        name = CASE_OF[suite] if CASE_OF[suite] in of else next(iter(of))
+        prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=of[name], drawn=True)[0]
+    return _encoded(run, lambda form: [replace(prompt, separator=SEPARATORS[form.separator])])[0]
+
+
+def heads_of_case(run: Run, case: Encoded) -> list[Head]:
+    """The in-context heads of the set that a case is of."""
+    paper = run.measured("paper")
+    return in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == case.prompt.dataset).values))
 
 
 def _encoded(run: Run, prompts: Callable[[Form], list[Prompt]]) -> list[Encoded]:
@@ -144,7 +177,9 @@ def _paper(run: Run) -> xr.Dataset:
 
 
 def _paper_changes(run: Run) -> xr.Dataset:
-    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another query: attention and answers."""
+    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another query: attention and answers. Of
+    sentences, which are long, orders and labels that counterbalance each other."""
     heads = run.measured("paper")["named_head"].values.tolist()
-    data = run.in_parts("paper_changes", encoded_sets(run), lambda some: changed(run.model, some, run.encode)).data
+    names = tuple(CHANGES) if run.settings.suite == "words" else COUNTERBALANCED
+    data = run.in_parts("paper_changes", encoded_sets(run), lambda some: changed(run.model, some, run.encode, names)).data
     return summed_up(data.drop_attrs(deep=False), heads)

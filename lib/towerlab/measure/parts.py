@@ -28,7 +28,7 @@ from twotowers.heads import Head
 from towerlab.measure.case import increases_with
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.measure.paper import encoded_case, in_context_heads
+from towerlab.measure.paper import encoded_case, heads_of_case
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, read_all
 from towerlab.model.model import Model, norm_eps, rms, widen
@@ -140,6 +140,5 @@ def from_heads(model: Model, capture: Capture, vectors: Tensor, layer: int, neur
 
 def _parts(run: Run) -> xr.Dataset:
     """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons and what feeds them."""
-    paper = run.measured("paper")
-    heads = in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == paper["word_set"].values[0]).values))
-    return parts(run.model, encoded_case(run), heads)
+    encoded = encoded_case(run)
+    return parts(run.model, encoded, heads_of_case(run, encoded))

@@ -3,6 +3,7 @@
     prompts = paper_prompts("sentiment/number", 100)            # false class / true class, "foo" true
     prompts[0].text                                             # 'hate : bar calm : bar nine : foo six : foo two :'
     [CHANGES["one true fewer"](p) for p in prompts]             # v1 section 5.1
+    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"], drawn=True)        # v1 appendix A
 
 Prompt i of a set is always the same, however many are drawn. A prompt's `dataset` is its set, `block` its number.
 """
@@ -16,6 +17,8 @@ import numpy as np
 from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 
+from towerlab.progress import say
+from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt
 from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, with_query
@@ -32,7 +35,31 @@ CASE = Prompt(
           for text in texts), "one", "foo", LABELS, "number", WORD_SETS[0],
 )  # fmt: skip
 """The paper's example (v1 section 3): love : bar like : bar eight : foo two : foo one :"""
+PUBLISHED = {"SST-2": "sst2", "TREC": "trec", "AGNews": "agnews", "ETHOS": "ethos"}
+"""The paper's sentence sets (v1 appendix A)"""
+CASE_OF = {"words": WORD_SETS[0], "sentences": "science/sport", "published": "AGNews"}
+"""Suite -> the set of its one whole case; the paper's own are of sentiment/number and of AGNews (v1 appendix C)"""
 _SEED = 5
+
+
+def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
+    """Set -> class -> sentences: of the paper's four published sets, or of the book's own, a set for each class pair.
+
+    A published set that cannot be had is left out, and told; raises TwoTowersError, with the reason, where none can.
+    """
+    if suite == "sentences":
+        texts = sentences.class_texts(suite)
+        return {pair: {cls: texts[cls] for cls in pair.split("/")} for pair in sentences.class_pairs(suite)}
+    out, why = {}, None
+    for name, file in PUBLISHED.items():
+        try:
+            out[name] = sentences.set_texts(file)
+        except TwoTowersError as error:
+            why = error
+            say(f"{name} is left out: {error}")
+    if not out and why:
+        raise why
+    return out
 
 
 def paper_prompts(
@@ -44,6 +71,7 @@ def paper_prompts(
     form: Form = FORMS[0],
     seed: int = 0,
     texts: Mapping[str, Sequence[str]] | None = None,
+    drawn: bool = False,
 ) -> list[Prompt]:
     """Prompts of one set, with a given true label and order of true and false demonstrations.
 
@@ -53,29 +81,39 @@ def paper_prompts(
         true_label: "foo" or "bar".
         order: which places hold true demonstrations; "FFTT" is the paper's.
         texts: class -> texts to draw from; default the word lists.
+        drawn: both classes are drawn of all of `texts` for each prompt, and half of each class's texts (by seed) are queries alone,
+            the others demonstrations alone: the paper's sentences, which come from test and train (v1 appendix A).
     Raises:
-        TwoTowersError: for an unknown class, another label, and a class with fewer than k + 2 texts.
+        TwoTowersError: for an unknown class, another label, and a class with fewer than k + 2 texts, 2k where it is `drawn`.
     """
     texts = class_words() if texts is None else texts
-    for cls in name.split("/"):
-        if len(texts.get(cls, ())) < form.k + 2:
-            raise TwoTowersError(
-                f"the set {name} needs {form.k + 2} texts of the class '{cls}', there are {len(texts.get(cls, ()))}"
-            )
+    least = 2 * form.k if drawn else form.k + 2
+    for cls in texts if drawn else name.split("/"):
+        if len(texts.get(cls, ())) < least:
+            raise TwoTowersError(f"the set {name} needs {least} texts of the class '{cls}', there are {len(texts.get(cls, ()))}")
     if true_label not in LABELS:
         raise TwoTowersError(f"the paper's labels are {' and '.join(LABELS)}, not '{true_label}'")
-    prompts = [_draw(name, i, form, seed, texts) for i in range(n)]
+    halves = {cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()])) for cls, of in texts.items()} if drawn else {}
+    prompts = [_draw(name, i, form, seed, texts, halves) for i in range(n)]
     prompts = prompts if true_label == LABELS[0] else [exchanged_labels(p) for p in prompts]
     return [in_order(p, order) for p in prompts]
 
 
-def _draw(name: str, number: int, form: Form, seed: int, texts: Mapping[str, Sequence[str]]) -> Prompt:
-    false, true = name.split("/")
+def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """Those of demonstrations, and those of queries."""
+    mixed = list(rng.permutation(np.array(texts, dtype=object)))
+    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+
+
+def _draw(name: str, number: int, form: Form, seed: int, texts: Mapping[str, Sequence[str]], halves: Mapping) -> Prompt:
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
-    own, other = (rng.permutation(np.array([t for t in texts[cls] if t not in LABELS], dtype=object)) for cls in (true, false))
+    false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
+    pools = [halves[cls][0] if halves else texts[cls] for cls in (true, false)]
+    own, other = (rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object)) for pool in pools)
     rows = [(text, LABELS[1], false) for text in other[: form.k]] + [(text, LABELS[0], true) for text in own[: form.k]]
     demonstrations = tuple(Demonstration(*row) for row in rows)
-    return Prompt(demonstrations, own[form.k], LABELS[0], LABELS, true, name, SEPARATORS[form.separator], number)
+    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[form.k]
+    return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, SEPARATORS[form.separator], number)
 
 
 def other_query(prompt: Prompt, texts: Mapping[str, Sequence[str]] | None = None) -> Prompt:
@@ -99,5 +137,6 @@ CHANGES: dict[str, Callable[[Prompt], Prompt]] = {
     "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, orders(2)[-1])),
     "query of the other class": other_query,
 } | {order: (lambda prompt, order=order: in_order(prompt, order)) for order in orders(2)[1:-1]}
-"""Name -> how a prompt of a set is changed. The first, second, fourth and fifth are a counterbalanced set of four; the first, the
-fourth and those named after an order are all six orders (EMNLP table 8, as summarised)"""
+"""Name -> how a prompt of a set is changed. The first, the fourth and those named after an order are all six orders (EMNLP table 8,
+as summarised)"""
+COUNTERBALANCED = ("as it is", "labels exchanged", "true first", "true first, labels exchanged")

@@ -73,12 +73,15 @@ def class_texts(suite: str) -> dict[str, list[str]]:
         for row in read_table(data_folder() / "sentences" / "own.csv", Sentence, ("sentence",)):
             out.setdefault(row.cls, []).append(row.sentence)
         return dict(sorted(out.items()))
-    out = {}
-    for name in SETS:
-        table = rows(name)
-        short = table[table["text"].str.split().str.len() <= MOST_WORDS]
-        out |= {f"{name} {cls}": group.tolist() for cls, group in short.groupby("class")["text"]}
-    return out
+    return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
+
+
+@cache
+def set_texts(name: str) -> dict[str, list[str]]:
+    """Class, such as "trec human" -> sentences of one published set, of at most MOST_WORDS words. Raises as `class_texts`."""
+    table = rows(name)
+    short = table[table["text"].str.split().str.len() <= MOST_WORDS]
+    return {f"{name} {cls}": group.tolist() for cls, group in short.groupby("class")["text"]}
 
 
 def rows(name: str) -> pd.DataFrame:
