@@ -47,6 +47,33 @@ def test_the_papers_prompts():
     refused("not 'baz'", paper_prompts, WORD_SETS[0], 1, true_label="baz")
 
 
+def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
+    texts = {cls: [f"{cls}{i}" for i in range(9)] for cls in "abc"}
+    prompts = paper_prompts("many", 200, texts=texts, drawn=True)
+    assert paper_prompts("many", 12, texts=texts, drawn=True) == prompts[:12]
+    shown, asked = {d.text for p in prompts for d in p.demonstrations}, {p.query for p in prompts}
+    assert not shown & asked and len(shown) == 3 * 4 and len(asked) == 3 * 5
+    assert all(p.is_true == (False, False, True, True) and p.true_label == "foo" and p.dataset == "many" for p in prompts)
+    both = {(p.cls, p.demonstrations[0].cls) for p in prompts}
+    assert len(both) == 6 and all(a != b for a, b in both)  # every pair of classes, either way
+    refused("needs 4 texts of the class 'few', there are 3", paper_prompts, "x", 1, texts={"few": "123", "b": "1234"}, drawn=True)
+
+
+def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path))
+    run = Run(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
+    assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]
+    monkeypatch.setattr("towerlab.prompts.sentences.set_texts", lambda name: {f"{name} {c}": list("abcdef") for c in "xy"})
+    monkeypatch.setattr(Run, "encode", lambda self, prompts: refuse("no room"))
+    assert "cannot read the paper's prompts: no room" in run.measured("paper").attrs["not_testable"]  # asked for again
+    monkeypatch.setattr(Run, "encode", lambda self, prompts: refuse("another reason"))
+    assert "no room" in run.measured("paper").attrs["not_testable"]  # a result, kept
+
+
+def refuse(why):
+    raise TwoTowersError(why)
+
+
 def test_the_changes_say_what_their_names_say():
     prompt = paper_prompts("animal/country", 1)[0]
     of = {name: change(prompt) for name, change in CHANGES.items()}

@@ -24,3 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     short = "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
     return short or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+class Unavailable(NotTestable):
+    """What a measurement needs, such as a published set, cannot be had now: it is asked for again the next time."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import xarray as xr
 from twotowers import choose, schema, store
-from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.paths import data_folder, is_own, shipped_models, slug
@@ -50,6 +50,8 @@ OPERATIONS, ON_GPU = 1e13, 100
 """What a part of a measurement takes: about a minute of two cores; on a GPU so many times as much"""
 WORK = 1.2e9
 """Bytes beside the weights: PyTorch, and captures of many prompts in `heads`, in three copies"""
+AGAIN = "again"
+"""Attribute of a file that holds nothing since what it needs could not be had: the next run asks again"""
 QUICK_PROMPTS = 20
 """Prompts of each of the paper's sets for a first look at a model of one's own"""
 S = TypeVar("S")
@@ -117,7 +119,8 @@ class Run:
     def recording(self, name: str, again: bool = False) -> Recording:
         """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
-        if not again and (before := _load(path, identity)):
+        before = None if again else _load(path, identity)
+        if before and AGAIN not in before.data.attrs:
             self._remove_parts(name)
             return before
         store.check_writable(path)
@@ -128,7 +131,7 @@ class Run:
         try:
             result = recipe(name)(self)
         except NotTestable as error:
-            result = xr.Dataset(attrs={NOT_TESTABLE: str(error)})
+            result = xr.Dataset(attrs={NOT_TESTABLE: str(error)} | ({AGAIN: 1} if isinstance(error, Unavailable) else {}))
         recording = result if isinstance(result, Recording) else Recording(result)
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
 import numpy as np
-from twotowers.errors import TwoTowersError
+from twotowers.errors import TwoTowersError, Unavailable
 from twotowers.forms import SEPARATORS, Form
 
 from towerlab.progress import say
@@ -45,20 +45,20 @@ _SEED = 5
 def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
     """Set -> class -> sentences: of the paper's four published sets, or of the book's own, a set for each class pair.
 
-    A published set that cannot be had is left out, and told; raises TwoTowersError, with the reason, where none can.
+    A published set that cannot be had is left out, and told; raises Unavailable, with the reason, where none can.
     """
     if suite == "sentences":
         texts = sentences.class_texts(suite)
         return {pair: {cls: texts[cls] for cls in pair.split("/")} for pair in sentences.class_pairs(suite)}
-    out, why = {}, None
+    out, why = {}, ""
     for name, file in PUBLISHED.items():
         try:
             out[name] = sentences.set_texts(file)
         except TwoTowersError as error:
-            why = error
+            why = str(error)
             say(f"{name} is left out: {error}")
-    if not out and why:
-        raise why
+    if not out:
+        raise Unavailable(f"no published set of sentences can be had: {why}")
     return out
 
 
