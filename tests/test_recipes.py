@@ -179,8 +179,8 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
 
 def test_a_long_run_says_beforehand_what_it_costs(small):
     line = r"mini-gpt2: 2 measurements to make, about as long as 1,480,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
-    assert re.fullmatch(line, small(Run, blocks=100_000).cost(["heads", "answers"]))  # what they need is there
-    assert small(Run).cost(["heads"]) == ""
+    assert re.fullmatch(line, cost(small(Run, blocks=100_000), ["heads", "answers"]))  # what they need is there
+    assert cost(small(Run), ["heads"]) == ""
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):

@@ -83,13 +83,14 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
                 f"{name}: {what}{f' Needs {chr(44).join(needs)}.' if needs else ''} About {Run(settings).passes(name):,.0f} passes."
             )
         return 0
+    from towerlab.measure.cost import cost
     from towerlab.model import loading
     from towerlab.progress import say
 
     loading.check(settings.model, settings.device)
     run = Run(settings, command)
-    if cost := run.cost(names):
-        say(cost)
+    if line := cost(run, names):
+        say(line)
     for name in names:
         run.measured(name)
     print(f"{', '.join(names)}: {run.path(names[-1]).parent}")

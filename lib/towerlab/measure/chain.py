@@ -39,7 +39,8 @@ from towerlab.model import files, packages
 from towerlab.progress import part, say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_pairs, draw_blocks
-from towerlab.prompts.prompt import Encoded, Prompt, batches, encode_all
+from towerlab.prompts.paper_sets import paper_prompts, sentence_sets
+from towerlab.prompts.prompt import Encoded, Prompt, encode_all
 
 if TYPE_CHECKING:
     from towerlab.model.model import Model
@@ -48,8 +49,6 @@ LOCATING, JUDGING = 1, 2
 """Seeds of the blocks on which forms and heads are chosen, and of those that judge"""
 OPERATIONS, ON_GPU = 1e13, 100
 """What a part of a measurement takes: about a minute of two cores; on a GPU so many times as much"""
-WORK = 1.2e9
-"""Bytes beside the weights: PyTorch, and captures of many prompts in `heads`, in three copies"""
 AGAIN = "again"
 """Attribute of a file that holds nothing since what it needs could not be had: the next run asks again"""
 QUICK_PROMPTS = 20
@@ -109,6 +108,10 @@ class Run:
     def path(self, name: str) -> Path:
         return store.folder(self.settings, self.name, name) / f"{name}.nc"
 
+    def there(self, name: str) -> bool:
+        """Whether its file is of this setting."""
+        return _load(self.path(name), self.identity(name)) is not None
+
     def measured(self, name: str, again: bool = False) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
 
@@ -131,7 +134,7 @@ class Run:
         try:
             result = recipe(name)(self)
         except NotTestable as error:
-            result = xr.Dataset(attrs={NOT_TESTABLE: str(error)} | ({AGAIN: 1} if isinstance(error, Unavailable) else {}))
+            result = xr.Dataset(attrs={NOT_TESTABLE: str(error), **({AGAIN: 1} if isinstance(error, Unavailable) else {})})
         recording = result if isinstance(result, Recording) else Recording(result)
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
@@ -181,11 +184,14 @@ class Run:
         """Parts of about a minute each. More parts cost more where a model is large: see `model.increase`."""
         parameters = sum(p.numel() for p in self.model.hf.parameters())
         most = OPERATIONS * (1 if self.model.device.type == "cpu" else ON_GPU)
-        return max(1, round(2 * parameters * len(self._longest[0].ids) * self.passes(name) / most))
+        return max(1, round(2 * parameters * len(self.sample([name])[0].ids) * self.passes(name) / most))
 
-    @property
-    def _longest(self) -> list[Encoded]:
-        """A block of prompts as long as they may be chosen to be."""
+    def sample(self, names: Iterable[str]) -> list[Encoded]:
+        """Some prompts of these measurements: a block as long as it may be chosen to be, or the paper's sentences, longest first."""
+        if self.settings.suite != "words" and all(store.about(name).on == "prompts" for name in names):
+            sets = sentence_sets(self.settings.suite).items()
+            prompts = [p for name, texts in sets for p in paper_prompts(name, 2, texts=texts, drawn=True)]
+            return sorted(encode_all(prompts, self.model.tokenizer), key=lambda e: -len(e.ids))
         form = Form(self.settings.k or choose.MOST_K, self.settings.separator or "space")
         return encode_all(self.blocks(1, LOCATING, form), self.model.tokenizer)
 
@@ -210,7 +216,7 @@ class Run:
             "suite": self.settings.suite, "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.settings.device}",
             "libraries": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
-            "labels_left_out": ", ".join(self.unsayable), "licence": "MIT",
+            "labels_left_out": "" if store.about(name).on == "prompts" else ", ".join(self.unsayable), "licence": "MIT",
         }  # fmt: skip
 
     @property
@@ -301,34 +307,6 @@ class Run:
         about = store.about(name)
         n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few, "prompts": self.n_prompts}
         return about.passes * 4 * n_blocks[about.on]  # four prompts a block, four sets of the paper
-
-    def cost(self, names: Iterable[str]) -> str:
-        """What is still to be made of some measurements, in a line, where it takes minutes: runs of a prompt, time, memory.
-
-        The time is that of one plain batch, so it holds for a machine that is as busy as now.
-        """
-        from towerlab.model.capture import answer
-
-        every = dict.fromkeys(part for name in names for part in store.versions(name))
-        missing = [name for name in every if not _load(self.path(name), self.identity(name))]
-        if not missing:
-            return ""
-        store.check_writable(self.path(missing[0]))
-        if len(self._longest[0].ids) > self.model.context:
-            return ""
-        block = next(prompts for _, prompts in batches(self._longest))
-        answer(self.model, block)  # the first one is slower
-        for batch in (block, 8 * block):  # few prompts are slow in a small model
-            start = time.monotonic()
-            answer(self.model, batch)
-            seconds = (time.monotonic() - start) / len(batch)
-            if seconds > 0.1:
-                break
-        passes = sum(self.passes(name) for name in missing)
-        minutes = passes * seconds / 60
-        what = f"{len(missing)} measurement{'s' * (len(missing) > 1)} to make, about as long as {passes:,.0f} runs of a prompt"
-        memory = self.model.bytes * 17 / 16 + WORK
-        return f"{self.name}: {what}: {minutes:.0f} min, {memory / 1e9:.1f} GB of memory" if minutes >= 1 else ""
 
     def few(self) -> list[Prompt]:
         """Prompts of the first blocks that judge, `n_few` of them."""
