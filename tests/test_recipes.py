@@ -10,6 +10,7 @@ from towerlab.measure import heads as heads_module
 from towerlab.measure import steering
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run, recipe
+from towerlab.measure.cost import cost
 from towerlab.measure.observations import observations
 from towerlab.measure.sets import OTHER_HALVES, present, with_other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
