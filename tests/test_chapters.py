@@ -59,7 +59,7 @@ def handmade(request, tmp_path_factory):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypatch, tmp_path):
     model, out = handmade
-    few = {"labels": "foo/bar", "blocks": 20, "locate": 20, "k": 2, "separator": "space"}
+    few = {"labels": "foo/bar", "blocks": 20, "locate": 20, "k": 2, "separator": "space", "texts": "sentences"}
     rows = evidence_of(chapter, monkeypatch, tmp_path, model=model, out=out, **few)
     verdicts = set(rows[rows["model"] == "model"]["verdict"])
     tested = {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS} if chapter.startswith("01") else set()
