@@ -57,6 +57,10 @@ from towerlab.prompts.paper_sets import (
 from towerlab.prompts.prompt import Encoded, Prompt
 
 
+FEW_SENTENCES = 20
+"""Prompts of a set of sentences that are changed, at least"""
+
+
 def in_context_heads(increase: xr.DataArray, n: int | None = None) -> list[Head]:
     """The paper's in-context heads: the largest mean increase over prompts, whatever its sign.
 
@@ -189,8 +193,10 @@ def _paper(run: Run) -> xr.Dataset:
 
 def _paper_changes(run: Run) -> xr.Dataset:
     """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another query: attention and answers. Of
-    sentences, which are long, orders and labels that counterbalance each other."""
-    heads = run.measured("paper")["named_head"].values.tolist()
-    names = tuple(CHANGES) if run.settings.suite == "words" else COUNTERBALANCED
-    data = run.in_parts("paper_changes", encoded_sets(run), lambda some: changed(run.model, some, run.encode, names)).data
+    sentences, which are long, a quarter of the prompts, in the orders and labels that counterbalance each other."""
+    heads, encoded, names = run.measured("paper")["named_head"].values.tolist(), encoded_sets(run), tuple(CHANGES)
+    if run.settings.suite != "words":
+        few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
+        encoded = [one for one in encoded if one.prompt.block < few]
+    data = run.in_parts("paper_changes", encoded, lambda some: changed(run.model, some, run.encode, names)).data
     return summed_up(data.drop_attrs(deep=False), heads)
