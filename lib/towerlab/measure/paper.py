@@ -56,7 +56,6 @@ from towerlab.prompts.paper_sets import (
 )
 from towerlab.prompts.prompt import Encoded, Prompt
 
-
 FEW_SENTENCES = 20
 """Prompts of a set of sentences that are changed, at least"""
 
