@@ -56,7 +56,7 @@ from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
 
 Encode = Callable[[Sequence[Prompt]], list[Encoded]]
-CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 50, 25
+CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
 """Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on, that judge, under remedies"""
 DRAWS = 5
 FOO, BAR, TWELVE = "foo-heads", "bar-heads", "the twelve"
