@@ -85,7 +85,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatc
         Run(Settings(blocks=n, locate=4, k=k, separator="space", prompts=4, out=str(tmp_path))) for n in (20, 200)
     )
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
-    of_the_papers_sets = ["paper", "paper_changes", "case", "parts"]
+    of_the_papers_sets = ["paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts"]
     assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations", *of_the_papers_sets]
     for name in same:
         few.measured(name)

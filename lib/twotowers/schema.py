@@ -88,6 +88,13 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "paper_changes": _answers("change")
     | {f"attention_{name}": Variable(("change", "prompt", "named_head"), "share") for name in ("true", "other")}
     | {f"mean_attention_{name}": Variable(("change", "word_set", "layer", "head"), "share") for name in ("true", "other")},
+    "paper_ablations": _answers("heads")
+    | {name: Variable(("layer", "head"), "nats") for name in ("increase_foo", "increase_bar", "log_prob_lost")}
+    | {name: Variable(("rank",), "head", str) for name in ("foo_head", "bar_head")}
+    | {"attention": Variable(("change", *NAMED), "share"), "reading": Variable(NAMED, "nats")}
+    | {f"flipped_{name}": of for name, of in _answers().items() if name != "logit_difference"},
+    "paper_remedies": _answers("change", "remedy", "heads")
+    | {"mean_attention_true": Variable(("change", "remedy", "named_head"), "share")},
     "case": {
         "increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats"), **_answers(),
         "token": Variable(WORDS, "token", str), "bs_value": Variable(WORDS, "nats"),

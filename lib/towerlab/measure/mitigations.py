@@ -18,7 +18,7 @@ demonstrations (recency). So contextual calibration and averages over orders nee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import xarray as xr
@@ -126,8 +126,15 @@ def without_position(
     return query_key.rotated(model, layer, query, place), query_key.rotated(model, layer, key, place)
 
 
-def recency_shortcut(model: Model, heads: Heads, capture: Capture, share: tuple[float, float] = SHARE) -> Edit:
-    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited."""
+def recency_shortcut(
+    model: Model,
+    heads: Heads,
+    capture: Capture,
+    share: tuple[float, float] = SHARE,
+    seen: Callable[[int, list[int], Tensor], None] = lambda *_: None,
+) -> Edit:
+    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited;
+    seen(layer, heads, weights): is shown the weights (batch, head, position) that take the place of the heads' own."""
     part = None
     if model.architecture.positions == "learned":
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
@@ -139,6 +146,7 @@ def recency_shortcut(model: Model, heads: Heads, capture: Capture, share: tuple[
         free = last_scores(free_query, free_key, state.mask, 1.0, state.softcap)[:, in_layer]
         query, key, value = state.of(in_layer)
         weights = share[1] * free.softmax(-1) + share[0] * state.scores(query, key).softmax(-1)
+        seen(layer, in_layer, weights)
         return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
 
     return Edit(heads, output)

@@ -1,0 +1,113 @@
+"""The twelve heads and the two remedies on the paper's sets: every number against runs put together by hand."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from conftest import word_tokenizer
+from plain_hooks import put, run
+from reference import Reference
+from test_mitigations import free_weights
+from towerlab.measure.mitigations import mitigations
+from towerlab.measure.paper_heads import REMEDIED, alone, looked_at, remedied, twelve
+from towerlab.model import unembed
+from towerlab.prompts import paper_sets
+from towerlab.prompts.paper_sets import CHANGES, paper_prompts
+from towerlab.prompts.prompt import encode_all
+from towerlab.prompts.variants import exchanged_labels
+from twotowers.heads import Head
+
+TEXTS = {cls: [f"{cls}{i}" for i in range(8)] for cls in "ab"}
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """encode(prompts), and four prompts of two sets: foo true, then bar true."""
+    monkeypatch.setattr(paper_sets, "class_words", lambda: TEXTS)
+    tokenizer = word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"]])
+    prompts = [paper_prompts(name, 1)[0] for name in ("a/b", "b/a")]
+    encode = lambda prompts: encode_all(prompts, tokenizer)  # noqa: E731
+    return encode, encode([*prompts, *map(exchanged_labels, prompts)])
+
+
+def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
+    foo, bar = (xr.DataArray(np.zeros((8, 8)), dims=("layer", "head")) for _ in "ab")
+    lost = foo.copy()
+    foo[0, :8], bar[0, :8] = np.linspace(3.0, 2.3, 8), np.linspace(2.0, 2.7, 8)  # mean 2.5, whichever
+    bar[0, 0] += 1  # the first by mean increase
+    lost[7, :8] = np.arange(8.0)
+    lost[:4] = np.nan
+    heads, raise_foo, raise_bar = twelve({"foo": foo, "bar": bar}, lost)
+    assert len(heads) == 8 and heads[:3] == [Head(0, 0), Head(7, 7), Head(0, 1)]
+    leaning = [float(foo[head] - bar[head]) for head in raise_foo + raise_bar[::-1]]
+    assert leaning == sorted(leaning, reverse=True) and {*raise_foo, *raise_bar} == {*heads}
+    many = xr.DataArray(np.random.default_rng(0).normal(size=(20, 20)), dims=("layer", "head"))
+    assert [len(of) for of in twelve({"foo": many, "bar": many}, many)] == [12, 6, 6]  # both lists alike: the first twelve
+    assert len(twelve({"foo": many[:2, :2], "bar": many[:2, :2]}, many[:2, :2])[0]) == 2
+
+
+def test_each_head_alone_is_a_whole_run_without_it(model, encoded):
+    data = alone(model, encoded[1])
+    below = (model.n_layers + 1) // 2
+    assert data["log_prob_lost"][:, :below].isnull().all() and data["log_prob_lost"][:, below:].notnull().all()
+    for i, e in enumerate(encoded[1][:2]):
+        for head in (Head(below, 0), Head(model.n_layers - 1, model.n_heads - 1)):
+            both = [run(model, e, put(model, heads, {head: 0.0}, slice(None)))["logits"].log_softmax(-1)[e.true_id]
+                    for heads in ([], [head])]  # fmt: skip
+            assert float(data["log_prob_lost"][i, head.layer, head.head]) == pytest.approx(float(both[0] - both[1]), abs=1e-9)
+
+
+def test_what_they_attend_to_and_read_is_the_slow_reference_s(model, encoded):
+    encode, prompts = encoded
+    heads = [Head(1, 1), Head(0, 0)]
+    data = looked_at(model, prompts, heads, encode)
+    assert data["named_head"].values.tolist() == ["1-1", "0-0"]
+    for i, e in enumerate(prompts):
+        slow, one = Reference(model, e.ids), data.isel(prompt=i)
+        other = encode([CHANGES["query of the other class"](e.prompt)])[0]
+        flipped = Reference(model, other.ids)
+        for h, (layer, head) in enumerate(heads):
+            for place, at in enumerate(e.label_positions):
+                of = one.isel(named_head=h, place=place)
+                by_hand = slow.attentions[layer][head, at], flipped.attentions[layer][head, at]
+                assert np.allclose(of["attention"], [float(x) for x in by_hand], atol=1e-7)
+                bs = unembed.bs_values(slow.value_output(layer, head, at), model.unembedding, slow.scale)
+                pair = e.label_pair if e.prompt.is_true[place] else e.label_pair[::-1]
+                assert float(of["reading"]) == pytest.approx(float(bs[pair[0]] - bs[pair[1]]), abs=1e-9)
+        logits = model.hf(torch.tensor([other.ids])).logits[0, -1].log_softmax(-1)
+        assert float(one["flipped_log_prob_true"]) == pytest.approx(float(logits[other.true_id]), abs=1e-9)
+        assert other.prompt.true_label != e.prompt.true_label
+
+
+def test_remedies_are_those_of_mitigations_where_each_belongs(model, encoded):
+    """Answers equal those of `mitigations`, which is tested by hand; balanced prompts are left alone by the majority shortcut."""
+    encode, prompts = encoded
+    sets = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1), Head(0, 1)]}
+    data = remedied(model, prompts, sets, encode)
+    assert {*data["named_head"].values} == {"0-1", "1-0", "1-1"}
+    for name, change in REMEDIED.items():
+        changed = encode([change(e.prompt) for e in prompts])
+        expected, remedy = mitigations(model, changed, sets), "majority" if "fewer" in name else "recency"
+        for own, theirs in {"none": "none", "remedy": f"{remedy} shortcut"}.items():
+            for variable in ("log_prob_true", "log_prob_other", "says"):
+                assert np.allclose(data[variable].sel(change=name, remedy=own), expected[variable].sel(remedy=theirs), atol=1e-9)
+    plain = mitigations(model, encode([REMEDIED["FFTT"](e.prompt) for e in prompts]), sets)["log_prob_true"]
+    assert np.allclose(plain.sel(remedy="majority shortcut"), plain.sel(remedy="none"), atol=1e-12)
+
+
+def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded):
+    encode, prompts = encoded
+    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, encode)["attention_true"]
+    for name in ("one true fewer", "TFFT"):
+        for i, e in enumerate(encode([REMEDIED[name](e.prompt) for e in prompts])):
+            slow, at = Reference(model, e.ids), [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]
+            for layer, head in ((0, 1), (1, 0)):
+                own = float(slow.attentions[layer][head, at].sum())
+                one = data.sel(change=name, named_head=f"{layer}-{head}").isel(prompt=i)
+                assert float(one.sel(remedy="none")) == pytest.approx(own, abs=1e-7)
+                if name == "one true fewer":
+                    assert float(one.sel(remedy="remedy")) == pytest.approx(own, abs=1e-7)
+            slow.streams = [h[0] for h in model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states]
+            mixed = (slow.attentions[0][1, at].sum() + free_weights(model, slow, e.ids, 0, 1)[at].sum()) / 2
+            if name == "TFFT":  # the first layer, whose input the remedy leaves as it is
+                assert float(data.sel(change=name, named_head="0-1", remedy="remedy")[i]) == pytest.approx(float(mixed), abs=1e-7)
