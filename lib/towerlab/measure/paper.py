@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -146,7 +147,7 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
     for name, texts in sentence_sets(run.settings.suite).items():
         prompts = paper_prompts(name, n, seed=seed, texts=texts, drawn=True)
         try:
-            out += _encoded(run, lambda form, some=prompts: [replace(p, separator=SEPARATORS[form.separator]) for p in some])
+            out += _encoded(run, partial(_separated, prompts))
         except NotTestable as error:  # as where a model's context is too short for five of these sentences
             why = error
             say(f"{run.name}: {name} is left out: {error}")
@@ -162,13 +163,17 @@ def encoded_case(run: Run) -> Encoded:
         sets = run.measured("paper")["word_set"].values.tolist()
         name = CASE_OF[suite] if CASE_OF[suite] in sets else sets[0]
         prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name], drawn=True)[0]
-    return _encoded(run, lambda form: [replace(prompt, separator=SEPARATORS[form.separator])])[0]
+    return _encoded(run, partial(_separated, [prompt]))[0]
 
 
 def heads_of_case(run: Run, case: Encoded) -> list[Head]:
     """The in-context heads of the set that a case is of."""
     paper = run.measured("paper")
     return in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == case.prompt.dataset).values))
+
+
+def _separated(prompts: Sequence[Prompt], form: Form) -> list[Prompt]:
+    return [replace(prompt, separator=SEPARATORS[form.separator]) for prompt in prompts]
 
 
 def _encoded(run: Run, prompts: Callable[[Form], list[Prompt]]) -> list[Encoded]:
