@@ -43,7 +43,8 @@ def chapter(monkeypatch):
     monkeypatch.setattr(book.folder_check, "faults", lambda folder: [])
     monkeypatch.setattr(store, "open_recorded", lambda model, suite, name: files.get((model, name)))
     texts: list[str] = []
-    monkeypatch.setattr(book, "display", lambda part: texts.append(getattr(part, "data", "")))
+    for module in (book, pages):
+        monkeypatch.setattr(module, "display", lambda part: texts.append(getattr(part, "data", "")))
     of_a = book.open({"model": "a"})
     of_a.texts, of_a.files = texts, files
     return of_a
@@ -109,6 +110,25 @@ def test_a_table_goes_through_dimensions(chapter):
     assert np.isnan(chapter.table(values, whole={"a": values["a"] * 0}).loc[0, "value"])
     for by in ((), ("side",), ("side", "dose", "cut")):
         refused(r"a table of values over \(side, dose, prompt\), wanted \(prompt", chapter.table, many, by=by)
+
+
+def test_where_nothing_is_there_a_table_and_a_figure_say_so(chapter):
+    values = {"a": chapter.measured("heads")["a"].logit_difference}
+    empty = chapter.table({}, by=("dose",), what="x")
+    assert empty.empty and list(empty) == ["model", "dose", "value", "low", "high", "n", "what"]
+    none = chapter.table({"a": values["a"] * np.nan}).loc[0]
+    assert np.isnan(none["value"]) and none["n"] == 0
+    refused("1 of 110 values are missing", chapter.table, {"a": values["a"].where(np.arange(110) > 0)})
+    chapter.figure("1.1", alt.Chart(empty).mark_bar(), "Bars.")
+    assert "Bars. Nothing to draw: no model has these numbers." in chapter.texts[-1]
+
+
+def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
+    chapter.measured("heads")
+    assert chapter.matched("a", [(0, h) for h in range(4)], draws=3) and len(chapter.texts) == 0
+    assert chapter.matched("a", [(0, 0)] * 8) == [] and "8 heads leave too few" in chapter.texts[-1]
+    chapter.sets = {"a": {"writers": []}}
+    assert chapter.matched("a", "writers") == [] and "the rule names no writers heads" in chapter.texts[-1]
 
 
 def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):

@@ -247,6 +247,7 @@ def test_means_over_sets_equal_a_loop():
     assert result.dims == ("draw", "kind", "prompt")
     for draw, heads in enumerate(sets):
         np.testing.assert_allclose(result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
+    assert over_sets(values, [[]]).isnull().all() and over_sets(values, []).sizes["draw"] == 0
 
 
 def test_prompts_are_put_in_the_order_of_another_measurement():

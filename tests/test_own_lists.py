@@ -9,6 +9,7 @@ import tiny_book
 from conftest import ROOT, refused
 from towerlab import building
 from towerlab.measure.chain import Run
+from towerlab.model import own_tokenizer
 from towerlab.prompts import blocks, sentences
 from twotowers import forms, pages, store
 from twotowers.forms import Form
@@ -80,6 +81,12 @@ def test_letters_that_need_a_joiner_keep_it_and_labels_are_looked_at_too(home):
     change(home, "words/words.csv", "happy,", "می\u200cخواهم,")
     blocks.words()
     refused(r"holds U\+200B", Settings.of, {"labels": "fo\u200bo/bar"})
+
+
+def test_a_run_on_words_needs_no_sentences_and_one_on_sentences_names_what_is_missing(home):
+    (home / "data/sentences/own.csv").unlink()
+    assert any("love : " in text for text, _ in own_tokenizer.probe())
+    refused(r"sentences/own\.csv", getattr, Run(Settings.of({"suite": "sentences"})), "pairs")
 
 
 def own_sentences(home, classes, n=12):

@@ -65,3 +65,10 @@ def test_contents_name_every_page_and_titles_fit_the_sidebar():
             )
             title = re.search(r"^# (.*)$", "".join(cells[0]["source"]), re.MULTILINE)[1]
         assert len(title) <= 28, title
+
+
+def test_no_table_says_minus_nothing():
+    html = pages.shown(pd.DataFrame({"x": [-0.001, -0.2], "name": ["a", "b"], "n": [1, 2]}), precision=2).to_html()
+    assert ">0.00<" in html and ">-0.20<" in html and ">1<" in html and "-0.00" not in html
+    table = pd.DataFrame({"model": ["a"], "x": ["b"], "value": [-0.001], "low": [-0.004], "high": [0.2]})
+    assert "-0.00" not in pages.grid(table, ["x"], "model", fmt=".2f").to_html()

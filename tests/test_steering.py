@@ -129,3 +129,13 @@ def test_what_cannot_be_steered_is_refused():
     ):
         whole = {"directions": directions, "sets": {"one": [(0, 0)]}} | settings
         refused(remedy, steering, model, encoded, **whole)
+
+
+def test_a_direction_without_length_is_lent_to_nobody():
+    """In the first layer the query of one and the same token is the same whichever class is asked."""
+    values = np.random.default_rng(0).normal(size=(3, 1, 2, 5))
+    values[1] = 0
+    own = xr.Dataset({"query": (("pair", "layer", "head", "d_head"), values)}, coords={"pair": list("abc")})
+    first, second = (other["query"] for other in directions_of_other_pairs(own))
+    assert np.isfinite(first).all() and np.isfinite(second).all() and (second.isel(pair=0) == 0).all()
+    np.testing.assert_allclose((first.isel(pair=0) ** 2).sum("d_head"), (values[0] ** 2).sum(-1))

@@ -87,20 +87,25 @@
   }
 
   function drawAll() {
+    const all = [];
     for (const element of document.querySelectorAll("div.chart")) {
-      draw(element, JSON.parse(element.nextElementSibling.textContent)).catch((error) => {
-        element.textContent = `This chart cannot be drawn: ${error.message}`;
-        throw error;
-      });
+      const drawn = async () => draw(element, JSON.parse(element.nextElementSibling.textContent));
+      all.push(drawn().catch((error) => {  // no vega.js, or a page that may not evaluate: as without JavaScript
+        const picture = element.nextElementSibling.nextElementSibling;
+        element.innerHTML = picture ? picture.textContent : "";
+        element.append(...(picture ? [] : [`This chart cannot be drawn: ${error.message}`]));
+        console.error(error);
+      }));
     }
+    return Promise.all(all);
   }
 
-  drawAll();
+  let last = drawAll();
   let width = window.innerWidth, soon;
   addEventListener("resize", () => {  // a tablet is turned, a window docked; a phone's bars that come and go change no width
     clearTimeout(soon);
     soon = setTimeout(() => {
-      if (width !== window.innerWidth && !matchMedia("print").matches) drawAll();
+      if (width !== window.innerWidth && !matchMedia("print").matches) last = last.then(drawAll);  // one drawing at a time
       width = window.innerWidth;
     }, 150);
   });

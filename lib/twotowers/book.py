@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 import xarray as xr
 from IPython.display import HTML, display
@@ -231,8 +232,15 @@ class Chapter:
 
     def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
         """Random sets matched to a named set, or to some heads: same layers, other key-value groups. A set that is drawn again,
-        of so many draws, is left out: a small model has few."""
-        sets = self._drawn(model, self.sets[model][heads] if isinstance(heads, str) else heads, draws)
+        of so many draws, is left out: a small model has few. Where it has none, or the set no heads, a note says so."""
+        name, these = (heads, self.sets[model][heads]) if isinstance(heads, str) else ("such", heads)
+        try:
+            sets = self._drawn(model, these, draws) if these else []
+            why = f"the rule names no {name} heads"
+        except NotTestable as error:
+            sets, why = [], str(error)
+        if not sets:
+            pages.note(f"{model}: no other heads beside these: {why}.")
         return list({frozenset(of): of for of in reversed(sets)}.values())[::-1]
 
     def _drawn(self, model: str, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
@@ -254,7 +262,8 @@ class Chapter:
 
         values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share
         of; a share of what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
-        of the first factor), and those given. Raises TwoTowersError for other dimensions.
+        of the first factor), and those given; they are there without rows, too. Where all values are missing, as of a set
+        without heads, so are the numbers. Raises TwoTowersError for other dimensions, and for values that are missing in part.
         """
         rows = []
         for model, data in values.items():
@@ -265,11 +274,14 @@ class Chapter:
                 at = dict(zip(by, places, strict=True))
                 part = data.isel(at)
                 all_of = None if whole is None else whole[model].isel({dim: i for dim, i in at.items() if dim in whole[model].dims})
-                number = intervals.mean(part, clusters) if all_of is None else intervals.ratio(part, all_of, clusters)
+                if part.isnull().all():
+                    number = Interval(np.nan, (0,))
+                else:
+                    number = intervals.mean(part, clusters) if all_of is None else intervals.ratio(part, all_of, clusters)
                 entries = {dim: data[dim].values.tolist()[i] for dim, i in at.items()}
                 numbers = {"value": number.estimate, "low": number.low, "high": number.high, "n": number.n[0]}
                 rows.append({"model": model, **entries, **numbers, **columns})
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n", *columns])
 
     def figure(self, number: str, shown: alt.TopLevelMixin | HTML, caption: str) -> None:
         """Show a chart, or a table as HTML, with its number and caption: what to see, then how it was made.
@@ -278,6 +290,8 @@ class Chapter:
         their accuracy, once "heads" was opened, and recorded models that lack a measurement of the chapter, with the command
         that makes it.
         """
+        drawn = getattr(shown, "data", None)
+        caption += " Nothing to draw: no model has these numbers." if isinstance(drawn, pd.DataFrame) and drawn.empty else ""
         if (self.settings.suite, "heads") in self._open:
             chance = [f"{m} ({pages.not_learned(of)})" for m, of in self.learned.items() if not of.low > pages.CHANCE]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""

@@ -314,8 +314,9 @@ def _check_control(claim: Claim, control: xr.DataArray | None, draws: bool = Fal
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt)."""
-    layer, head = (xr.DataArray([[at[axis] for at in heads] for heads in sets], dims=("draw", "of")) for axis in (0, 1))
+    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt). Of a set without heads it is missing."""
+    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(len(sets), -1 if sets else 0, 2)
+    layer, head = (xr.DataArray(at[..., axis], dims=("draw", "of")) for axis in (0, 1))
     return values.isel(layer=layer, head=head).mean("of", skipna=False).transpose("draw", ..., "prompt")
 
 

@@ -7,7 +7,7 @@ each through the book (COLOURS); models are told apart by panels, never by colou
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import altair as alt
 import numpy as np
@@ -73,8 +73,13 @@ def colour(field: str, names: Sequence[str], title: str | None = None, legend: b
     names = list(dict.fromkeys(names))
     spare = iter([c for c in (BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY) if c not in {COLOURS.get(n) for n in names}] * 4)
     scale = alt.Scale(domain=names, range=[COLOURS.get(n) or next(spare) for n in names])
-    key = alt.Legend(columns=2 if max(map(len, names)) > 18 else 3, symbolOpacity=1)  # marks may be faint
+    key = alt.Legend(columns=2 if max(map(len, names), default=0) > 18 else 3, symbolOpacity=1)  # marks may be faint
     return alt.Color(f"{field}:N", scale=scale, title=title, legend=key if legend else None)
+
+
+def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
+    """Tables, one below the other; where there is none, a table of these columns without rows: a chart of it is empty."""
+    return pd.concat([*tables] or [pd.DataFrame(columns=[*columns])])
 
 
 def facets(
@@ -90,11 +95,13 @@ def facets(
     `row`: a column of the table, whose values become rows of panels, each with all models; with more than SIDE_BY_SIDE
     models they become columns, and each model is a row.
     """
+    if table.empty:
+        chart = alt.Chart().mark_point()  # Altair cannot tell of which types nothing is
     table = table.assign(model=table["model"].map(shown_name))
     models = list(dict.fromkeys(table["model"]))
     of_row = list(dict.fromkeys(table[row])) if row else []
     beside = models if row and len(models) <= SIDE_BY_SIDE else of_row or models[:columns]
-    width = max(120, WIDTH // len(beside) - 65)  # room for an axis and its title
+    width = max(120, WIDTH // max(1, len(beside)) - 65)  # room for an axis and its title
     panel = chart.properties(width=width, height=height)
     if row:
         across, down = (("model", models), (row, of_row)) if beside is models else ((row, of_row), ("model", models))
@@ -141,8 +148,8 @@ def bars(
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
     names, sort = _order(table[group]), _order(table[x])
     models = table["model"].nunique()
-    room = WIDTH // (min(table[row].nunique() if models > SIDE_BY_SIDE else models, 3) if row else min(3, models)) - 65
-    axis = alt.Axis(labelAngle=0 if len(sort) * max(7 * len(str(name)) + 8 for name in sort) < room else -30)
+    room = WIDTH // max(1, min(3, table[row].nunique() if row and models > SIDE_BY_SIDE else models)) - 65
+    axis = alt.Axis(labelAngle=0 if len(sort) * max((7 * len(str(name)) + 8 for name in sort), default=0) < room else -30)
     base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=None, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),

@@ -194,6 +194,7 @@ def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None)
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
     """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come. Where many
     models would be columns, they are rows."""
+    fmt = fmt.replace(".", "z.")  # no -0.00
     cell = [
         "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}},\u00a0{high:{fmt}}]"
         for value, low, high in table[["value", "low", "high"]].itertuples(index=False)
@@ -211,6 +212,8 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
         return shown_name(cell) if isinstance(cell, str) else cell
 
     table = table.map(named).rename(index=named, columns=named)
+    if "precision" in form:  # no -0.00
+        table = table.map(lambda cell: round(cell, form["precision"]) + 0.0 if isinstance(cell, float) else cell)
     styler = table.style.format(escape="html", **form)
     for axis in (0, 1):
         styler = styler.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)

@@ -153,11 +153,15 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
 
 
 def directions_of_other_pairs(directions: xr.Dataset) -> list[xr.Dataset]:
-    """For every class pair the direction of another one, as long as its own, head by head: one dataset for each shift of the pairs."""
+    """For every class pair the direction of another one, as long as its own, head by head: one dataset for each shift of the pairs.
+
+    A direction without length, as of first-layer queries of one and the same token, stays so.
+    """
 
     def shift(x: xr.DataArray, by: int) -> xr.DataArray:
         other = x.roll(pair=by)
-        return other * np.sqrt((x**2).sum("d_head") / (other**2).sum("d_head"))
+        length = (other**2).sum("d_head")
+        return other * np.sqrt((x**2).sum("d_head") / length.where(length > 0, 1.0))
 
     return [directions.map(shift, by=by) for by in range(1, directions.sizes["pair"])]
 

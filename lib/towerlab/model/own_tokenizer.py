@@ -24,6 +24,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, 
 from transformers.tokenization_utils_base import generate_merges
 from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, SEPARATORS, label_pairs
+from twotowers.paths import data_folder
 
 from towerlab.model import files
 from towerlab.model.weights import reading
@@ -118,7 +119,8 @@ def _of_merges(folder: Path, about: dict, options: dict, name: str, own: Sequenc
 def probe(own: Sequence[str] = ()) -> Iterator[tuple[str, list[str]]]:
     """The words, labels and sentences of the book and some label pairs of the user's, laid out as prompts; and which these are."""
     labels = [label for pair in (*own, *label_pairs()) if pair != OWN_NAMES for label in pair.split("/")]
-    texts = [text for of in sentences.class_texts("sentences").values() for text in of]
+    here = (data_folder() / "sentences/own.csv").is_file()  # a run on words needs none; one on sentences says what is missing
+    texts = [text for of in sentences.class_texts("sentences").values() for text in of] if here else []
     every = list(dict.fromkeys([*labels, *(row.word for row in words()), *(row.cls for row in words()), *texts]))
     for at, separator in itertools.product(range(0, len(every), 100), SEPARATORS.values()):
         some = every[at : at + 101]
