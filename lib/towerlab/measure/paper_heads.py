@@ -57,7 +57,8 @@ from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
 
 Encode = Callable[[Sequence[Prompt]], list[Encoded]]
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
-"""Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on, that judge, under remedies"""
+"""Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on, that judge, under remedies.
+Where a set has few, which is so of large models, a half of them judge, and a third under remedies"""
 DRAWS = 5
 FOO, BAR, TWELVE = "foo-heads", "bar-heads", "the twelve"
 ASKED = ("as it is", "query of the other class")
@@ -193,7 +194,7 @@ def _paper_ablations(run: Run) -> Recording:
     tried = run.in_parts(name, _with_exchanged(run, choosing, ALONE), lambda some: alone(run.model, some), "alone.").data
     increase, lost = {"foo": foo.mean("prompt"), "bar": bar.mean("prompt")}, tried["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve(increase, lost)
-    judges = _with_exchanged(run, judging, JUDGE)
+    judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
 
     def measure(sets: dict[str, Heads]) -> xr.Dataset:
         of_sets = run.in_parts(name, judges, lambda some: ablations(run.model, some, sets, ("all",)), "zeroed.").data
@@ -215,7 +216,7 @@ def _paper_ablations(run: Run) -> Recording:
 
 def _paper_remedies(run: Run) -> Recording:
     """The two remedies in the twelve heads: answers and attention with one demonstration fewer and in six orders, without and with."""
-    judges = _with_exchanged(run, _prompts(run)[1], MITIGATE)
+    judges = _with_exchanged(run, _prompts(run)[1], min(MITIGATE, run.n_prompts // 3 or 1))
     heads = [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]
 
     def measure(sets: dict[str, Heads]) -> xr.Dataset:
