@@ -16,6 +16,11 @@
     for (const arrow of document.querySelectorAll("summary"))
       if (!arrow.textContent.trim()) arrow.setAttribute("aria-label", "Pages below");
     // The theme leaves its own name for the book outside every landmark.
+    // The search of Sphinx fails where it has no text to show, as beside an entry of the index.
+    if (typeof Search !== "undefined") {
+      const summary = Search.makeSearchSummary;
+      Search.makeSearchSummary = (...of) => summary(...of) ?? document.createElement("p");
+    }
     const sidebar = document.querySelector(".bd-sidebar-primary");
     sidebar?.setAttribute("role", "complementary");
     sidebar?.setAttribute("aria-label", "Book");

@@ -160,7 +160,7 @@ def answer(rows: pd.DataFrame) -> Markdown:
 def exhibits_table(rows: pd.DataFrame) -> Markdown:
     """Every exhibit of the paper, a line each in its order: what the paper says, and the verdict in each model.
 
-    Item and printed values are entries of the index, so that the search box leads to their line.
+    Item and printed values are main entries of the index (`!`), so that the search box leads to their line first.
     """
     chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models = list(dict.fromkeys(rows["model"]))
@@ -171,10 +171,10 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
     ]
     for item, exhibit in exhibits.exhibits().items():
         values = re.split("( to | and |; |, )", exhibit.published)
-        published = "".join(f"{{index}}`{v} <{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v for v in values)
+        published = "".join(f"{{index}}`{v} <!{v}>`" if v.strip("%.-+").replace(".", "").isdigit() else v for v in values)
         of = [cells.get((item, model)) for model in models]
         first = next((row for row in of if row), None)
-        name = f'<a id="row-{exhibits.css(item)}"></a>{{index}}`{item}`'
+        name = f'<a id="row-{exhibits.css(item)}"></a>{{index}}`!{item}`'
         if first and first["chapter"] in chapters:
             at = f"{chapters[first['chapter']]}.html#fig-{str(first['figure']).replace('.', '-')}"
             name += f' <br> <a href="{at}">ours: {first["figure"]}</a>'
