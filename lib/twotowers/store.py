@@ -70,6 +70,8 @@ class Version(Row):
     from the paper's own sets, so that only what `OWN_SETS` names decides it"""
     passes: PositiveFloat
     """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
+    sentences: Annotated[PositiveFloat | None, BeforeValidator(lambda cell: cell or None)]
+    """the same on sentences, where it is another"""
     sources: str
     """what its code was when this version was pinned: see tests/test_versions.py"""
 

@@ -307,8 +307,8 @@ class Run:
         """About how many plain passes of a prompt a measurement costs."""
         about = store.about(name)
         n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few, "prompts": self.n_prompts}
-        share = 0.1 if name == "paper_changes" and self.settings.suite != "words" else 1  # four changes of ten, of a quarter
-        return share * about.passes * 4 * n_blocks[about.on]  # four prompts a block, four sets of the paper
+        each = about.passes if self.settings.suite == "words" else about.sentences or about.passes
+        return each * 4 * n_blocks[about.on]  # four prompts a block, four sets of the paper
 
     def few(self) -> list[Prompt]:
         """Prompts of the first blocks that judge, `n_few` of them."""
