@@ -131,9 +131,9 @@ class Run:
         parts = filter(None, (_load(part, identity) for part in self._parts(name)))  # made before an interruption
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
-            without = [need.attrs for need in needs if NOT_TESTABLE in need.attrs]
-            about = {key: without[0][key] for key in (NOT_TESTABLE, AGAIN) if key in without[0]} if without else {}
-            result = xr.Dataset(attrs=about) if without else recipe(name)(self)
+            for lacking in (need.attrs for need in needs if NOT_TESTABLE in need.attrs):
+                raise (Unavailable if AGAIN in lacking else NotTestable)(lacking[NOT_TESTABLE])
+            result = recipe(name)(self)
         except NotTestable as error:
             result = xr.Dataset(attrs={NOT_TESTABLE: str(error), **({AGAIN: 1} if isinstance(error, Unavailable) else {})})
         recording = result if isinstance(result, Recording) else Recording(result)

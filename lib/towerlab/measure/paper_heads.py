@@ -84,7 +84,8 @@ def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[li
 
 def alone(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """`log_prob_lost` (prompt, layer, head) of every head from the middle layer on, zeroed by itself at all positions; others NaN."""
-    deep = [Head(layer, head) for layer in range((model.n_layers + 1) // 2, model.n_layers) for head in range(model.n_heads)]
+    middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
+    deep = [Head(layer, head) for layer in range(middle, model.n_layers) for head in range(model.n_heads)]
     with progress("heads zeroed alone", len(encoded)) as bar:
         log_prob = ablated_answers(model, encoded, [Ablation(frozenset({head})) for head in deep], "all", bar).log_prob[..., 0]
     lost = np.full((len(encoded), model.n_layers, model.n_heads), np.nan)
@@ -187,6 +188,8 @@ def _with_random(run: Run, measure: Callable[[dict[str, Heads]], xr.Dataset], se
 def _paper_ablations(run: Run) -> Recording:
     """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they attend to and read at labels."""
     name, (choosing, judging) = "paper_ablations", _prompts(run)
+    if run.model.n_layers * run.model.n_heads < 2:
+        raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
     exchanged = run.encode([exchanged_labels(e.prompt) for e in choosing])
     foo = run.measured("paper")["increase"]
     foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values)
