@@ -36,7 +36,8 @@ DIMENSIONS: dict[str, type | None] = {
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
     "output": int, "queries": int, "mlps": int, "sender_set": str, "norm": str,
-    "change": str, "word_set": str, "named_head": str, "weight": float, "position": None, "neuron": None,
+    "change": str, "word_set": str, "named_head": str, "weight": float, "query_coefficient": float,
+    "key_coefficient": float, "position": None, "neuron": None,
 }  # fmt: skip
 """Dimension -> type of its coordinate; None: it has none. A place is a demonstration, a component one of a vector"""
 Coordinates = dict[str, tuple[tuple[str, ...], type]]
@@ -124,6 +125,7 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     "steering": _answers("tower", "heads", "dose"), "steering_random": _answers("tower", "heads", "dose"),
     "steering_pairs": _answers("tower", "heads", "dose"),
     "steering_labels": _answers("labels_of_direction", "tower", "heads", "dose"),
+    **{name: _answers("heads", "query_coefficient", "key_coefficient") for name in ("tower_grid", "tower_grid_random")},
     "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
     "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},
     "ablations": _answers("positions", "replacement", "heads"),

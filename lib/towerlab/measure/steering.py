@@ -188,7 +188,8 @@ def _sign(encoded: Encoded, cls: str) -> int:
     return 1 if cls == encoded.prompt.dataset.split("/")[0] else -1
 
 
-def _directions(run: Run) -> xr.Dataset:
+def directions_of_run(run: Run) -> xr.Dataset:
+    """One direction a class pair, from prompts of the run's own that judge nothing."""
     return class_directions(run.model, run.encode(_directing(run, BLOCKS)))
 
 
@@ -202,13 +203,13 @@ def _steering(run: Run) -> Recording:
     sets = with_comparers(run)
     other = random_sets(run, sets["comparers"])[0]
     targets = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
-    directions = _directions(run)
+    directions = directions_of_run(run)
     return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, targets))
 
 
 def _steering_random(run: Run) -> Recording:
     """The control of the claims about steering: the comparers along random directions of the same norm."""
-    few, directions = run.encode(run.few()), _directions(run)
+    few, directions = run.encode(run.few()), directions_of_run(run)
 
     def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Recording:
         return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
@@ -220,7 +221,7 @@ def _steering_random(run: Run) -> Recording:
 
 def _steering_pairs(run: Run) -> Recording:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
-    sets, directions = {"comparers": with_comparers(run)["comparers"]}, _directions(run)
+    sets, directions = {"comparers": with_comparers(run)["comparers"]}, directions_of_run(run)
     options = {"doses": (-1.0, 1.0), "towers": ("query", "keys"), "others": directions_of_other_pairs(directions)}
     few = run.encode(run.few())
     return run.in_parts("steering_pairs", few, lambda some: steering(run.model, some, directions, sets, **options))

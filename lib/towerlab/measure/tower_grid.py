@@ -1,0 +1,105 @@
+"""Both towers moved at once: answers over a grid of coefficients for the query and for the keys. Chapter 11.
+
+    measured = tower_grid(model, judging, {"by attention": (heads, class_directions(...))}, (-1.0, 0.0, 1.0))
+    measured["logit_difference"].sel(query_coefficient=1.0, key_coefficient=-1.0)     # (heads, prompt)
+
+The directions, and how they are added, are those of `measure.steering`: the last position's query is moved by a coefficient
+times the class direction of queries, and the keys at label positions by another times that of keys, as the last position of
+these heads sees them. With c = 1/2 for a query of the pair's first class and -1/2 for one of the second, the difference
+between the scores of the two classes goes as (c + query coefficient) (1 + 2 key coefficient) where they are two vectors'
+product. That is algebra of a head's score; whether the answer follows it can fail.
+
+Recipe `tower_grid`: seven coefficients by seven, in the heads by attention, in those that other class pairs and label pairs
+choose, in those without negative heads, and in the heads by increase. Recipe `tower_grid_random`: coefficients of -1, 0
+and 1 on the first prompts, in the heads by attention. Its control has twenty random sets of heads along the class directions, then
+the heads by attention along twenty random directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import torch
+import xarray as xr
+from twotowers import choose
+from twotowers.heads import Heads
+from twotowers.recording import Recording, with_shared
+
+from towerlab.measure.chain import Run
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.sets import DRAWS, drawn, random_sets, with_by_increase, with_other_halves
+from towerlab.measure.steering import at_positions, directions_of_run, random_directions
+from towerlab.model.attention_edits import steer
+from towerlab.model.last_position import Edit, LastPosition
+from towerlab.model.memory import run_batches
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Encoded
+
+COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
+PROMPTS = 100
+"""On which random sets and random directions are tried: each costs nine runs of the last position"""
+BY_ATTENTION = "by attention"
+Moved = Mapping[str, tuple[Heads, xr.Dataset]]
+
+
+@torch.inference_mode()
+def tower_grid(
+    model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float], max_tokens: int = 2048
+) -> xr.Dataset:
+    """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient, prompt).
+
+    Args:
+        moved: name -> heads, and the directions that they are moved along (`steering.class_directions` of other prompts).
+        coefficients: of the query's direction and of the keys', every pair of them.
+    """
+    layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
+    answers = Answers(encoded, len(moved), len(coefficients), len(coefficients))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        at = torch.tensor([e.label_positions for e in batch])
+        vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
+        edits: dict[tuple, Edit] = {}
+        for h, (heads, of) in enumerate(moved.values()):
+            query, keys = vectors[id(of)]
+            for (q, by_query), (k, by_keys) in product(enumerate(coefficients), repeat=2):
+                scaled = {layer: by_query * query[layer] for layer in query}, {layer: by_keys * keys[layer] for layer in keys}
+                edits[h, q, k] = steer(heads, *scaled, at)
+        answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
+
+    run_batches("towers moved", encoded, max_tokens, run)
+    every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
+    return observations(encoded, answers.variables("heads", *every), heads=list(moved), **every)
+
+
+def without_negative(locating: xr.Dataset, k: int) -> list:
+    """The heads with the largest mean attention difference of those that raise, on average, the label that they read."""
+    means = choose.rankings(locating)
+    return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
+
+
+def _tower_grid(run: Run) -> Recording:
+    """The whole grid, in the heads by attention and other sets."""
+    by_increase = with_by_increase(run)["by increase"]
+    sets: dict[str, Heads] = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase}
+    sets["without negative heads"] = without_negative(run.measured("locating"), run.settings.top_k)
+    few, directions = run.encode(run.few()), directions_of_run(run)
+
+    def measure(some: Sequence[Encoded], of: Mapping[str, Heads]) -> xr.Dataset:
+        return tower_grid(run.model, some, {name: (heads, directions) for name, heads in of.items() if heads}, COEFFICIENTS)
+
+    recording = run.in_parts("tower_grid", few, lambda some: measure(some, sets))
+    return with_other_halves(run, recording, BY_ATTENTION, few, lambda of, at: measure([few[i] for i in at], of))
+
+
+def _tower_grid_random(run: Run) -> Recording:
+    """Few coefficients on few prompts: the heads by attention; random sets of heads, and random directions."""
+    heads, few, directions = run.sets[BY_ATTENTION], run.encode(run.few()[:PROMPTS]), directions_of_run(run)
+    moved: dict[str, tuple[Heads, xr.Dataset]] = {BY_ATTENTION: (heads, directions)}
+    others = random_sets(run, heads, DRAWS)
+    moved |= {f"random heads {i}": (of, directions) for i, of in enumerate(others)}
+    moved |= {f"random direction {i}": (heads, random_directions(directions, [run.settings.seed, i])) for i in range(DRAWS)}
+    both = run.in_parts("tower_grid_random", few, lambda some: tower_grid(run.model, some, moved, FEW)).data
+    control = drawn(both.isel(heads=slice(1, None)), [BY_ATTENTION])
+    control = control.assign_coords(control="random sets and directions")
+    return Recording(both.isel(heads=[0]), with_shared(control, both.isel(heads=[0])))
