@@ -113,7 +113,7 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
     return values.isel(layer=layer, head=head).assign_coords(listed(heads))
 
 
-def turns(data: xr.Dataset, target: Any = None) -> Iterator[tuple[xr.Dataset, Any]]:
+def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
     """(prompts that choose, prompts that judge), so that no class pair and no label pair is in both; every prompt judges once.
 
     Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. Prompts of
