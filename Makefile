@@ -56,7 +56,7 @@ sentences: $(STAMP)  ## every sentence that has a number, beside the evidence of
 	@$(BIN)/python .ci/sentences
 
 verify: $(STAMP)  ## compare with the numbers the authors print: MODEL=gpt2-large or llama-7b (fetches it)
-	@exec $(BIN)/python -m towerlab.cli verify --model "$${MODEL:-gpt2-large}"
+	@exec $(BIN)/python -m benchmarks.published "$${MODEL:-gpt2-large}"
 
 miniature: $(STAMP)  ## train the shipped model again
 	$(BIN)/python -m training.train mini-gpt2

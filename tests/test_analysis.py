@@ -24,11 +24,11 @@ sys.meta_path.insert(0, Absent())
 import twotowers
 for module in pkgutil.iter_modules(twotowers.__path__):
     importlib.import_module(f"twotowers.{module.name}")
-from twotowers import book, choose, store
+from twotowers import book, choose, recorded
 from twotowers.errors import TwoTowersError
 chapter = book.open({"model": "smollm2-135m"})
 heads = chapter.measured("heads")
-assert set(heads) == set(store.recorded_models()) and all(map(choose.head_sets, heads.values()))
+assert set(heads) == set(recorded.recorded_models()) and all(map(choose.head_sets, heads.values()))
 try:
     book.open({"model": "mini-gpt2", "out": "/nowhere"}).measured("heads")
 except TwoTowersError as error:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
-from twotowers import book, claims, evidence, pages, store
+from twotowers import book, claims, evidence, pages, recorded, store
 from twotowers.intervals import Interval
 from twotowers.recording import Recording
 
@@ -39,9 +39,8 @@ def chapter(monkeypatch):
     """A chapter of three models: "a" learns, "b" is at chance, "c" lacks what is not "heads"."""
     files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
     files |= {(model, "steering"): dataset(1.0) for model in "ab"}
-    monkeypatch.setattr(store, "recorded_models", lambda: dict.fromkeys("abc"))
-    monkeypatch.setattr(book.folder_check, "faults", lambda folder: [])
-    monkeypatch.setattr(store, "open_recorded", lambda model, suite, name: files.get((model, name)))
+    monkeypatch.setattr(recorded, "recorded_models", lambda: dict.fromkeys("abc"))
+    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: files.get((model, name)))
     texts: list[str] = []
     for module in (book, pages):
         monkeypatch.setattr(module, "display", lambda part: texts.append(getattr(part, "data", "")))

@@ -7,7 +7,7 @@ import torch
 import transformers
 from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
-from twotowers import store
+from twotowers import recorded
 
 SIZES = {"one head": (1, 1, 1), "one layer": (1, 2, 2), "shared keys": (2, 4, 1)}
 """Name -> layers, heads, key-value heads"""
@@ -43,7 +43,7 @@ def design(rng):
 def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypatch, tmp_path):
     """A random design a model, all chapters each, which share what is measured; no recorded model hides what is missing."""
     model, chosen = model_of(size, tmp_path / "model"), design(random.Random(seed))
-    monkeypatch.setattr(store, "recorded_models", dict)
+    monkeypatch.setattr(recorded, "recorded_models", dict)
     for chapter in CHAPTERS:
         rows = evidence_of(chapter, monkeypatch, tmp_path / chapter, model=model, out=str(tmp_path / "out"), **chosen)
         assert rows["verdict"].notna().all(), (chapter, chosen)

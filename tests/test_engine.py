@@ -165,7 +165,6 @@ BAD = [
     (["measure", "--model", "a\nb"], "a\\nb"),
     (["record", "no/such/x", "heads"], "no/such/x"),
     (["models", "nobody"], "choose one of"),
-    (["verify", "--model", "x"], "choose"),
     (["book", "--set", "blocks=x"], "whole number"),
     (["book", "--set", "block=2"], "did you mean 'blocks'?"),
     (["book", "--set", "a='"], "open quote"),

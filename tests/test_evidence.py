@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
-from twotowers import choose, claims, evidence, store
+from twotowers import choose, claims, evidence, recorded
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import SHARE_OF_CHOICE, check_rows, compare, not_testable, of_set, over_sets
@@ -75,8 +75,8 @@ def test_a_random_set_that_is_drawn_again_is_counted_once():
 @pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
 @pytest.mark.parametrize(("measurement", "name"), [("interchanges", "by attention"), ("mitigations", "located")])
 def test_numbers_tell_recorded_sets_apart_as_their_names_do(model, measurement, name):
-    heads = choose.head_sets(store.open_recorded(model, "words", "locating").data)[name]
-    recording = store.open_recorded(model, "words", measurement)
+    heads = choose.head_sets(recorded.open_recorded(model, "words", "locating").data)[name]
+    recording = recorded.open_recorded(model, "words", measurement)
     layers, n_heads, groups = (int(recording.data.attrs[size]) for size in ("layers", "heads", "key_value_heads"))
     control = recording.control["logit_difference"].sel(heads=name).transpose("draw", ...)
     drawn = choose.matched_sets(heads, layers, n_heads, n_heads // groups, control.sizes["draw"])

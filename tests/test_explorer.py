@@ -10,7 +10,7 @@ import xarray as xr
 from browser import browser, check_screen, explorer, explorer_page, needs_browser, refuses, text
 from twotowers import choose, intervals, recording
 from twotowers.paths import data_folder
-from twotowers.store import open_recorded
+from twotowers.recorded import open_recorded
 
 MODEL, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
 RECORDED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the smallest first

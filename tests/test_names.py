@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from towerlab.measure.chain import Run
-from twotowers import store
+from twotowers import recorded, store
 from twotowers.settings import Settings
 from twotowers.store import Laboratory
 
@@ -28,7 +28,7 @@ def run(model, out, **settings) -> Run:
 @pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])
 def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(name, tmp_path):
     own = run(other_model(tmp_path / name), tmp_path / "out")
-    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}" and own.name not in store.recorded_models()
+    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}" and own.name not in recorded.recorded_models()
     assert Laboratory(own.settings).name == own.name
     assert run(name, tmp_path / "out").name == Laboratory(Settings(model=name)).name == name
 

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from conftest import ROOT
 from towerlab.building import listed
-from twotowers import data_files, figures, pages, store
+from twotowers import data_files, figures, pages, recorded
 from twotowers.data_files import shown_name
 
 FIVE = list(data_files.shown_names())
 
 
 def test_every_recorded_model_has_a_name_of_its_own_for_pages():
-    assert {*store.recorded_models(), "mini-gpt2"} <= {*FIVE} and len({*data_files.shown_names().values()}) == len(FIVE)
+    assert {*recorded.recorded_models(), "mini-gpt2"} <= {*FIVE} and len({*data_files.shown_names().values()}) == len(FIVE)
     assert shown_name("smollm2-135m, 18-6") == "SmolLM2-135M, 18-6" and shown_name("my/smollm2-135m") == "my/smollm2-135m"
     assert shown_name("smollm2-135m-mine: x") == "smollm2-135m-mine: x" and shown_name("") == ""
 

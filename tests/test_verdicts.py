@@ -1,4 +1,4 @@
-"""`twotowers verdicts`: every claim on a model of one's own, beside what was registered before it was run."""
+"""`benchmarks.verdicts`: every claim on a model of one's own, beside what was registered before it was run."""
 
 import json
 import shutil
@@ -6,11 +6,12 @@ import shutil
 import pandas as pd
 import pytest
 from conftest import refused
-from towerlab import cli, verdicts
 from towerlab.measure.chain import Run
-from twotowers import book, claims, store
+from twotowers import book, claims, recorded, store
 from twotowers.paths import data_folder
 from twotowers.settings import Settings
+
+from benchmarks import verdicts
 
 FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1"}
 
@@ -35,7 +36,7 @@ def test_chapters_are_those_that_judge_with_what_they_read():
 
 
 def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(monkeypatch):
-    towers = store.open_recorded("smollm2-135m", "words", "towers")
+    towers = recorded.open_recorded("smollm2-135m", "words", "towers")
     again = towers._replace(data=towers.data.assign_attrs(seconds=0.5))
     monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: again)
     for settings, anew in (({}, False), ({"blocks": 20, "locate": 4}, False), ({"seed": 1}, True), ({"labels": "foo/bar"}, True)):
@@ -50,7 +51,7 @@ def one_chapter(monkeypatch):
 
 def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(one_chapter, tmp_path, capfd, monkeypatch):
     options = [word for name, value in FEW.items() for word in (f"--{name}", value)]
-    assert cli.main(["verdicts", "mini-gpt2", "--out", str(tmp_path), *options]) == 0
+    assert verdicts.main(["mini-gpt2", "--out", str(tmp_path), *options]) == 0
     output = capfd.readouterr()
     run = Run(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
     rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")

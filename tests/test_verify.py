@@ -4,7 +4,8 @@ import pytest
 import torch
 from conftest import refused, tiny
 from reference import Reference
-from towerlab.paper import verify
+
+from benchmarks import published as verify
 
 IDS = (3, 17, 40, 8, 25)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
-from twotowers import choose, intervals, recording, store
+from twotowers import choose, intervals, recorded, recording, store
 from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
@@ -37,7 +37,7 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
     def read(name: str) -> xr.Dataset | None:
         path = folder / model / suite / f"{name}.nc"
-        of = store.open_recorded(model, suite, name)
+        of = recorded.open_recorded(model, suite, name)
         if of is None and path.is_file():
             try:
                 of = store.load(path)
@@ -180,12 +180,12 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
 def script(folder: Path) -> str:
     """Every model with measured heads as a script: recorded ones first, small ones before large ones."""
     models = []
-    for model in dict.fromkeys([*store.recorded_models(), *(path.name for path in sorted(folder.glob("*")) if path.is_dir())]):
+    for model in dict.fromkeys([*recorded.recorded_models(), *(path.name for path in sorted(folder.glob("*")) if path.is_dir())]):
         suites = {suite: of for suite in SUITES if (of := explored(model, suite, folder)) is not None}
         if suites:
             about = next(iter(suites.values()))["model"]
             models.append({"name": model, "shown": shown_name(model), **about, "suites": suites})
-    models.sort(key=lambda model: (model["name"] not in store.recorded_models(), model["parameters"]))
+    models.sort(key=lambda model: (model["name"] not in recorded.recorded_models(), model["parameters"]))
     data = {"models": models, "levels": LEVELS, "first": FIRST}
     data["bounds"] = {"preference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
     return f"window.twotowersHeads = {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)};\n"

@@ -3,10 +3,7 @@
 twotowers measure heads towers --model path/to/model --blocks 20
 twotowers record smollm2-135m --blocks 200      # into data/measurements; interrupted, the same command takes it up
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
-twotowers verdicts path/to/model                # every claim on a model of one's own, beside what was registered
 twotowers models                                # those with a name; with names: fetch them now
-twotowers check data/measurements/NAME           # a recorded folder, before it is handed in or taken
-twotowers verify --model gpt2-large             # the numbers that the authors print
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import errno
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
@@ -34,17 +31,8 @@ def parser() -> argparse.ArgumentParser:
     record = commands.add_parser("record", help="the same into data/measurements, from where every page shows it")
     record.add_argument("model", help=Settings.model_fields["model"].description)
     record.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
-    verdicts = commands.add_parser("verdicts", help="every claim on a model: measures, runs the chapters, prints verdicts")
-    verdicts.add_argument("model", help=Settings.model_fields["model"].description)
-    verdicts.add_argument("--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)")
-    verdicts.add_argument("--record", action="store_true", help="also as rows of data/seeds.csv")
-    for command, without in ((measure, ()), (record, ("model", "out")), (verdicts, ("model", "suite"))):
-        for name, field in Settings.model_fields.items():
-            if name in without:
-                continue
-            default = field.default or ("none" if name == "device_map" else "auto")
-            text = f"{field.description} (default: {default})"
-            command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text)
+    for command, without in ((measure, ()), (record, ("model", "out"))):
+        add_settings(command, without)
     book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
     book.add_argument("--model", help="in place of the shipped one")
     book.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`")
@@ -53,11 +41,17 @@ def parser() -> argparse.ArgumentParser:
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
     models = commands.add_parser("models", help="list the models that have a name, or fetch them")
     models.add_argument("names", nargs="*", metavar="NAME")
-    check = commands.add_parser("check", help="whether a folder of recorded measurements is what the book takes")
-    check.add_argument("folder", help="such as data/measurements/NAME")
-    verify = commands.add_parser("verify", help="measure the numbers that the authors' own notebooks print")
-    verify.add_argument("--model", required=True, help="gpt2-large, llama-7b, or a folder or hub id of that name")
     return top
+
+
+def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """An option for every setting, without a default of its own: what is not typed is not there."""
+    for name, field in Settings.model_fields.items():
+        if name in without:
+            continue
+        default = field.default or ("none" if name == "device_map" else "auto")
+        text = f"{field.description} (default: {default})"
+        command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text)
 
 
 def _measure(arguments: argparse.Namespace, command: str) -> int:
@@ -97,31 +91,6 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _verdicts(arguments: argparse.Namespace, command: str) -> int:
-    values = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    settings = Settings.of(values)
-    from towerlab import verdicts
-    from towerlab.measure.chain import Run
-    from towerlab.model import loading
-
-    loading.check(settings.model, settings.device)
-    run = Run(settings, command)
-    table = verdicts.verdicts(run, values, [number for number in arguments.chapters.split(",") if number])
-    if arguments.record:
-        verdicts.record(run, table)
-    print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
-    for why, of in table[table["verdict"] == "not testable"].groupby("note"):
-        print(f"not testable, {why}: {', '.join(of['claim'])}")
-    hits = table["hit"].dropna()
-    if len(hits):
-        print(
-            f"registered: {int(hits.sum())} of {len(hits)} came; Brier score {verdicts.brier(table):.2f} "
-            f"({verdicts.base_rate(table):.2f} for always saying the share that came)"
-        )
-    print(verdicts.folder(run) / "verdicts.csv")
-    return 0
-
-
 def _book(arguments: argparse.Namespace, command: str) -> int:
     from towerlab import building
 
@@ -155,50 +124,21 @@ def _models(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace, command: str) -> int:
-    from pathlib import Path
-
-    from twotowers import store
-    from twotowers.folder_check import faults
-
-    folder = Path(arguments.folder).resolve()
-    if not folder.is_dir():
-        raise TwoTowersError(f"'{arguments.folder}' is no folder")
-    lines, files = faults(folder), sorted(folder.rglob("*.nc"))
-    print("\n".join(lines) or f"{folder.name}: {len(files)} measurements, all as the schema says; a digest of the numbers of each:")
-    for path in files if not lines else ():
-        print(store.digest(store.load(path)), path.relative_to(folder))
-    return 2 if lines else 0
-
-
-def _verify(arguments: argparse.Namespace, command: str) -> int:
-    from towerlab.paper import verify
-
-    model = verify.HUB.get(arguments.model, arguments.model)
-    if verify.paper_model(model) not in verify.HUB:
-        raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(verify.HUB)}")
-    from towerlab.model import loading
-
-    table = verify.authors_numbers(loading.load(model))
-    print(table.to_string(index=False))
-    off = int((~table["agrees"]).sum())
-    print(f"{len(table) - off} of {len(table)} numbers agree within {verify.TOLERANCE}")
-    return int(off > 0)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
+    """Exit status: that of `guarded`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(words)
+    does = {"measure": _measure, "record": _measure, "book": _book, "models": _models}
+    return guarded(lambda: does[options.do](options, shlex.join(["twotowers", *words])))
+
+
+def guarded(do: Callable[[], int]) -> int:
+    """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
     for kind in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
             signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
-    does = {
-        "measure": _measure, "record": _measure, "verdicts": _verdicts, "book": _book,
-        "models": _models, "check": _check, "verify": _verify,
-    }  # fmt: skip
     try:
-        return does[options.do](options, shlex.join(["twotowers", *words]))
+        return do()
     except TwoTowersError as error:
         print(f"twotowers: {error}", file=sys.stderr)
         return 2

@@ -26,7 +26,7 @@ import pandas as pd
 import xarray as xr
 from IPython.display import HTML, display
 
-from twotowers import choose, claims, evidence, exhibits, figures, folder_check, intervals, pages, store
+from twotowers import choose, claims, evidence, exhibits, figures, intervals, pages, recorded, store
 from twotowers.claims import Claim
 from twotowers.data_files import shown_name
 from twotowers.errors import NotTestable, TwoTowersError
@@ -70,10 +70,11 @@ class Chapter:
         self.not_recorded: dict[str, list[str]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
-        if settings.blocks < pages.QUICK and self.model not in store.recorded_models():
+        if settings.blocks < pages.QUICK and self.model not in recorded.recorded_models():
             pages.quick_look(self.model, settings.blocks)
         self._open: dict[tuple[str, str], dict[str, Recording]] = {}
         self._views: dict[tuple[str, str, str], dict[str, Recording]] = {}
+        self._settings_of: dict[tuple[str, str], dict[str, Any]] = {}
 
     def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
@@ -98,7 +99,7 @@ class Chapter:
     def _files(self, name: str, suite: str | None = None) -> dict[str, Recording]:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
-            every = {model: store.open_recorded(model, suite, name) for model in self.models}
+            every = {model: of for model in self.models for of in self._opened(model, suite, name)}
             files = {model: measurement for model, measurement in every.items() if measurement is not None}
             settings = self.settings.model_copy(update={"suite": suite})
             if self.model not in files or not store.serves(files[self.model], settings):
@@ -111,14 +112,24 @@ class Chapter:
             self._open[suite, name] = dict(sorted(files.items(), key=lambda item: item[1].data.attrs["parameters"]))
         return self._open[suite, name]
 
+    def _opened(self, model: str, suite: str, name: str) -> list[Recording | None]:
+        """The recorded file, or None; nothing where it is odd or of other settings than those before it: a line says so."""
+        try:
+            recording = recorded.open_recorded(model, suite, name)
+            if recording is not None:
+                of = recorded.settings_of(recording)
+                first = self._settings_of.setdefault((model, suite), of)
+                for other in (key for key in of if of[key] != first.get(key, of[key])):
+                    raise TwoTowersError(f"'{model}/{suite}/{name}.nc': its {other} is {of[other]}, that of others {first[other]}")
+        except TwoTowersError as error:
+            pages.note(f"Left out: {error}.")
+            return []
+        return [recording]
+
     @cached_property
     def models(self) -> list[str]:
-        """Recorded models. Folders that are odd are left out, each named in a line."""
-        lines = {name: folder_check.faults(folder) for name, folder in store.recorded_models().items()}
-        for name in (name for name in lines if lines[name]):
-            folder = f"data/measurements/{name}"
-            pages.note(f"Left out: {folder}: {lines[name][0]}. All faults: twotowers check {folder}")
-        return [name for name in lines if not lines[name]]
+        """Recorded models."""
+        return list(recorded.recorded_models())
 
     @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
@@ -339,6 +350,6 @@ class Chapter:
 def _command(model: str, suite: str, name: str) -> str:
     """What records a measurement that a recorded model lacks, on as many blocks as its others."""
     like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
-    recorded = store.open_recorded(model, suite, like)
-    many = "" if recorded is None else f" --{option} {json.loads(recorded.data.attrs['identity'])[option]}"
+    of_like = recorded.open_recorded(model, suite, like)
+    many = "" if of_like is None else f" --{option} {json.loads(of_like.data.attrs['identity'])[option]}"
     return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")

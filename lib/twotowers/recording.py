@@ -1,6 +1,6 @@
 """A measurement as its file holds it and as chapters see it: named sets of heads, and random ones beside them.
 
-recording = store.open_recorded("smollm2-135m", "words", "ablations")
+recording = recorded.open_recorded("smollm2-135m", "words", "ablations")
 recording.data                             # variables over (heads, prompt)
 recording.control                          # over (heads, draw, prompt); None where there is none
 of_labels(recording, "names").data         # the prompts whose labels are the classes' own names

@@ -122,42 +122,12 @@ def identity(name: str, settings: Settings, fingerprint: str) -> str:
     return json.dumps(deciding | origin, sort_keys=True)
 
 
-def recorded_models() -> dict[str, Path]:
-    """Name -> folder of every model whose measurements are recorded in data/measurements, not yet checked."""
-    return {path.name: path for path in sorted((data_folder() / "measurements").glob("[!.]*")) if path.is_dir()}
-
-
-def open_recorded(model: str, suite: str, name: str) -> Recording | None:
-    """A recorded measurement, None where there is none.
-
-    Raises TwoTowersError for one that other texts were measured for, or an older version of its code or of one that it needs.
-    """
-    path = data_folder() / "measurements" / model / suite / f"{name}.nc"
-    if not path.is_file():
-        return None
-    recording = load(path)
-    check_current(json.loads(recording.data.attrs.get("identity", "{}")), model, suite, name)
-    return recording
-
-
 def serves(recording: Recording, settings: Settings) -> bool:
     """Whether a recorded measurement stands for its model under these settings: of those that decide it, it has every one that
     is not a default, but for how many blocks and prompts there are, which are its own."""
     origin = json.loads(recording.data.attrs["identity"])
     changed = {name: value for name, value in settings.changed().items() if name not in ("blocks", "locate", "prompts")}
     return all(origin[name] == value for name, value in changed.items() if name in origin)
-
-
-def digest(recording: Recording) -> str:
-    """12 hexadecimal digits of the SHA-256 over all numbers and names of a measurement. What is told of its making, such as
-    date and seconds, is not in it: equal numbers have equal digits, whoever measured them."""
-    out = hashlib.sha256()
-    for part in (part for part in recording if part is not None):
-        for name in sorted(map(str, part.variables)):
-            values = part[name].values
-            content = json.dumps(values.tolist()).encode() if values.dtype.kind in "UO" else values.tobytes()
-            out.update(f"{name} {part[name].dims} {values.shape} {values.dtype.kind} ".encode() + content)
-    return out.hexdigest()[:12]
 
 
 def check_current(origin: Mapping[str, Any], model: str, suite: str, name: str) -> None:
@@ -208,7 +178,7 @@ class Laboratory:
         except ModuleNotFoundError as error:
             raise TwoTowersError(
                 f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is not installed (there is no "
-                f"{error.name}): pip install .[measure], or choose a recorded model ({', '.join(recorded_models())})"
+                f"{error.name}): pip install .[measure], or choose a model of data/measurements"
             ) from None
 
 

@@ -1,7 +1,7 @@
 """The numbers that the authors' own notebooks print for a plain prompt, measured on the same model.
 
-    measure(model, ids, ["increase of head 21-19", "sum of FFN block increases"])
-    authors_numbers(model)        # every published one of this model, beside what is measured here
+    make verify MODEL=gpt2-large          # or: python -m benchmarks.published gpt2-large
+
 
 The prompt has no demonstrations and no labels: the followed word is the model's top prediction (paper, Definitions:
 log-probability increase; frozen norm). Increases are in nats.
@@ -10,20 +10,21 @@ log-probability increase; frozen norm). Increases are in nats.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 
 import pandas as pd
 import torch
 from pydantic import field_validator
-from twotowers.data_files import Row, Text, read_table
-from twotowers.errors import TwoTowersError
-from twotowers.paths import data_folder
-
-from towerlab.model import unembed
+from towerlab import cli
+from towerlab.model import loading, unembed
 from towerlab.model.capture import Capture, capture
 from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
+from twotowers.data_files import Row, Text, read_table
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
 
 SOURCE = "authors' notebook"
 HUB = {"gpt2-large": "openai-community/gpt2-large", "llama-7b": "huggyllama/llama-7b"}
@@ -137,3 +138,19 @@ def authors_numbers(model: Model) -> pd.DataFrame:
             numbers = {"published": value, "measured": measured[quantity], "agrees": close}
             rows.append({"where": text, "predicted": predicted, "quantity": quantity, **numbers})
     return pd.DataFrame(rows)
+
+
+def main(name: str) -> int:
+    """Prints every published number of the model beside the measured one; 1 where one differs."""
+    model = HUB.get(name, name)
+    if paper_model(model) not in HUB:
+        raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(HUB)}")
+    table = authors_numbers(loading.load(model))
+    print(table.to_string(index=False))
+    off = int((~table["agrees"]).sum())
+    print(f"{len(table) - off} of {len(table)} numbers agree within {TOLERANCE}")
+    return int(off > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.guarded(lambda: main(*(sys.argv[1:2] or ["gpt2-large"]))))

@@ -1,15 +1,17 @@
 """All claims of the book on one model: what is missing is measured, the chapters run, and verdicts stand beside what was registered.
 
-    twotowers verdicts path/to/model --blocks 50       # -> OUT/MODEL/SUITE/verdicts.csv
-    twotowers verdicts mini-gpt2 --seed 1 --record     # other draws of prompts, also -> data/seeds.csv
+    python -m benchmarks.verdicts path/to/model --blocks 50       # -> OUT/MODEL/SUITE/verdicts.csv
+    python -m benchmarks.verdicts mini-gpt2 --seed 1 --record     # other draws of prompts, also -> data/seeds.csv
 
 Registered predictions are in data/preregistration.csv: written down, with probabilities, before a model was run.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,13 +20,14 @@ from typing import Any
 
 import pandas as pd
 import xarray as xr
-from twotowers import claims, evidence, store
+from towerlab import building, cli
+from towerlab.measure.chain import Run
+from towerlab.model import loading
+from towerlab.progress import say
+from twotowers import claims, evidence, recorded, store
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, chapter_number, data_folder
-
-from towerlab import building
-from towerlab.measure.chain import Run
-from towerlab.progress import say
+from twotowers.settings import Settings
 
 COLUMNS = ["claim", "statement", "verdict", "effect", "effect_low", "effect_high", "unit", "control", "p", "p_holm", "note"]
 
@@ -75,7 +78,7 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
 
 def _recording(run: Run, name: str) -> xr.Dataset:
     """A measurement as chapters open it: the recorded one where that is of these settings."""
-    recording = store.open_recorded(run.name, run.settings.suite, name)
+    recording = recorded.open_recorded(run.name, run.settings.suite, name)
     return recording.data if recording and store.serves(recording, run.settings) else run.measured(name)
 
 
@@ -115,3 +118,34 @@ def base_rate(table: pd.DataFrame) -> float:
     """The same score of whoever always says the share that came."""
     share = table["hit"].dropna().astype(float).mean()
     return float(share * (1 - share))
+
+
+def main(words: Sequence[str]) -> int:
+    """Measures, runs the chapters, prints the verdicts, and where they are kept."""
+    parser = argparse.ArgumentParser(prog="benchmarks.verdicts", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help=Settings.model_fields["model"].description)
+    parser.add_argument("--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)")
+    parser.add_argument("--record", action="store_true", help="also as rows of data/seeds.csv")
+    cli.add_settings(parser, ("model", "suite"))
+    arguments = parser.parse_args(words)
+    values = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    settings = Settings.of(values)
+    loading.check(settings.model, settings.device)
+    run = Run(settings, shlex.join(["python", "-m", "benchmarks.verdicts", *words]))
+    table = verdicts(run, values, [number for number in arguments.chapters.split(",") if number])
+    if arguments.record:
+        record(run, table)
+    print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
+    for why, of in table[table["verdict"] == claims.NOT_TESTABLE].groupby("note"):
+        print(f"not testable, {why}: {', '.join(of['claim'])}")
+    if len(hits := table["hit"].dropna()):
+        print(
+            f"registered: {int(hits.sum())} of {len(hits)} came; Brier score {brier(table):.2f} "
+            f"({base_rate(table):.2f} for always saying the share that came)"
+        )
+    print(folder(run) / "verdicts.csv")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.guarded(lambda: main(sys.argv[1:])))
