@@ -235,8 +235,10 @@ class Chapter:
         random = None if control is None else control.get(model)
         turns, draw = partial(self.turns, model), partial(self._drawn, model)
         effect, control = evidence.of_set(claim, values[model], random, sets, turns, draw)
-        if random is not None and claim.control == "random sets" and claim.heads in sets:  # files hold those that this rule draws
-            names = [str(sorted(of)) for of in draw(sets[claim.heads], random.sizes["draw"])]
+        if random is not None and "random sets" in claim.control and claim.heads in sets:  # files hold those that this rule draws
+            draws = random.sizes["draw"]
+            n_sets = draws // 2 if "directions" in claim.control else draws
+            names = [*map(str, map(sorted, draw(sets[claim.heads], n_sets))), *map(str, range(n_sets, draws))]
             control = control.assign_coords(sets=("draw", names))
         of, choice, form = whole and whole[model], self.choice[model].estimate, str(self.forms[model])
         return evidence.compare(claim, model, effect, whole=of, control=control, choice=choice, form=form)
