@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 from conftest import ROOT
 from tags import Page
+from towerlab import cli
 from twotowers import book, pages, recorded, store
 from twotowers.recording import Recording, each_part
 
@@ -140,6 +141,15 @@ def test_the_name_of_a_folder_is_no_tag(home, notes):
     chapter.measured("locating")
     pages.note(pages.joined(chapter.not_recorded[TAG]))
     assert Page("".join(notes)).tags == ["p"] * len(notes)
+
+
+def test_what_cannot_be_had_is_not_recorded(home, tmp_path, monkeypatch, capfd):
+    """Without the published sets nothing is left that would be taken for a measurement."""
+    monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "none"))
+    (tmp_path / "none").mkdir()
+    assert cli.main(["record", "mini-gpt2", "paper", "--suite", "published", "--prompts", "2"]) == 2
+    assert "paper is not recorded: no published set of sentences can be had" in capfd.readouterr().err
+    assert not list((home / "data/measurements").rglob("*.nc"))
 
 
 def test_recorded_files_are_sound():

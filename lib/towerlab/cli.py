@@ -66,7 +66,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     names = arguments.names or list(store.catalogue())
     for name in names:
         store.about(name)  # raises for a name of none
-    from towerlab.measure.chain import Run
+    from towerlab.measure.chain import AGAIN, Run
 
     if arguments.do == "measure" and arguments.list:
         from towerlab.measure.chain import recipe
@@ -86,7 +86,10 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     if line := cost(run, names):
         say(line)
     for name in names:
-        run.measured(name)
+        attributes = run.measured(name).attrs
+        if arguments.do == "record" and AGAIN in attributes:  # nothing was measured: what the book shows is not to say so
+            run.path(name).unlink()
+            raise TwoTowersError(f"{name} is not recorded: {attributes[store.NOT_TESTABLE]}")
     print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
     return 0
 
