@@ -23,12 +23,12 @@ from itertools import product
 import torch
 import xarray as xr
 from twotowers import choose
-from twotowers.heads import Heads
+from twotowers.heads import Head, Heads
 from twotowers.recording import Recording, with_shared
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
-from towerlab.measure.sets import DRAWS, drawn, random_sets, with_by_increase, with_other_halves
+from towerlab.measure.sets import DRAWS, drawn, present, random_sets, with_by_increase, with_other_halves
 from towerlab.measure.steering import at_positions, directions_of_run, random_directions
 from towerlab.model.attention_edits import steer
 from towerlab.model.last_position import Edit, LastPosition
@@ -72,7 +72,7 @@ def tower_grid(
     return observations(encoded, answers.variables("heads", *every), heads=list(moved), **every)
 
 
-def without_negative(locating: xr.Dataset, k: int) -> list:
+def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
     """The heads with the largest mean attention difference of those that raise, on average, the label that they read."""
     means = choose.rankings(locating)
     return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
@@ -81,12 +81,13 @@ def without_negative(locating: xr.Dataset, k: int) -> list:
 def _tower_grid(run: Run) -> Recording:
     """The whole grid, in the heads by attention and other sets."""
     by_increase = with_by_increase(run)["by increase"]
-    sets: dict[str, Heads] = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase}
+    sets: dict[str, list[Head]] = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase}
     sets["without negative heads"] = without_negative(run.measured("locating"), run.settings.top_k)
+    sets = present(sets)
     few, directions = run.encode(run.few()), directions_of_run(run)
 
     def measure(some: Sequence[Encoded], of: Mapping[str, Heads]) -> xr.Dataset:
-        return tower_grid(run.model, some, {name: (heads, directions) for name, heads in of.items() if heads}, COEFFICIENTS)
+        return tower_grid(run.model, some, {name: (heads, directions) for name, heads in of.items()}, COEFFICIENTS)
 
     recording = run.in_parts("tower_grid", few, lambda some: measure(some, sets))
     return with_other_halves(run, recording, BY_ATTENTION, few, lambda of, at: measure([few[i] for i in at], of))
@@ -94,7 +95,8 @@ def _tower_grid(run: Run) -> Recording:
 
 def _tower_grid_random(run: Run) -> Recording:
     """Few coefficients on few prompts: the heads by attention; random sets of heads, and random directions."""
-    heads, few, directions = run.sets[BY_ATTENTION], run.encode(run.few()[:PROMPTS]), directions_of_run(run)
+    heads = present({BY_ATTENTION: run.sets[BY_ATTENTION]})[BY_ATTENTION]
+    few, directions = run.encode(run.few()[:PROMPTS]), directions_of_run(run)
     moved: dict[str, tuple[Heads, xr.Dataset]] = {BY_ATTENTION: (heads, directions)}
     others = random_sets(run, heads, DRAWS)
     moved |= {f"random heads {i}": (of, directions) for i, of in enumerate(others)}
