@@ -108,7 +108,7 @@ def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
     with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
         page.wait_for_selector("#search-results li a", timeout=20_000)
         page.wait_for_function(
-            "() => /finished|found/i.test(document.querySelector('#search-results').textContent)", timeout=20_000
+            "() => /finished|found/i.test(document.querySelector('.search-summary')?.textContent)", timeout=20_000
         )
         page.click("#search-results li a")
         page.wait_for_selector(f"#row-{row}", state="attached")
