@@ -112,7 +112,8 @@ def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
         )
         page.click("#search-results li a")
         page.wait_for_selector(f"#row-{row}", state="attached")
-        assert page.evaluate(f"document.querySelector('#row-{row}').closest('tr').contains(document.querySelector(':target'))")
+        leads = f"() => document.querySelector('#row-{row}').closest('tr').contains(document.querySelector(':target'))"
+        page.wait_for_function(leads, timeout=20_000)
 
 
 @needs_book
