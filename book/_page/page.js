@@ -9,6 +9,14 @@
       else if (box.tabIndex === 0) box.removeAttribute("tabindex");
     }
   }
+  // The search of Sphinx fails where it has no text to show, as beside an entry of the index. It searches once the page is
+  // parsed, so it is mended here where its script came first, and else before its own listener is called.
+  function mend() {
+    const summary = Search.makeSearchSummary;
+    Search.makeSearchSummary = (...of) => summary(...of) ?? document.createElement("p");
+  }
+  if (typeof Search !== "undefined") mend();
+  else document.addEventListener("DOMContentLoaded", () => typeof Search !== "undefined" && mend());
   addEventListener("resize", reach);
   addEventListener("load", () => {
     reach();
@@ -16,11 +24,6 @@
     for (const arrow of document.querySelectorAll("summary"))
       if (!arrow.textContent.trim()) arrow.setAttribute("aria-label", "Pages below");
     // The theme leaves its own name for the book outside every landmark.
-    // The search of Sphinx fails where it has no text to show, as beside an entry of the index.
-    if (typeof Search !== "undefined") {
-      const summary = Search.makeSearchSummary;
-      Search.makeSearchSummary = (...of) => summary(...of) ?? document.createElement("p");
-    }
     const sidebar = document.querySelector(".bd-sidebar-primary");
     sidebar?.setAttribute("role", "complementary");
     sidebar?.setAttribute("aria-label", "Book");
