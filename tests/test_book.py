@@ -38,7 +38,7 @@ def dataset(answer=2.0, **variables):
 def chapter(monkeypatch):
     """A chapter of three models: "a" learns, "b" is at chance, "c" lacks what is not "heads"."""
     files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
-    files |= {(model, "steering"): dataset(1.0) for model in "ab"}
+    files |= {(model, "knockouts"): dataset(1.0) for model in "ab"}
     monkeypatch.setattr(recorded, "recorded_models", lambda: dict.fromkeys("abc"))
     monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: files.get((model, name)))
     texts: list[str] = []
@@ -58,16 +58,17 @@ def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
 
 
 def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
-    steering = chapter.measured("steering")
-    chapter.compare("attention-chooses", {m: d.logit_difference for m, d in steering.items()}, untestable={})
+    knocked = chapter.measured("knockouts")
+    chapter.compare("attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={})
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
     assert chapter.rows[1].note.startswith("too few blocks to tell whether it learns the task: accuracy ")
-    command = "twotowers record c steering --blocks 30"
+    command = "twotowers record c knockouts --blocks 30"
     assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
     assert f"this makes it: {command}" in chapter.texts[-1] and "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
-    chapter.figure("1.2", book.HTML("<table></table>"), "Words <b>.")
-    assert chapter.texts[-2] == "<table></table>" and 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
+    chapter.figure("1.2", pages.readings([("model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)])]), "Words <b>.")
+    assert "&lt;i&gt; : foo" in chapter.texts[-2] and "<b>foo</b>, a&lt;b<" in chapter.texts[-2]
+    assert 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
 
 
 def test_too_few_blocks_are_not_a_model_that_does_not_learn():

@@ -1,11 +1,11 @@
-"""Steering against hooks on the model's own maps and against edited caches of keys; directions by plain loops."""
+"""Directions by plain loops; moving towers against hooks on the model's own maps and against edited caches of keys."""
 
 import numpy as np
 import tiny_blocks
 import torch
-import xarray as xr
 from conftest import refused, tiny
-from towerlab.measure.steering import class_directions, directions_of_other_pairs, random_directions, steering
+from towerlab.measure.directions import class_directions, random_directions
+from towerlab.measure.tower_grid import tower_grid
 from towerlab.model import query_key
 from towerlab.model.capture import answer, capture
 from transformers import DynamicCache
@@ -31,10 +31,11 @@ def query_map(model, layer):
     return model.part(layer, "attention").get_submodule("c_attn" if model.name == "gpt2" else "q_proj")
 
 
-def test_steering_queries_is_adding_to_the_output_of_the_query_map(model):
+def test_moving_queries_is_adding_to_the_output_of_the_query_map(model):
     encoded, heads = tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
-    data = steering(model, encoded, directions, {"two": heads}, (-1.0, 0.0, 2.0), ("query",), random=0, max_tokens=60).data
+    data = tower_grid(model, encoded, {"two": (heads, directions)}, (-1.0, 0.0, 2.0), max_tokens=60)
+    moved = data["log_prob_true"].isel(heads=0).sel(key_coefficient=0)
 
     def hook_of(layer, head, dose):
         vector = torch.tensor(directions["query"].values[0, layer, head]) * dose / model.score_scaling(layer)
@@ -51,15 +52,16 @@ def test_steering_queries_is_adding_to_the_output_of_the_query_map(model):
         expected = answer(model, encoded)[1][:, 0]
         for hook in hooks:
             hook.remove()
-        np.testing.assert_allclose(data["log_prob_true"].sel(dose=dose)[0, 0], expected, rtol=0, atol=1e-9)
-    assert (abs(data["log_prob_true"].diff("dose")) > 1e-7).all()
+        np.testing.assert_allclose(moved.sel(query_coefficient=dose), expected, rtol=0, atol=1e-9)
+    assert (abs(moved.diff("query_coefficient")) > 1e-7).all()
 
 
-def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(model):
+def test_moving_keys_is_changing_the_cache_that_the_last_position_reads(model):
     encoded = tiny_blocks.blocks(2, seed=1)
     heads = [(1, head) for head in range(model.n_heads) if model.value_head(head) == 1]  # all that share its keys
     directions = class_directions(model, tiny_blocks.blocks(4))
-    data = steering(model, encoded, directions, {"group": heads}, (0.0, 1.5), ("keys",), random=0).data
+    data = tower_grid(model, encoded, {"group": (heads, directions)}, (0.0, 1.5))
+    moved = data["log_prob_true"].isel(heads=0).sel(query_coefficient=0)
     for i, e in enumerate(encoded):
         ids, cache = model.token_ids([e]), DynamicCache()
         model.hf(input_ids=ids[:, :-1], past_key_values=cache)
@@ -67,27 +69,13 @@ def test_steering_keys_is_changing_the_cache_that_the_last_position_reads(model)
             added = torch.tensor(directions["keys"].values[0, 1, 1]) * (1.5 if d.cls == "a" else -1.5)
             cache.layers[1].keys[0, 1, p] += query_key.rotated(model, 1, added, torch.tensor(p))
         log_prob = model.hf(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].log_softmax(-1)
-        np.testing.assert_allclose(data["log_prob_true"].sel(dose=1.5)[0, 0, i], log_prob[e.true_id], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(moved.sel(key_coefficient=1.5)[i], log_prob[e.true_id], rtol=0, atol=1e-9)
         plain = answer(model, [e])[1][:, 0]
-        np.testing.assert_allclose(data["log_prob_true"].sel(dose=0)[0, 0, i], plain[0], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(moved.sel(key_coefficient=0)[i], plain[0], rtol=0, atol=1e-9)
 
 
-def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
-    model, encoded, sets = tiny("llama"), tiny_blocks.blocks(1, seed=1), {"one": [(1, 2)], "all": [(0, 0), (1, 2)]}
-    directions = class_directions(model, tiny_blocks.blocks(4))
-    data, control = steering(model, encoded, directions, sets, (0.0, 1.0), random=2, max_tokens=1)
-    assert data["heads"].values.tolist() == control["heads"].values.tolist() == ["one", "all"]
-    assert (
-        control["log_prob_true"].dims == ("tower", "heads", "draw", "dose", "prompt") and control["control"] == "random directions"
-    )
-    first = steering(model, encoded, random_directions(directions, [0, 0]), sets, (0.0, 1.0), random=0).data["log_prob_true"]
-    np.testing.assert_allclose(control["log_prob_true"].sel(draw=0), first, rtol=0, atol=1e-9)
-    flat = directions.copy(deep=True)
-    flat["keys"] *= 0
-    alone = steering(model, encoded, flat, sets, (0.0, 1.0), random=0).data["log_prob_true"]
-    log_prob = data["log_prob_true"]
-    np.testing.assert_allclose(alone.sel(tower="both"), log_prob.sel(tower="query"), rtol=0, atol=1e-9)
-    assert (abs(log_prob.sel(tower="both", dose=1) - log_prob.sel(tower="query", dose=1)) > 1e-7).all()
+def test_random_directions_have_the_norm_of_their_own(float64):
+    directions = class_directions(tiny("llama"), tiny_blocks.blocks(4))
     random = random_directions(directions, 0)
     for name in ("query", "keys"):
         norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, random))
@@ -95,47 +83,8 @@ def test_both_towers_together_and_random_directions_of_the_same_norm(float64):
         assert (abs(random[name] - directions[name]) > 0).isel(layer=1).all()
 
 
-def test_other_class_pairs_lend_their_direction_once_each_at_the_length_of_the_own_one():
-    values = np.random.default_rng(0).normal(size=(4, 2, 3, 5))  # (pair, layer, head, d_head)
-    own = xr.Dataset({"query": (("pair", "layer", "head", "d_head"), values)}, coords={"pair": list("abcd")})
-    others = directions_of_other_pairs(own)
-    for p in range(4):
-        lent = [
-            values[q] * np.linalg.norm(values[p], axis=-1, keepdims=True) / np.linalg.norm(values[q], axis=-1, keepdims=True)
-            for q in range(4)
-            if q != p
-        ]
-        others_of = [other["query"].isel(pair=p).values for other in others]
-        assert all(sum(np.allclose(x, y) for y in others_of) == 1 for x in lent) and len(others_of) == 3
-
-
-def test_directions_given_are_steered_along_like_random_ones(float64):
-    model, encoded = tiny("gpt2"), tiny_blocks.blocks(1, seed=1)
-    directions = class_directions(model, tiny_blocks.blocks(4))
-    data = steering(model, encoded, directions, {"one": [(1, 0)]}, (1.0,), ("query",), others=[2 * directions])
-    double = steering(model, encoded, directions, {"one": [(1, 0)]}, (2.0,), ("query",), random=0)
-    along = data.control["log_prob_true"].sel(draw=0, dose=1.0)
-    assert data.control["control"] == "other class pairs"
-    np.testing.assert_allclose(along, double.data["log_prob_true"].sel(dose=2.0), rtol=0, atol=1e-12)
-
-
-def test_what_cannot_be_steered_is_refused():
+def test_what_cannot_be_moved_is_refused():
     model, encoded = tiny("gpt2"), tiny_blocks.blocks(2, seed=1)
     directions = class_directions(model, tiny_blocks.blocks(4))
-    for settings, remedy in (
-        (dict(towers=("value",)), "choose among query"),
-        (dict(sets={"x": [(7, 0)]}), "head 7-0"),
-        (dict(directions=directions.assign_coords(pair=["c/d"])), "no direction for a/b"),
-    ):
-        whole = {"directions": directions, "sets": {"one": [(0, 0)]}} | settings
-        refused(remedy, steering, model, encoded, **whole)
-
-
-def test_a_direction_without_length_is_lent_to_nobody():
-    """In the first layer the query of one and the same token is the same whichever class is asked."""
-    values = np.random.default_rng(0).normal(size=(3, 1, 2, 5))
-    values[1] = 0
-    own = xr.Dataset({"query": (("pair", "layer", "head", "d_head"), values)}, coords={"pair": list("abc")})
-    first, second = (other["query"] for other in directions_of_other_pairs(own))
-    assert np.isfinite(first).all() and np.isfinite(second).all() and (second.isel(pair=0) == 0).all()
-    np.testing.assert_allclose((first.isel(pair=0) ** 2).sum("d_head"), (values[0] ** 2).sum(-1))
+    refused("head 7-0", tower_grid, model, encoded, {"x": ([(7, 0)], directions)}, (0.0,))
+    refused("no direction for a/b", tower_grid, model, encoded, {"x": ([(0, 0)], directions.assign_coords(pair=["c/d"]))}, (0.0,))

@@ -38,8 +38,8 @@ def recorded_data(name, suite="words", model=MODEL):
 def test_numbers_of_heads_are_those_of_the_files(explored):
     for suite in ("words", "sentences"):
         heads, columns = recorded_data("heads", suite), explored[MODEL]["suites"][suite]["columns"]
-        for quantity, name in (("attention difference", "preference"), ("writing", "writing"), ("contribution", "contribution")):
-            assert columns[name]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
+        for quantity in ("attention difference", "writing", "contribution"):
+            assert columns[quantity]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
         increase = recorded_data("increases", suite)["increase"].mean("prompt")
         assert columns["increase"]["mean"] == pytest.approx(increase.values.ravel(), abs=6e-5)
     assert "effect" in columns and "label sent" not in columns  # sentences are recorded without prompts of exchanged labels
@@ -49,7 +49,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
         assert [columns["lost"][key][i] for key in ("mean", "low", "high")] == pytest.approx(
             [of.estimate, of.low, of.high], abs=6e-5
         )
-        assert columns["text part"]["mean"][i] + columns["label part"]["mean"][i] == pytest.approx(own(layer, head), abs=2e-4)
+        assert columns["by text"]["mean"][i] + columns["by predicted label"]["mean"][i] == pytest.approx(own(layer, head), abs=2e-4)
 
 
 def own(layer, head):
@@ -122,7 +122,8 @@ def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(addres
     with browser(address, reduced_motion="reduce") as page:
         page.mouse.click(*middle(dot("24-4")))
         assert page.get_by_role("heading", name="Head 24-4").is_visible()
-        assert card(page)["effect of its preference, nats"][0].startswith(f"−{-suite['columns']['effect']['mean'][24 * 9 + 4]:.2f}")
+        lowered = -suite["columns"]["effect"]["mean"][24 * 9 + 4]
+        assert card(page)["total effect of its attention, nats"][0].startswith(f"−{lowered:.2f}")
         page.keyboard.down("Shift")
         page.mouse.click(*middle(dot("18-6")))
         page.keyboard.up("Shift")
@@ -153,7 +154,7 @@ def test_a_head_is_seen_to_follow_the_texts(address, explored):
 @needs_browser
 def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, explored):
     columns = explored[MODEL]["suites"]["words"]["columns"]
-    preference, writing = (np.array(columns[name]["mean"]) for name in ("preference", "writing"))
+    preference, writing = (np.array(columns[name]["mean"]) for name in ("attention difference", "writing"))
     counts = lambda page: [int(n) for n in page.locator(".heads-counts td").all_text_contents()]  # noqa: E731
 
     def quadrants(x, y):

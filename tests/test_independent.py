@@ -7,12 +7,13 @@ from conftest import TINY, tiny
 from independent import Formulas, log_softmax
 from towerlab.measure.ablations import ablations
 from towerlab.measure.answers import answers
+from towerlab.measure.directions import class_directions
 from towerlab.measure.heads import heads
 from towerlab.measure.increases import increases
 from towerlab.measure.interchanges import interchanges, pairs_of
 from towerlab.measure.knockouts import EDGES, closed_edges, knockouts
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.steering import class_directions, steering
+from towerlab.measure.tower_grid import tower_grid
 from twotowers.heads import Head
 
 pytestmark = pytest.mark.slow
@@ -145,7 +146,7 @@ def test_exchanges(pair, float64):
             )
 
 
-def test_directions_and_steering(pair, float64):
+def test_directions_and_both_towers_moved(pair, float64):
     model, by_hand, encoded, runs = pair
     of, dose = [(0, 1), (1, 0)], 1.5
     directions = class_directions(model, encoded)
@@ -158,12 +159,12 @@ def test_directions_and_steering(pair, float64):
     query, key = (np.mean(x["a"], 0) - np.mean(x["b"], 0) for x in (queries, keys))
     np.testing.assert_allclose(directions["query"].values[0], query, **NEAR)
     np.testing.assert_allclose(directions["keys"].values[0], key, **NEAR)
-    data = steering(model, encoded, directions, {"two": of}, (dose,), random=0).data
+    data = tower_grid(model, encoded, {"two": (of, directions)}, (0.0, dose)).isel(heads=0)
     for i, e in enumerate(encoded):
         signs = [1 if shown.cls == "a" else -1 for shown in e.prompt.demonstrations]
         at = list(e.label_positions)
         q = changed_at(of, lambda layer, head: dose * query[layer, head] / scale, -1, keep=1.0)
         k = changed_at(of, lambda layer, head, signs=signs: dose * np.outer(signs, key[layer, head // group]), at, keep=1.0)
-        for tower, edits in {"query": {"q": q}, "keys": {"k": k}, "both": {"q": q, "k": k}}.items():
-            got = data.sel(tower=tower, dose=dose).isel(heads=0, prompt=i)
+        for cell, edits in {(dose, 0): {"q": q}, (0, dose): {"k": k}, (dose, dose): {"q": q, "k": k}}.items():
+            got = data.sel(query_coefficient=cell[0], key_coefficient=cell[1]).isel(prompt=i)
             np.testing.assert_allclose(got.log_prob_true, answer(e, by_hand.run(e.ids, **edits))[0], **NEAR)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from conftest import refused, word_tokenizer
 from towerlab.measure.ablations import ablations
+from towerlab.measure.directions import BLOCKS, class_directions
 from towerlab.measure.heads import heads as measure_heads
-from towerlab.measure.steering import BLOCKS, class_directions, steering
+from towerlab.measure.tower_grid import tower_grid
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import capture
 from towerlab.model.last_position import edited
@@ -74,7 +75,7 @@ def test_the_true_label_follows_the_querys_class():
     assert true_label([*rows, ("two", "bar")], "one") is None  # demonstrations of its class do not agree
 
 
-def test_a_push_is_the_steering_of_chapter_6(model):
+def test_a_push_is_a_row_of_the_grid_of_chapter_11(model):
     heads, query = push(model, EXAMPLE)
     blocks = draw_blocks(BLOCKS, Form(2, "space"), seed=[0, 1], pairs=["sentiment/number"], labels=["foo/bar"])
     directions = class_directions(model, encode_all(blocks, model.tokenizer))
@@ -82,7 +83,8 @@ def test_a_push_is_the_steering_of_chapter_6(model):
     demonstrations = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
     prompt = replace(EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number")
     encoded = encode(prompt, model.tokenizer)
-    data = steering(model, [encoded], directions, {"these": heads}, doses=(1.5,), towers=("query",), random=0).data.squeeze()
+    data = tower_grid(model, [encoded], {"these": (heads, directions)}, (0.0, 1.5))
+    data = data.sel(query_coefficient=1.5, key_coefficient=0).squeeze()
     effect = explore(model, State(EXAMPLE, dose=1.5))
     table = effect.answer.set_index("token")["after"]
     for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):

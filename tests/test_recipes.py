@@ -1,4 +1,4 @@
-"""Recipes: the factorial design, steering across labels, what more judging blocks leave as it is, and what each reads."""
+"""Recipes: the factorial design, directions of other labels, what more judging blocks leave as it is, and what each reads."""
 
 import re
 from functools import cached_property
@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 import xarray as xr
+from towerlab.measure import directions
 from towerlab.measure import heads as heads_module
-from towerlab.measure import steering
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run, recipe
 from towerlab.measure.cost import cost
@@ -37,40 +37,22 @@ def test_the_design_is_balanced(k):
 
 
 LABELS = ("foo/bar", "baz/qux", "plugh/thud")
-SEEDS = [(0, 20), (4, 19)]  # and class pairs left: with the second seed, one half asks but one class of a pair
-
-
-@pytest.mark.parametrize("seed, pairs", SEEDS)
-def test_directions_of_one_half_of_the_labels_steer_the_other(seed, pairs, monkeypatch):
-    """Every prompt is steered twice: along directions from label pairs with its own among them, and from all the others."""
+def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
+    """Every prompt is moved along directions from label pairs without its own; one label pair alone has no such prompts."""
 
     def labels(encoded):
         return {"/".join(e.prompt.labels) for e in encoded}
 
-    def datasets(encoded):
-        return {e.prompt.dataset for e in encoded}
-
-    def steer(model, encoded, directions, sets, *args, **kwargs):
-        same = labels(encoded) == directions
-        assert same or (labels(encoded) | directions == set(LABELS) and not labels(encoded) & directions)
-        values = np.full((1, len(encoded)), same, np.float32)
-        return Recording(observations(encoded, {"says": (("heads", "prompt"), values, "")}, heads=list(sets)))
-
-    def directions(model, encoded):
-        assert all(len({e.prompt.cls for e in encoded if e.prompt.dataset == pair}) == 2 for pair in datasets(encoded))
-        return labels(encoded)
-
-    monkeypatch.setattr(steering, "class_directions", directions)
-    monkeypatch.setattr(steering, "steering", steer)
-    run = Run(Settings(k=1, separator="space", labels=LABELS, seed=seed))
-    run.__dict__["sets"] = {"comparers": [Head(1, 0)]}
-    data = recipe("steering_labels")(run)
-    assert len(set(data.pair.values)) == pairs
-    assert data.sizes == {"labels_of_direction": 2, "heads": 1, "prompt": 4 * 2 * pairs}
-    assert data["says"].sel(labels_of_direction="same").all() and not data["says"].sel(labels_of_direction="other").any()
+    monkeypatch.setattr(directions, "class_directions", lambda model, encoded: labels(encoded))
+    run = Run(Settings(k=1, separator="space", labels=LABELS))
+    few = run.encode(run.few())
+    halves = directions.of_other_labels(run, few)
+    assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
+    for at, of_directions in halves:
+        assert not of_directions & labels([few[i] for i in at]) and of_directions | labels([few[i] for i in at]) == set(LABELS)
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
-        recipe("steering_labels")(alone)
+        directions.of_other_labels(alone, alone.encode(alone.few()))
 
 
 @pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels

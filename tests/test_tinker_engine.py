@@ -9,7 +9,8 @@ import torch
 from browser import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.steering import BLOCKS, class_directions, steering
+from towerlab.measure.directions import BLOCKS, class_directions
+from towerlab.measure.tower_grid import COEFFICIENTS, tower_grid
 from towerlab.model.capture import capture
 from towerlab.model.hooks import changing_z
 from towerlab.model.increase import increases_along
@@ -90,8 +91,8 @@ def test_the_engine_equals_pytorch_on_100_prompts(address):
             close(result["edited"], capture(model, [e]).logits[0])
 
 
-def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
-    """The same prompts, directions and answers as `measure.steering` has, at every dose."""
+def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
+    """The same prompts, directions and answers as `measure.tower_grid` has, at every coefficient."""
     run = Run(Settings())
     locating = run.encode(run.blocks(BLOCKS * len(run.pairs), LOCATING, Form(2, "space")))
     assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
@@ -99,15 +100,14 @@ def test_a_push_of_the_query_is_the_steering_of_chapter_6(address):
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
     demonstrations = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
     prompt = replace(EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number")
-    heads = {"pushed": list(map(Head.parse, PUSHED))}
-    data = steering(run.model, run.encode([prompt]), directions, heads, towers=("query",), random=0).data
-    data = data.isel(tower=0, heads=0, prompt=0)
+    moved = {"pushed": (list(map(Head.parse, PUSHED)), directions)}
+    data = tower_grid(run.model, run.encode([prompt]), moved, COEFFICIENTS).sel(key_coefficient=0).isel(heads=0, prompt=0)
     state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
     with browser(address) as page:
-        for dose in data.dose.values:
+        for dose in COEFFICIENTS:
             pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
-            result = page.evaluate(STEER, [state, pair[::-1], "3-1", float(dose)])
-            at = data.sel(dose=dose)
+            result = page.evaluate(STEER, [state, pair[::-1], "3-1", dose])
+            at = data.sel(query_coefficient=dose)
             for answer in result["answers"]:
                 assert answer == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
     close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))

@@ -1,28 +1,30 @@
-"""Both towers moved over a grid: steering where one coefficient is zero or both are equal, the plain answer where both are zero."""
+"""Both towers moved over a grid: the plain answer where both coefficients are zero, and each tower alone where one is."""
 
 import numpy as np
 import tiny_blocks
 import xarray as xr
 from conftest import tiny
-from towerlab.measure.steering import class_directions, steering
+from towerlab.measure.directions import class_directions
 from towerlab.measure.tower_grid import FEW, tower_grid, without_negative
 from towerlab.model.capture import answer
 from twotowers.heads import Head
 
 
-def test_the_grid_has_steering_in_its_cross_and_on_its_diagonal(model):
+def test_the_grid_has_the_plain_answer_in_its_middle_and_each_tower_alone_in_its_cross(model):
     encoded, heads = tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
-    grid = tower_grid(model, encoded, {"two": (heads, directions)}, FEW, max_tokens=60)["log_prob_true"].isel(heads=0)
-    np.testing.assert_allclose(grid.sel(query_coefficient=0, key_coefficient=0), answer(model, encoded)[1][:, 0], rtol=0, atol=1e-9)
-    steered = steering(model, encoded, directions, {"two": heads}, FEW, random=0).data["log_prob_true"].isel(heads=0)
+    alone = {"query": directions.assign(keys=0 * directions["keys"]), "key": directions.assign(query=0 * directions["query"])}
+    moved = {name: (heads, of) for name, of in (alone | {"both": directions}).items()}
+    grid = tower_grid(model, encoded, moved, FEW, max_tokens=60)["log_prob_true"]
+    both = grid.sel(heads="both")
+    np.testing.assert_allclose(both.sel(query_coefficient=0, key_coefficient=0), answer(model, encoded)[1][:, 0], rtol=0, atol=1e-9)
     for x in FEW:
-        cells = {"query": (x, 0.0), "keys": (0.0, x), "both": (x, x)}
-        for tower, (query, keys) in cells.items():
-            here = grid.sel(query_coefficient=query, key_coefficient=keys)
-            np.testing.assert_allclose(here, steered.sel(tower=tower, dose=x), rtol=0, atol=1e-9)
-    opposite = grid.sel(query_coefficient=1.0, key_coefficient=-1.0)
-    assert (abs(opposite - grid.sel(query_coefficient=-1.0, key_coefficient=1.0)) > 1e-9).any()
+        for tower, other in (("query", "key"), ("key", "query")):
+            of_tower = grid.sel(heads=tower).sel({f"{other}_coefficient": 1.0, f"{tower}_coefficient": x})
+            here = both.sel({f"{other}_coefficient": 0.0, f"{tower}_coefficient": x})
+            np.testing.assert_allclose(here, of_tower, rtol=0, atol=1e-9)
+    opposite = both.sel(query_coefficient=1.0, key_coefficient=-1.0)
+    assert (abs(opposite - both.sel(query_coefficient=-1.0, key_coefficient=1.0)) > 1e-9).any()
 
 
 def test_each_set_has_its_own_heads_and_directions(float64):

@@ -20,8 +20,8 @@ from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
 
 from towerlab.measure.conditions import true_first
+from towerlab.measure.directions import BLOCKS, class_directions
 from towerlab.measure.heads import heads
-from towerlab.measure.steering import BLOCKS, class_directions
 from towerlab.model import query_key
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import class_words, draw_blocks

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from IPython.display import HTML, display
+from pandas.io.formats.style import Styler
 
 from twotowers import choose, claims, evidence, exhibits, figures, intervals, pages, recorded, store
 from twotowers.claims import Claim
@@ -99,13 +100,13 @@ class Chapter:
     def _files(self, name: str, suite: str | None = None) -> dict[str, Recording]:
         suite = suite or self.settings.suite
         if (suite, name) not in self._open:
-            every = {model: of for model in self.models for of in self._opened(model, suite, name)}
+            every = {model: of for model in recorded.recorded_models() for of in self._opened(model, suite, name)}
             files = {model: measurement for model, measurement in every.items() if measurement is not None}
             settings = self.settings.model_copy(update={"suite": suite})
             if self.model not in files or not store.serves(files[self.model], settings):
                 files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).recording(name)
             for model in sorted(every.keys() - files.keys()):
-                self.not_recorded.setdefault(model, []).append(_command(model, suite, name))
+                self.not_recorded.setdefault(model, []).append(recorded.command(model, suite, name))
             why = store.NOT_TESTABLE
             self.left_out |= {m: of.data.attrs[why] for m, of in files.items() if why in of.data.attrs}
             files = {m: of for m, of in files.items() if why not in of.data.attrs}
@@ -125,11 +126,6 @@ class Chapter:
             pages.note(f"Left out: {error}.")
             return []
         return [recording]
-
-    @cached_property
-    def models(self) -> list[str]:
-        """Recorded models."""
-        return list(recorded.recorded_models())
 
     @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
@@ -224,7 +220,7 @@ class Chapter:
 
     def _check_learned(self, model: str, gate: bool) -> None:
         if model not in self.learned:
-            raise NotTestable(f"what it learns is not recorded; {_command(model, self.settings.suite, 'heads')} does it")
+            raise NotTestable(f"what it learns is not recorded; {recorded.command(model, self.settings.suite, 'heads')} does it")
         if gate and not self.learned[model].low > pages.CHANCE:
             raise NotTestable(pages.not_learned(self.learned[model]))
 
@@ -296,8 +292,8 @@ class Chapter:
                 rows.append({"model": model, **entries, **numbers, **columns})
         return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n", *columns])
 
-    def figure(self, number: str, shown: alt.TopLevelMixin | HTML, caption: str) -> None:
-        """Show a chart, or a table as HTML, with its number and caption: what to see, then how it was made.
+    def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
+        """Show a chart, or a table, with its number and caption: what to see, then how it was made.
 
         The caption also names models that do not learn the task, and those of which too few blocks tell whether they do, with
         their accuracy, once "heads" was opened, and recorded models that lack a measurement of the chapter, with the command
@@ -310,8 +306,8 @@ class Chapter:
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
         commands = [command for of_model in self.not_recorded.values() for command in of_model]
         caption += f" Not recorded, so not everywhere; this makes it: {pages.joined(commands)}." if commands else ""
-        table = isinstance(shown, HTML)
-        display(shown if table else shown.properties(description=caption))
+        table = isinstance(shown, Styler)
+        display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         of = f"{'Table' if table else 'Figure'} {number}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {html.escape(caption)}</p>'))
 
@@ -347,11 +343,3 @@ class Chapter:
                 if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it
                     raise
                 pages.note(f"Verdicts are not kept: {error}")
-
-
-def _command(model: str, suite: str, name: str) -> str:
-    """What records a measurement that a recorded model lacks, on as many blocks as its others."""
-    like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
-    of_like = recorded.open_recorded(model, suite, like)
-    many = "" if of_like is None else f" --{option} {json.loads(of_like.data.attrs['identity'])[option]}"
-    return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")

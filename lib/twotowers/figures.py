@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from twotowers.data_files import shown_name
@@ -19,26 +18,19 @@ from twotowers.data_files import shown_name
 BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
 RED, ROSE = "#b8324c", "#e59aa8"  # of labels
-PURPLE = "#9a3fc0"  # of heads that hold a label down
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
-    "comparers": BLUE, "writers": ORANGE, "suppressors": PURPLE, "located heads": GREEN, "by increase": PINK, "by attribution": GREEN,
-    "by attention": BLUE, "by effect": VIOLET, "other heads": GREY,
-    "random direction": OLIVE, "none": "#555555",
-    "query alone": SKY, "keys alone": PINK, "values alone": BROWN, "both": GREEN,
-    "below the cut": SKY, "from the cut": PINK, "another text, below the cut": GREY,
-    "true label": RED, "own label": RED, "other label": ROSE, "false label": ROSE, "another token": GREY,
-    "attention": GREEN, "FFN": PINK,
-    "own class": VIOLET, "same class": VIOLET, "other class": LILAC, "kept": SAND, "taken out": BROWN,
-    "own query": VIOLET, "query of exchanged labels": LILAC, "labels exchanged": RED, "texts exchanged": TAN,
-    "choice": VIOLET, "label words": SAND, "first class of the pair": VIOLET, "second class": TAN,
-    "helps the answer": GREEN, "holds it down": PURPLE,
-    "one true fewer": VIOLET, "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN,
-    "nonsense labels": VIOLET, "plain labels": LILAC, "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET,
-    "judged layers": RED, "other layers": GREY,
-    "space": SAND, "line break": BROWN,
-    "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
-    "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
+    "nonsense labels": VIOLET, "plain labels": LILAC,
+    "writers": ORANGE, "located heads": GREEN, "by increase": PINK,
+    "by attribution": GREEN, "by attention": BLUE, "other heads": GREY, "random direction": OLIVE, "none": "#555555",
+    "query alone": SKY, "keys alone": PINK, "both": GREEN, "true label": RED, "own label": RED, "other label": ROSE,
+    "false label": ROSE, "another token": GREY, "attention": GREEN, "FFN": PINK, "own class": VIOLET, "same class": VIOLET,
+    "other class": LILAC, "kept": SAND, "taken out": BROWN, "labels exchanged": RED, "choice": VIOLET, "label words": SAND,
+    "first class of the pair": VIOLET, "second class": TAN, "one true fewer": VIOLET,
+    "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN, "mostly far": SAND, "even": TAN, "mostly near": BROWN,
+    "both lists": VIOLET, "judged layers": RED, "other layers": GREY, "space": SAND, "line break": BROWN, "measured": VIOLET,
+    "softmax alone": LILAC, "logit difference": VIOLET, "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND,
+    "the rest": GREY,
 }  # fmt: skip
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of a model of 2,560 beside others; Altair would stop at 5,000
@@ -89,8 +81,10 @@ def facets(
     columns: int = 3,
     height: int | alt.Step = 180,
     row: str | None = None,
+    free: str = "",
 ) -> alt.FacetChart:
-    """One panel a model, in the order of the table, with shared axes; as many beside each other as `columns`.
+    """One panel a model, in the order of the table; as many beside each other as `columns`. Panels share their scales, but
+    for those along the axes in `free`: "x", "y" or "xy".
 
     `row`: a column of the table, whose values become rows of panels, each with all models; with more than SIDE_BY_SIDE
     models they become columns, and each model is a row.
@@ -108,10 +102,15 @@ def facets(
         above = alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start") if beside is of_row else alt.Header()
         grid = {"row": alt.Row(f"{down[0]}:N", sort=down[1], title=None, header=above),
                 "column": alt.Column(f"{across[0]}:N", sort=across[1], title=None)}  # fmt: skip
-        return panel.facet(**grid, data=table)
-    every = panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table)
+        return _freed(panel.facet(**grid, data=table), free)
+    every = _freed(panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table), free)
     # Where the last row is not full, the axis of what stands above the gap would lie below the gap.
     return every.resolve_axis(x="independent") if columns < len(models) and len(models) % columns else every
+
+
+def _freed(chart: alt.FacetChart, free: str) -> alt.FacetChart:
+    """The chart, each panel with its own scale along the axes in `free`, and of what is offset along them."""
+    return chart.resolve_scale(**{name: "independent" for axis in free for name in (axis, f"{axis}Offset")}) if free else chart
 
 
 def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:
@@ -143,9 +142,11 @@ def _as(fmt: str) -> alt.Axis:
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", row: str | None = None, line: float = 0.0
+    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", row: str | None = None, line: float = 0.0,
+    free: str = "",
 ) -> alt.FacetChart:
-    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance."""
+    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance.
+    `free`: "y" where each panel has its own scale."""
     names, sort = _order(table[group]), _order(table[x])
     models = table["model"].nunique()
     room = WIDTH // max(1, min(3, table[row].nunique() if row and models > SIDE_BY_SIDE else models)) - 65
@@ -159,7 +160,7 @@ def bars(
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
     # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error + rule, table, row=row).resolve_scale(x="independent", xOffset="independent")
+    return facets(bar + error + rule, table, row=row, free=f"x{free}")
 
 
 def curves(
@@ -174,6 +175,7 @@ def curves(
     height: int = 180,
     x_values: Sequence[float] | None = None,
     row: str | None = None,
+    free: str = "",
 ) -> alt.FacetChart:
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
     names = list(dict.fromkeys(table[group]))
@@ -183,7 +185,7 @@ def curves(
     tip = ["model", group, x, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))]
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
     line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
-    return facets(band + line, table, height=height, row=row)
+    return facets(band + line, table, height=height, row=row, free=free)
 
 
 def dots(
@@ -198,6 +200,7 @@ def dots(
     row: str | None = None,
     height: int = 180,
     ends: Sequence[float] | None = None,
+    free: str = "",
 ) -> alt.FacetChart:
     """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: `null`.
 
@@ -213,7 +216,7 @@ def dots(
     at_null = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(null))
     point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis, scale=scale))
     marks = at_null + base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q") + point
-    return facets(marks, table, height=height, row=row)
+    return facets(marks, table, height=height, row=row, free=free)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
@@ -225,32 +228,4 @@ def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     fill = alt.Color("scaled:Q", title=f"{title}, as a share of the largest", scale=scale)
     tip = ["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")]
     marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(x=x, y=y, color=fill, tooltip=tip)
-    return facets(marks, table, height=260).resolve_scale(x="independent", y="independent")
-
-
-def heads_plane(table: pd.DataFrame, x: str, y: str, *, x_title: str, y_title: str, height: int = 220) -> alt.FacetChart:
-    """One point a head, a panel a model; columns name ("18-6") and set; sets are named where there is room."""
-    points = pd.concat([_place_names(part, x, y, height) for _, part in table.groupby("model", sort=False)])
-    colours = colour("set", ["comparers", "writers", "suppressors", "other heads"])
-    tip = ["model", "name", alt.Tooltip(f"{x}:Q", format="+.2f"), alt.Tooltip(f"{y}:Q", format="+.2f")]
-    base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title), color=colours, tooltip=tip)
-    chart = base.mark_circle(opacity=0.75, size=45).encode(y=alt.Y(f"{y}:Q", title=y_title))
-    for side, dx in (("left", 6), ("right", -6)):  # of the text, which stands on the other side of its point
-        text = base.transform_filter(alt.datum.align == side).mark_text(align=side, dx=dx, fontSize=10)
-        chart += text.encode(y="text y:Q", text="name")
-    return facets(chart, points, height=height).resolve_scale(x="independent", y="independent")
-
-
-def _place_names(table: pd.DataFrame, x: str, y: str, height: int) -> pd.DataFrame:
-    """Where the names of one model's heads of a set stand: beside their points or just below, or nowhere."""
-    gap, wide = np.ptp(table[y]) * 12 / height, 0.25 * np.ptp(table[x])  # of a name
-    out = table.assign(align=None, **{"text y": table[y]})
-    places: list[tuple[float, float]] = []
-    for i, row in table[table["set"] != "other heads"].sort_values(y, ascending=False).iterrows():
-        start = row[x] - wide * (row[x] > table[x].max() - 1.2 * wide)  # no room to the right of the point
-        at = min([row[y], *(above - gap for other, above in places if abs(other - start) < wide)])
-        if at < row[y] - 1.5 * gap:
-            continue  # in a crowd: a name far below its point would say nothing
-        places.append((start, at))
-        out.loc[i, ["align", "text y"]] = "left" if start == row[x] else "right", at
-    return out
+    return facets(marks, table, height=260, free="xy")

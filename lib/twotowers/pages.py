@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -218,6 +218,15 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
     for axis in (0, 1):
         styler = styler.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)
     return styler if index else styler.hide(axis="index")
+
+
+def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
+    """A table of what heads read, for a page: model and head, what is read, at which text, words in order, in bold those that
+    count."""
+    cells = [(*map(html.escape, of), ", ".join(f"<b>{html.escape(word)}</b>" if counts else html.escape(word)
+                                               for word, counts in words)) for *of, words in rows]  # fmt: skip
+    names = ["model and head", "read", "at", "top ten words"]
+    return pd.DataFrame(cells, columns=names).set_index(names[:3]).style
 
 
 def note(text: str) -> None:

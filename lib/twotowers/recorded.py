@@ -59,6 +59,14 @@ def settings_of(recording: Recording) -> dict[str, Any]:
     return {name: value for name, value in origin.items() if name in shared}
 
 
+def command(model: str, suite: str, name: str) -> str:
+    """What records a measurement that a recorded model lacks, on as many blocks as its others."""
+    like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
+    of_like = open_recorded(model, suite, like)
+    many = "" if of_like is None else f" --{option} {json.loads(of_like.data.attrs['identity'])[option]}"
+    return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")
+
+
 def _check_size(path: Path) -> None:
     try:
         with netCDF4.Dataset(path) as file:

@@ -122,9 +122,6 @@ VARIABLES: dict[str, dict[str, Variable]] = {
     | {"attention": Variable(LISTED, "share"), "score": Variable(LISTED, "nats"), "reading": Variable(LISTED, "nats")},
     "top_tokens": {f"{of}{name}": Variable(dims, unit, kind) for of, dims in (("", TOKENS), ("query_", OF_QUERY))
                    for name, unit, kind in (("token", "token", str), ("bs_value", "nats", float), ("relation", RELATION, int))},
-    "steering": _answers("tower", "heads", "dose"), "steering_random": _answers("tower", "heads", "dose"),
-    "steering_pairs": _answers("tower", "heads", "dose"),
-    "steering_labels": _answers("labels_of_direction", "tower", "heads", "dose"),
     **{name: _answers("heads", "query_coefficient", "key_coefficient") for name in ("tower_grid", "tower_grid_random")},
     "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
     "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},

@@ -1,17 +1,15 @@
-"""Moving one tower along the direction between two classes, at graded doses. Chapter 11.
+"""The directions between two classes in every head's queries and keys, and what moving along them adds. Chapter 11.
 
     directions = class_directions(model, encode_all(draw_blocks(200, form, seed=1), tokenizer))     # locating blocks
-    measured = steering(model, judging, directions, {"comparers": [(18, 6), (18, 7), (18, 8)]})
+    queries, keys = at_positions(model, batch, directions, [18])       # what a coefficient of 1 adds in layer 18
 
 With u the mean query of the pair's first class minus that of the second, and v the same of keys at label positions:
 
-- *query*: dose u is added to the query of the last position, so a positive dose is towards the first class;
-- *keys*: dose v is added at label positions of the first class, and taken away at those of the second, as the last
-  position of the steered heads sees them. (Added at all alike it could not move attention between labels.) The distance
-  between the classes' keys becomes 1 + 2 dose of what it was: -1 exchanges them, -1/2 leaves none. So a positive dose is
-  towards the query's class, whichever that is;
-- *both*: both at once. If attention is a product of the two towers, the score of a first-class label position over one
-  of the second goes as (1/2 + dose) (1 + 2 dose) for queries of the first class, (-1/2 + dose) (1 + 2 dose) for the second.
+- u is added to the query of the last position, so a positive coefficient is towards the first class;
+- v is added at label positions of the first class, and taken away at those of the second, as the last position of the moved
+  heads sees them. (Added at all alike it could not move attention between labels.) The distance between the classes' keys
+  becomes 1 + 2 coefficient of what it was: -1 exchanges them, -1/2 leaves none. So a positive coefficient is towards the
+  query's class, whichever that is.
 
 The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024) within heads: they change what a head
 attends to, and nothing that it reads or writes there.
@@ -19,9 +17,7 @@ attends to, and nothing that it reads or writes there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import product
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -29,24 +25,15 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Heads, check_inside
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.sets import DRAWS, present, random_sets, with_comparers, with_other_halves
 from towerlab.model import query_key
-from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
-from towerlab.model.last_position import Edit, LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 
 BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single words"""
-TOWERS = ("query", "keys", "both")
-DOSES = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int = 1024) -> xr.Dataset:
@@ -92,55 +79,6 @@ def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int =
     )
 
 
-@torch.inference_mode()
-def steering(
-    model: Model,
-    encoded: Sequence[Encoded],
-    directions: xr.Dataset,
-    sets: Mapping[str, Heads],
-    doses: Sequence[float] = DOSES,
-    towers: Sequence[str] = TOWERS,
-    random: int = 1,
-    others: Sequence[xr.Dataset] = (),
-    seed: int = 0,
-    max_tokens: int = 2048,
-) -> Recording:
-    """Answers with the heads of each set steered along the direction of the prompt's class pair: (tower, heads, dose, prompt).
-
-    `directions` of `class_directions`, on other prompts. `heads`: the names of `sets`. The control, with a dimension `draw`:
-    the same heads steered along `others`, else along as many random directions as `random` says, of the same norm, head by
-    head. Cost: a run of each prompt, and one of the last position alone for each tower, set of heads, direction and dose.
-    Raises TwoTowersError for a tower not of TOWERS, heads outside the model, and a class pair without a direction.
-    """
-    if unknown := [tower for tower in towers if tower not in TOWERS]:
-        raise TwoTowersError(f"tower '{unknown[0]}': choose among {', '.join(TOWERS)}")
-    for heads in sets.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
-    if missing := {e.prompt.dataset for e in encoded} - set(directions["pair"].values.tolist()):
-        raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
-    layers = sorted({layer for heads in sets.values() for layer, _ in heads})
-    controls = list(others) or [random_directions(directions, [seed, draw]) for draw in range(random)]
-    every_direction = [directions, *controls]
-    answers = Answers(encoded, len(towers), len(sets), len(every_direction), len(doses))
-
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        at = torch.tensor([e.label_positions for e in batch])
-        vectors = [at_positions(model, batch, of_draw, layers) for of_draw in every_direction]
-        edits: dict[tuple, Edit] = {}
-        for t, tower in enumerate(towers):
-            for (h, heads), (draw, (query, keys)) in product(enumerate(sets.values()), enumerate(vectors)):
-                of_towers = (None if tower == "keys" else query, None if tower == "query" else keys)
-                edits |= {(t, h, draw, d): steer(heads, *of_towers, at, dose) for d, dose in enumerate(doses)}
-        answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
-
-    run_batches("steering", encoded, max_tokens, run)
-    coordinates = {"tower": list(towers), "heads": list(sets), "dose": list(doses)}
-    both = observations(encoded, answers.variables("tower", "heads", "draw", "dose"), **coordinates)
-    kind = "other class pairs" if others else "random directions"
-    control = both.isel(draw=slice(1, None)).assign_coords(draw=range(len(controls)), control=kind)
-    return Recording(both.isel(draw=0), control if controls else None)
-
-
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
     """Directions drawn evenly from the sphere, each as long as the one that it stands for."""
     rng = np.random.default_rng(seed)
@@ -150,20 +88,6 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
         return normal * np.sqrt((x**2).sum("d_head") / (normal**2).sum("d_head"))
 
     return directions.map(random)
-
-
-def directions_of_other_pairs(directions: xr.Dataset) -> list[xr.Dataset]:
-    """For every class pair the direction of another one, as long as its own, head by head: one dataset for each shift of the pairs.
-
-    A direction without length, as of first-layer queries of one and the same token, stays so.
-    """
-
-    def shift(x: xr.DataArray, by: int) -> xr.DataArray:
-        other = x.roll(pair=by)
-        length = (other**2).sum("d_head")
-        return other * np.sqrt((x**2).sum("d_head") / length.where(length > 0, 1.0))
-
-    return [directions.map(shift, by=by) for by in range(1, directions.sizes["pair"])]
 
 
 def at_positions(
@@ -193,68 +117,25 @@ def directions_of_run(run: Run) -> xr.Dataset:
     return class_directions(run.model, run.encode(_directing(run, BLOCKS)))
 
 
-def _directing(run: Run, blocks: int) -> list[Prompt]:
-    """Prompts that directions come from: so many blocks of every class pair that is steered."""
-    return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
+def of_other_labels(run: Run, encoded: Sequence[Encoded]) -> list[tuple[list[int], xr.Dataset]]:
+    """Which of the prompts have labels of one half of the label pairs, with directions from prompts of the other half; of both.
 
-
-def _steering(run: Run) -> Recording:
-    """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
-    sets = with_comparers(run)
-    other = random_sets(run, sets["comparers"])[0]
-    targets = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
-    directions = directions_of_run(run)
-    return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, targets))
-
-
-def _steering_random(run: Run) -> Recording:
-    """The control of the claims about steering: the comparers along random directions of the same norm."""
-    few, directions = run.encode(run.few()), directions_of_run(run)
-
-    def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Recording:
-        return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
-
-    comparers = {"comparers": with_comparers(run)["comparers"]}
-    recording = run.in_parts("steering_random", few, lambda some: measure(comparers, some, DRAWS))
-    return with_other_halves(run, recording, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
-
-
-def _steering_pairs(run: Run) -> Recording:
-    """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
-    sets, directions = {"comparers": with_comparers(run)["comparers"]}, directions_of_run(run)
-    options = {"doses": (-1.0, 1.0), "towers": ("query", "keys"), "others": directions_of_other_pairs(directions)}
-    few = run.encode(run.few())
-    return run.in_parts("steering_pairs", few, lambda some: steering(run.model, some, directions, sets, **options))
-
-
-def _steering_labels(run: Run) -> xr.Dataset:
-    """Comparers along directions from blocks of one half of the label pairs: prompts of the same half, and of the other.
-
-    Each direction comes from as many blocks as one of `_directions`, on average. Class pairs of which a half asks only one
-    class are left out. Raises NotTestable where none is left.
+    Each direction comes from as many blocks as one of `directions_of_run`, on average. Raises NotTestable where a half lacks one
+    of the classes.
     """
     first = {frozenset(pair.split("/")) for pair in run.labels[::2]}
+    directing, halves = run.encode(_directing(run, 2 * BLOCKS)), []
+    for half in (True, False):
+        at = [i for i, e in enumerate(encoded) if (frozenset(e.prompt.labels) in first) == half]
+        pairs = {encoded[i].prompt.dataset for i in at}
+        others = [e for e in directing if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half]
+        asked = {(e.prompt.dataset, e.prompt.cls) for e in others}
+        if not at or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/")):
+            raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
+        halves.append((at, class_directions(run.model, others)))
+    return halves
 
-    def halves(encoded: Sequence[Encoded]) -> list[list[Encoded]]:
-        return [[e for e in encoded if (frozenset(e.prompt.labels) in first) == half] for half in (False, True)]
 
-    locating, few = halves(run.encode(_directing(run, 2 * BLOCKS))), halves(run.encode(run.few()))
-    classes = [{(e.prompt.dataset, e.prompt.cls) for e in half} for half in locating]
-    pairs = {pair for pair in run.pairs_of_few if all((pair, cls) in half for half in classes for cls in pair.split("/"))}
-    locating, few = ([[e for e in half if e.prompt.dataset in pairs] for half in of] for of in (locating, few))
-    if not all(few):
-        raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
-    directions = [class_directions(run.model, half) for half in locating]
-    sets = {"comparers": with_comparers(run)["comparers"]}
-
-    def measure(some: Sequence[Encoded], of_halves: Sequence) -> xr.Dataset:
-        both = [(half, of_half) for half, of_half in zip(halves(some), of_halves, strict=True) if half]
-        results = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, of_half in both]
-        return joined([of.data for of in results])
-
-    stages = {"same": directions, "other": directions[::-1]}
-    of_stages = [
-        run.in_parts("steering_labels", few[0] + few[1], partial(measure, of_halves=of), f"{stage}.").data
-        for stage, of in stages.items()
-    ]
-    return xr.concat(of_stages, xr.Variable("labels_of_direction", list(stages)))
+def _directing(run: Run, blocks: int) -> list[Prompt]:
+    """Prompts that directions come from: so many blocks of every class pair that is moved."""
+    return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)

@@ -3,14 +3,15 @@
     measured = tower_grid(model, judging, {"by attention": (heads, class_directions(...))}, (-1.0, 0.0, 1.0))
     measured["logit_difference"].sel(query_coefficient=1.0, key_coefficient=-1.0)     # (heads, prompt)
 
-The directions, and how they are added, are those of `measure.steering`: the last position's query is moved by a coefficient
+The directions, and how they are added, are those of `measure.directions`: the last position's query is moved by a coefficient
 times the class direction of queries, and the keys at label positions by another times that of keys, as the last position of
 these heads sees them. With c = 1/2 for a query of the pair's first class and -1/2 for one of the second, the difference
 between the scores of the two classes goes as (c + query coefficient) (1 + 2 key coefficient) where they are two vectors'
 product. That is algebra of a head's score; whether the answer follows it can fail.
 
 Recipe `tower_grid`: seven coefficients by seven, in the heads by attention, in those that other class pairs and label pairs
-choose, in those without negative heads, and in the heads by increase. Recipe `tower_grid_random`: coefficients of -1, 0
+choose, in those without negative heads, in the heads by increase, and in those by attention along directions from prompts with
+other labels. Recipe `tower_grid_random`: coefficients of -1, 0
 and 1 on the first prompts, in the heads by attention. Its control has twenty random sets of heads along the class directions, then
 the heads by attention along twenty random directions.
 """
@@ -18,18 +19,20 @@ the heads by attention along twenty random directions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import torch
 import xarray as xr
 from twotowers import choose
-from twotowers.heads import Head, Heads
+from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.heads import Head, Heads, check_inside
 from twotowers.recording import Recording, with_shared
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.directions import at_positions, directions_of_run, of_other_labels, random_directions
+from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.sets import DRAWS, drawn, present, random_sets, with_by_increase, with_other_halves
-from towerlab.measure.steering import at_positions, directions_of_run, random_directions
 from towerlab.model.attention_edits import steer
 from towerlab.model.last_position import Edit, LastPosition
 from towerlab.model.memory import run_batches
@@ -39,7 +42,7 @@ from towerlab.prompts.prompt import Encoded
 COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
 PROMPTS = 100
 """On which random sets and random directions are tried: each costs nine runs of the last position"""
-BY_ATTENTION = "by attention"
+BY_ATTENTION, OTHER_LABELS = "by attention", "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
@@ -50,9 +53,16 @@ def tower_grid(
     """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient, prompt).
 
     Args:
-        moved: name -> heads, and the directions that they are moved along (`steering.class_directions` of other prompts).
+        moved: name -> heads, and the directions that they are moved along (`directions.class_directions` of other prompts).
         coefficients: of the query's direction and of the keys', every pair of them.
+
+    Cost: a run of each prompt, and one of the last position alone for each name and pair of coefficients. Raises TwoTowersError for
+    heads outside the model, and for a class pair without a direction.
     """
+    for heads, of in moved.values():
+        check_inside(heads, model.n_layers, model.n_heads, model.name)
+        if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
+            raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
     answers = Answers(encoded, len(moved), len(coefficients), len(coefficients))
 
@@ -90,7 +100,23 @@ def _tower_grid(run: Run) -> Recording:
         return tower_grid(run.model, some, {name: (heads, directions) for name, heads in of.items()}, COEFFICIENTS)
 
     recording = run.in_parts("tower_grid", few, lambda some: measure(some, sets))
-    return with_other_halves(run, recording, BY_ATTENTION, few, lambda of, at: measure([few[i] for i in at], of))
+    recording = with_other_halves(run, recording, BY_ATTENTION, few, lambda of, at: measure([few[i] for i in at], of))
+    other_labels = along_other_labels(run, few)
+    return recording if other_labels is None else recording._replace(data=joined([recording.data, other_labels], "heads"))
+
+
+def along_other_labels(run: Run, few: Sequence[Encoded]) -> xr.Dataset | None:
+    """The heads by attention along directions from prompts with other labels; None where it has no such heads or prompts."""
+    try:
+        heads, halves = present({BY_ATTENTION: run.sets[BY_ATTENTION]})[BY_ATTENTION], of_other_labels(run, few)
+    except NotTestable:
+        return None
+    parts: list[xr.Dataset] = []
+    for at, of in halves:
+        measure = partial(tower_grid, run.model, moved={OTHER_LABELS: (heads, of)}, coefficients=COEFFICIENTS)
+        part = run.in_parts("tower_grid", [few[i] for i in at], measure, f"labels {len(parts)}.")
+        parts.append(part.data.assign_coords(at=("prompt", at)))
+    return joined(parts).sortby("at").drop_vars("at")
 
 
 def _tower_grid_random(run: Run) -> Recording:
