@@ -57,8 +57,8 @@ def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]
     """Name, values (prompt, layer, head), and whether their interval is wanted."""
     at_last = looks["preference"].sel(query_position="last position", drop=True)
     own, other = (at_last.sel(query_of=query, drop=True) for query in ("own", "labels exchanged"))
-    yield "text part", (own + other) / 2, False
-    yield "label part", (own - other) / 2, False
+    yield "by text", (own + other) / 2, False
+    yield "by predicted label", (own - other) / 2, False
     yield "direct effect", looks["direct_effect"].sel(contrast="reversed", drop=True), False
     for name, contrast in {"effect": "reversed", "label sent": "labels exchanged", "place sent": "texts exchanged"}.items():
         if contrast in looks["contrast"].values:  # sentences are recorded without prompts of exchanged labels
@@ -69,7 +69,7 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
     """Quantity -> its mean of every head, layer by layer; where they are wanted, 95% bounds, too."""
     heads, increases, looks, singles = (read(name) for name in ("heads", "increases", "looks", "singles"))
     assert heads is not None
-    every = [("preference", choose.attention_difference(heads), False)]
+    every = [("attention difference", choose.attention_difference(heads), False)]
     every += [(name, heads[name], False) for name in ("writing", "contribution")]
     every += [("increase", increases["increase"], False)] if increases is not None else []
     every += looks_columns(looks) if looks is not None else []
@@ -187,7 +187,7 @@ def script(folder: Path) -> str:
             models.append({"name": model, "shown": shown_name(model), **about, "suites": suites})
     models.sort(key=lambda model: (model["name"] not in recorded.recorded_models(), model["parameters"]))
     data = {"models": models, "levels": LEVELS, "first": FIRST}
-    data["bounds"] = {"preference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
+    data["bounds"] = {"attention difference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
     return f"window.twotowersHeads = {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)};\n"
 
 

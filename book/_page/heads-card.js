@@ -4,10 +4,10 @@
   const number = (value) => value.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
   const MISSING = "not recorded";
   const QUANTITIES = [
-    ["prefers labels of the query’s class", "preference"], ["… for the query’s text", "text part"],
-    ["… for the label", "label part"],
+    ["attention difference", "attention difference"], ["… by text", "by text"],
+    ["… by predicted label", "by predicted label"],
     ["writes labels, nats", "writing"], ["adds to the right label, nats", "contribution"],
-    ["the paper’s increase, nats", "increase"], ["effect of its preference, nats", "effect"],
+    ["the paper’s increase, nats", "increase"], ["total effect of its attention, nats", "effect"],
     ["… direct", "direct effect"], ["sends which label, nats", "label sent"], ["sends which place, nats", "place sent"],
     ["lost without it, nats", "lost"],
   ];

@@ -4,12 +4,13 @@
 
   // What the axes show: two quantities, their titles, and where the lines stand first (a share of the choice where null).
   const AXES = {
-    ranking: { title: "preference against writing", x: "preference", y: "writing", bounds: ["preference", "writing"],
+    ranking: { title: "attention difference against writing", x: "attention difference", y: "writing", bounds: ["attention difference", "writing"],
       names: ["prefers labels of the query’s class", "writes labels, nats"] },
-    parts: { title: "text part against label part", x: "text part", y: "label part", bounds: ["preference", "preference"],
-      names: ["looks for the query’s text", "looks for the label"] },
+    parts: { title: "attention by text, by predicted label", x: "by text", y: "by predicted label",
+      bounds: ["attention difference", "attention difference"],
+      names: ["attends by text", "attends by predicted label"] },
     effect: { title: "effect against direct effect", x: "direct effect", y: "effect", bounds: [null, null],
-      names: ["direct effect of its preference, nats", "effect of its preference, nats"] },
+      names: ["direct effect of its attention, nats", "total effect of its attention, nats"] },
   };
   const MATTERS = 0.05;  // of the choice: the book's smallest effect of interest
 
@@ -49,7 +50,7 @@
     }
   }
 
-  // How many heads stand on each side of the lines; mean preference of those above as a share of those to the right, of all and
+  // How many heads stand on each side of the lines; mean attention difference of those above as a share of those to the right, of all and
   // of the first few: the headline of an earlier edition.
   function counted(heads, axes, { x, y }) {
     const [xs, ys] = [heads.columns[AXES[axes].x].mean, heads.columns[AXES[axes].y].mean];

@@ -12,38 +12,38 @@
       const [head] = heads.ranked("effect"), part = heads.mean("effect", head) / (2 * heads.choice);
       return {
         head, before: `At the last position head ${head} prefers labels of the query’s class by ` +
-          `${number(heads.mean("preference", head))}, ${ordinal(heads.rank("preference", head))} of ${heads.total} heads.`,
-        question: "Reverse its preference, and nothing else. How far does the answer go towards the other label?",
+          `${number(heads.mean("attention difference", head))}, ${ordinal(heads.rank("attention difference", head))} of ${heads.total} heads.`,
+        question: "Swap its attention between the classes, and nothing else. How far does the answer go towards the other label?",
         options: [["less than a tenth of the way", part < 0.1], ["a tenth to nine tenths", part >= 0.1 && part <= 0.9],
           ["nearly the whole way", part > 0.9]],
         then: { axes: "effect" },
         after: `It goes ${number(heads.mean("effect", head))} nats, ${share(part)} of the way, and ` +
-          `${number(heads.mean("direct effect", head))} of it directly. The head looks for the query’s text (` +
-          `${number(heads.mean("text part", head))}), hardly for the label (${number(heads.mean("label part", head))}). ` +
+          `${number(heads.mean("direct effect", head))} of it directly. The head attends by the query’s text (` +
+          `${number(heads.mean("by text", head))}), hardly by the predicted label (${number(heads.mean("by predicted label", head))}). ` +
           `${FOLLOWS}where it looks follows the texts.`,
       };
     } },
-    { name: "One holds the answer down", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
+    { name: "One lowers the right answer", model: "smollm2-135m", texts: "words", axes: "parts", of: (heads) => {
       const head = heads.ranked("effect").at(-1), effect = heads.mean("effect", head), least = 0.05 * heads.choice;
       return {
-        head, before: `Head ${head}, too, prefers labels of the query’s class: by ${number(heads.mean("preference", head))}.`,
-        question: "Reverse its preference. What happens to the right label?",
+        head, before: `Head ${head}, too, attends more to labels of the query’s class: by ${number(heads.mean("attention difference", head))}.`,
+        question: "Swap its attention between the classes. What happens to the right label?",
         options: [["less likely", effect > least], ["as likely", Math.abs(effect) <= least], ["more likely", effect < -least]],
-        after: `Its effect is ${number(effect)} nats: reversed, the right label gains. It looks for the label about to be said ` +
-          `(${number(heads.mean("label part", head))}) rather than for the text (${number(heads.mean("text part", head))}), and ` +
+        after: `Its effect is ${number(effect)} nats: swapped, the right label gains. It attends by the label about to be said ` +
+          `(${number(heads.mean("by predicted label", head))}) rather than by the text (${number(heads.mean("by text", head))}), and ` +
           `writes against what it looks at (${number(heads.mean("writing", head))} nats).`,
       };
     } },
     { name: "One does both", model: "qwen2.5-coder-1.5b", texts: "words", axes: "parts", of: (heads) => {
-      const [head] = heads.ranked("contribution"), [looks, writes] = ["preference", "writing"].map((of) => heads.rank(of, head));
+      const [head] = heads.ranked("contribution"), [looks, writes] = ["attention difference", "writing"].map((of) => heads.rank(of, head));
       return {
         head, before: `No head adds more to the right label than ${head}.`,
         question: `Among ${heads.total} heads, is it one of the first ${HIGH} in preferring, in writing, or in both?`,
-        options: [["in preferring", looks <= HIGH && writes > HIGH], ["in writing", looks > HIGH && writes <= HIGH],
+        options: [["in attention difference", looks <= HIGH && writes > HIGH], ["in writing", looks > HIGH && writes <= HIGH],
           ["in both", looks <= HIGH && writes <= HIGH]],
         then: { axes: "ranking" },
-        after: `It is ${ordinal(looks)} in preferring and ${ordinal(writes)} in writing: the paper’s kind of head. ` +
-          `Its preference has an effect of ${number(heads.mean("effect", head))} nats.`,
+        after: `It is ${ordinal(looks)} in attention difference and ${ordinal(writes)} in writing: the paper’s kind of head. ` +
+          `Its attention has a total effect of ${number(heads.mean("effect", head))} nats.`,
       };
     } },
     { name: "A writer nobody misses", model: "smollm2-135m", texts: "words", axes: "ranking", of: (heads) => {
@@ -56,18 +56,18 @@
         options: [["more than half", part > 0.5], ["a tenth to half", part >= 0.1 && part <= 0.5],
           ["less than a tenth", part < 0.1]],
         after: `${number(lost)} [${number(low[i])}, ${number(high[i])}] nats of ${number(heads.choice)}, on ${prompts} prompts. ` +
-          `It writes either label that it looks at, and prefers the right one by ${number(heads.mean("preference", head))} only.`,
+          `It writes either label that it looks at, and attends more to the right one by ${number(heads.mean("attention difference", head))} only.`,
       };
     } },
     { name: "Sentences instead of words", model: "qwen2.5-coder-1.5b", texts: "words", axes: "ranking", of: (heads, on) => {
-      const [head] = heads.ranked("preference"), sentences = on("sentences"), [first] = sentences.ranked("preference");
+      const [head] = heads.ranked("attention difference"), sentences = on("sentences"), [first] = sentences.ranked("attention difference");
       return {
         head, before: `On single words, head ${head} prefers the right labels most.`,
         question: "Does it on sentences, too?",
         options: [["yes", first === head], ["no, another head does", first !== head]],
         then: { texts: "sentences", beside: first === head ? "" : first },
-        after: `On sentences ${first} does, with ${number(sentences.mean("preference", first))}; on words it is ` +
-          `${ordinal(heads.rank("preference", first))}. And it writes: ${number(sentences.mean("writing", first))} nats, ` +
+        after: `On sentences ${first} does, with ${number(sentences.mean("attention difference", first))}; on words it is ` +
+          `${ordinal(heads.rank("attention difference", first))}. And it writes: ${number(sentences.mean("writing", first))} nats, ` +
           `${ordinal(sentences.rank("writing", first))}. Which heads do what depends on the texts.`,
       };
     } },

@@ -16,7 +16,7 @@
   function completed({ model, texts: asked, axes, head, beside, prompt, x, y }) {
     const suite = on(model, asked) ? asked : texts(model)[0], heads = on(model, suite), possible = axesOf(heads);
     const shown = possible.includes(axes) ? axes : possible[0];
-    const first = () => heads.ranked(heads.has("effect") ? "effect" : "preference")[0];
+    const first = () => heads.ranked(heads.has("effect") ? "effect" : "attention difference")[0];
     const pinned = heads.at(head) >= 0 ? head : first(), line = (value, side) => value ?? heads.line(shown, side);
     return { model, texts: suite, axes: shown, head: pinned, beside: heads.at(beside) >= 0 && beside !== pinned ? beside : "",
       prompt: Math.min(prompt ?? 0, heads.prompts.length - 1), x: line(x, "x"), y: line(y, "y") };
@@ -76,7 +76,7 @@
   const said = ({ right, other, elsewhere }) =>
     `${percent(right)} on right labels, ${percent(other)} on other labels, ${percent(elsewhere)} elsewhere`;
 
-  // Every prompt's preference of the pinned head: right labels up, others down.
+  // Every prompt's attention difference of the pinned head: right labels up, others down.
   function strip() {
     const { prompts } = heads(), all = prompts.map((_, i) => sums(state.head, i)), wide = 240 / prompts.length;
     const most = Math.max(0.02, ...all.flatMap(({ right, other }) => [right, other]));
@@ -238,7 +238,7 @@
       make("section", {}, make("h2", {}, "A point is a head"), plane.picture,
         make("div", { class: "heads-fields" }, named("head"), named("beside")),
         line("x", "vertical line"), line("y", "horizontal line"), counts,
-        small("Area: effect of its preference; purple: it holds the right label down. Click " +
+        small("Area: total effect of its attention; purple: it lowers the right label. Click " +
           "pins a head, shift-click puts one beside it.")),
       middle, right),
     more);
