@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import xarray as xr
 from browser import browser, needs_browser
-from conftest import ROOT, refused
-from twotowers import book, choose, explore
-from twotowers.errors import TwoTowersError
+from conftest import ROOT
+from twotowers import book, explore
 
-MODEL, OTHER = "smollm2-135m", "gemma-3-270m"
+MODEL = "smollm2-135m"
 
 
 def cells(name):
@@ -30,6 +29,11 @@ def cells(name):
 CHAPTERS = {path.stem: of for path in sorted((ROOT / "book").glob("*-*.ipynb")) if (of := cells(path.stem))}
 
 
+@pytest.fixture(scope="module")
+def chapter():
+    return book.open({"model": MODEL})
+
+
 @pytest.fixture
 def shown(monkeypatch):
     """What cells display."""
@@ -39,9 +43,9 @@ def shown(monkeypatch):
 
 
 @pytest.fixture
-def explorer(shown, request):
+def explorer(chapter, shown, request):
     """The explorer of a chapter, on a recorded model."""
-    exec("".join(CHAPTERS[request.param]["explore"]["source"]), {"chapter": book.open({"model": MODEL})})
+    exec("".join(CHAPTERS[request.param]["explore"]["source"]), {"chapter": chapter})
     return shown[-1]
 
 
@@ -58,9 +62,9 @@ def test_every_control_changes_what_is_shown(explorer):
     assert len(first) > 1 and explorer.line.value == "" and explorer.controls["model"].value == MODEL
     for name, control in explorer.controls.items():
         options = [value for _, value in control.options] if name == "model" else control.options
-        before, table = control.value, explorer.shown.value
+        before = control.value
         control.value = next(value for value in options[::-1] if value not in (before, "qwen2.5-coder-1.5b"))
-        assert not explorer.frame.equals(first) and explorer.shown.value != table, name
+        assert not explorer.frame.equals(first) and explorer.line.value.startswith("Chosen anew") <= (name == "model"), name
         control.value = before
     for name in ("head", "prompts", "heads"):  # of the other model, perhaps
         if name in explorer.controls:
@@ -70,50 +74,49 @@ def test_every_control_changes_what_is_shown(explorer):
 
 @pytest.mark.parametrize("explorer", ["03-mrr", "04-attention-weights"], indirect=True)
 def test_what_cannot_be_shown_is_a_line_and_the_last_table_stays(explorer):
-    table = explorer.shown.value
+    first, table = explorer.frame, explorer.shown.value
     for name, wrong, says in (
         ("head", "99-9", "no head &#x27;99-9&#x27; here, but "),
         ("head", "x<b>", "no head &#x27;x&lt;b&gt;&#x27; here"),
         ("head", "  ", "choose head, such as "),
-        ("prompts", "qwx", "no prompts &#x27;qwx&#x27; here"),
+        ("prompts", "qwx", "no prompts &#x27;qwx&#x27; here, but all, sentiment/number, "),
         ("prompts", "", "choose prompts, such as "),
     ):
         good = explorer.controls[name].value
         explorer.controls[name].value = wrong
         assert says in explorer.line.value and "role='alert'" in explorer.line.value and explorer.shown.value == table
         explorer.controls[name].value = good
-        assert explorer.line.value == "" and explorer.shown.value == table
+        assert explorer.line.value == "" and explorer.frame.equals(first)
+        table = explorer.shown.value  # drawn again, under a number of its own
 
 
 @pytest.mark.parametrize("explorer", ["04-attention-weights"], indirect=True)
-def test_numbers_are_those_of_the_file(explorer):
-    data = book.open({"model": MODEL}).measured("heads")[MODEL]
+def test_numbers_are_those_of_the_file(explorer, chapter):
+    data = chapter.measured("heads")[MODEL]
     attention = data.attention.sel(layer=18, head=6)
     explorer.controls["head"].value = "18-6"
     assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=0).values)
     rows = data.text.values[0].splitlines()[:-1]
     true = data.true.values[0]
     assert [*explorer.frame.index] == [f"{i + 1}. {row}" + ", true" * bool(true[i]) for i, row in enumerate(rows)]
-    for chosen, at in (
-        ("all", slice(None)),
-        ("animal/country", data.pair == "animal/country"),
-        ("hundred", data["query"] == "hundred"),
-    ):
+    for chosen, of in (("animal/country", "pair"), (data["query"].values[0], "query")):
+        at = (data[of] == chosen).values
         explorer.controls["prompts"].value = chosen
+        assert at.sum() > 1 and f"mean over {at.sum()} prompts" in explorer.shown.value
         assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=at).mean("prompt").values)
-    assert "one prompt" not in explorer.shown.value and "mean over 8 prompts" in explorer.shown.value
+    explorer.controls["prompts"].value = "all"
+    assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.mean("prompt").values)
 
 
 @pytest.mark.parametrize("explorer", ["12-what-every-head-does"], indirect=True)
-def test_groups_of_prompts_are_rows(explorer):
-    data = book.open({"model": MODEL}).measured("looks")[MODEL].sel(layer=24, head=4, contrast="reversed")
+def test_groups_of_prompts_are_rows(explorer, chapter):
+    data = chapter.measured("looks")[MODEL].sel(layer=24, head=4, contrast="reversed")
     explorer.controls["head"].value = "24-4"
     means = data[["effect", "direct_effect"]].isel(prompt=data.pair.values == "crime/tree").mean("prompt")
     assert [*explorer.frame.loc["crime/tree"]] == pytest.approx([float(x) for x in means.values()])
 
 
-def test_a_model_without_the_file_gets_a_line(shown, monkeypatch):
-    chapter = book.open({"model": MODEL})
+def test_a_model_without_the_file_gets_a_line(chapter, shown, monkeypatch):
     monkeypatch.setattr(book.Chapter, "measured", lambda *_: {})
     chapter.explore("heads", "attention")
     assert f"twotowers record {MODEL} heads" in shown[-1].line.value and list(shown[-1].controls) == ["model"]
@@ -174,7 +177,8 @@ def lab(tmp_path_factory):
     if importlib.util.find_spec("jupyterlab") is None:
         pytest.skip("JupyterLab: make")
     home = tmp_path_factory.mktemp("lab")
-    source = f'from twotowers import book\n\nchapter = book.open({{"model": "{MODEL}"}})\nchapter.explore("tower_grid", "logit_difference")'
+    lines = ["from twotowers import book", f'chapter = book.open({{"model": "{MODEL}"}})']
+    source = "\n".join([*lines, 'chapter.explore("tower_grid", "logit_difference")'])
     cell = {"cell_type": "code", "id": "a", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     (home / "x.ipynb").write_text(json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
@@ -210,6 +214,7 @@ def lab(tmp_path_factory):
 def test_a_control_is_moved_in_jupyterlab(lab):
     with browser(f"{lab}/tree/x.ipynb?reset", home=lab.removesuffix("/lab")) as page:
         page.set_default_timeout(90_000)
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(state="attached")
         page.locator(".jp-Notebook .cm-content").first.click()
         page.keyboard.press("Shift+Enter")
         table = page.locator(".widget-html table")

@@ -58,7 +58,7 @@ def choose(data: xr.Dataset, name: str, value: str) -> xr.Dataset:
         if name == "head" and "layer" in data.dims:
             return data.sel(Head.parse(value)._asdict())
         return data.sel({next(dim for dim in (name, *LISTED) if dim in data.dims): value})
-    some = ", ".join(offered[:4]) + ", ..." * (len(offered) > 4)
+    some = ", ".join([word for word in offered if len(word) < 40][:4]) + ", ..." * (len(offered) > 4)
     raise TwoTowersError(f"no {name} '{value}' here, but {some}" if value else f"choose {name}, such as {some}")
 
 
@@ -70,7 +70,12 @@ def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
     else:
         means = data.mean("prompt").assign_coords({"place": _places(data)} if "place" in data.dims else {})
     frame = (means if means.dims else means.expand_dims({"prompts": [ALL]})).to_dataframe()[[*names]].rename(columns=names)
-    return (frame if frame.index.nlevels == 1 else frame.iloc[:, 0].unstack()).rename_axis(index=_words, columns=_words)
+    frame = frame if frame.index.nlevels == 1 else frame.iloc[:, 0].unstack()
+    return frame.rename(index=_entry, columns=_entry).rename_axis(index=_words, columns=_words)
+
+
+def _entry(of: object) -> str:
+    return f"{of:g}" if isinstance(of, float) else str(of)
 
 
 def _words(name: str | None) -> str:
@@ -150,7 +155,7 @@ class Explorer(widgets.VBox):
         styler = pages.shown(self.frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(
             html.escape(caption)
         )
-        styler = styler.bar(axis=None if grid else 0, align="zero", color=[figures.ORANGE, figures.BLUE], props="min-width: 6em")
+        styler = styler.bar(axis=None if grid else 0, align="zero", color=[figures.ORANGE, figures.BLUE], props="width: 7em;")
         self.shown.value = styler.to_html()
 
 
