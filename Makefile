@@ -62,7 +62,6 @@ miniature: $(STAMP)  ## train the shipped model again
 	$(BIN)/python -m training.train mini-gpt2
 
 lab: $(STAMP)  ## open the chapters in JupyterLab
-	@$(LOCKED) --requirement locks/lab.lock
 	$(BIN)/python -m jupyter lab --notebook-dir=. book
 
 peers: $(STAMP)  ## install what benchmarks/ compares with
@@ -97,7 +96,7 @@ lock: $(STAMP)  ## after a change of dependencies: lock exact versions and hashe
 	@$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv lock $(if $(UPGRADE),--upgrade)
 	@$(EXPORT) --extra measure --extra book --extra test $(NO_CUDA) --output-file requirements.lock > /dev/null
-	@for group in build lab peers; do $(EXPORT) --only-group $$group $(NO_CUDA) --output-file locks/$$group.lock > /dev/null || exit; done
+	@for group in build peers; do $(EXPORT) --only-group $$group $(NO_CUDA) --output-file locks/$$group.lock > /dev/null || exit; done
 	@$(EXPORT) --only-group cuda --output-file locks/cuda.lock > /dev/null
 	@version=$$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.lock); grep -q "^torch==$$version+cpu" locks/cpu.lock || \
 	  echo "torch==$$version+cpu ; sys_platform == 'linux'" | $(BIN)/uv pip compile --quiet --universal --no-deps --no-header \

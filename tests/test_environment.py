@@ -70,8 +70,7 @@ def test_environment_yml_asks_for_the_same():
     *of_pip, last = pip["pip"]
     assert last == "--editable ."
     theirs = {canonicalize_name(r.name): str(r.specifier) for r in map(Requirement, lines + of_pip)}
-    ours = [*requirements(), *map(Requirement, GROUPS["lab"])]
-    ours = {{"torch": "pytorch"}.get(r.name, canonicalize_name(r.name)): str(r.specifier) for r in ours}
+    ours = {{"torch": "pytorch"}.get(r.name, canonicalize_name(r.name)): str(r.specifier) for r in requirements()}
     assert theirs == ours | {"python": PROJECT["requires-python"], "pip": "", "make": ""}
 
 

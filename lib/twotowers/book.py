@@ -27,7 +27,7 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import choose, claims, evidence, exhibits, figures, intervals, pages, recorded, store
+from twotowers import choose, claims, evidence, exhibits, explore, figures, intervals, pages, recorded, store
 from twotowers.claims import Claim
 from twotowers.data_files import shown_name
 from twotowers.errors import NotTestable, TwoTowersError
@@ -326,6 +326,12 @@ class Chapter:
         of_models = exhibits.rows(exhibit, figure, {m: Found(*of) for m, of in found.items()}, why)
         self.exhibits[item] = of_models
         display(HTML(exhibits.sentence(exhibit, of_models)))
+
+    def explore(self, name: str, *variables: str, over: str = "") -> None:
+        """Show variables of a measurement with controls: model, head, prompts (`explore.Explorer`)."""
+        files, every = self.measured(name), [*self.models, self.model]
+        why = {m: self.left_out.get(m, f"{_command(m, self.settings.suite, name)} records it") for m in every if m not in files}
+        display(explore.Explorer(files, variables, over, why, self.model))
 
     def close(self) -> None:
         """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""

@@ -1,0 +1,229 @@
+"""Widgets of chapters: every control changes what is shown, what cannot be shown is a line, and no torch is loaded."""
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import xarray as xr
+from browser import browser, needs_browser
+from conftest import ROOT
+from twotowers import book, explore
+
+MODEL = "smollm2-135m"
+
+
+def cells(name):
+    """Explorer's and the playground's cells of a chapter, as they stand there."""
+    every = json.loads((ROOT / f"book/{name}.ipynb").read_text("utf8"))["cells"]
+    return {cell["id"]: cell for cell in every if cell["id"] in ("explore", "playground")}
+
+
+CHAPTERS = {path.stem: of for path in sorted((ROOT / "book").glob("*-*.ipynb")) if (of := cells(path.stem))}
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return book.open({"model": MODEL})
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What cells display."""
+    every = []
+    monkeypatch.setattr(book, "display", every.append)
+    return every
+
+
+@pytest.fixture
+def explorer(chapter, shown, request):
+    """The explorer of a chapter, on a recorded model."""
+    exec("".join(CHAPTERS[request.param]["explore"]["source"]), {"chapter": chapter})
+    return shown[-1]
+
+
+def test_six_chapters_have_widgets_and_two_the_playground():
+    assert [name[:2] for name in CHAPTERS] == ["01", "03", "04", "06", "11", "12"]
+    assert [name[:2] for name, of in CHAPTERS.items() if "playground" in of] == ["04", "06"]
+    tags = {cell["id"]: cell["metadata"]["tags"] for of in CHAPTERS.values() for cell in of.values()}
+    assert tags == {"explore": ["remove-input"], "playground": ["remove-cell"]}  # a page has one line, that of a widget
+
+
+@pytest.mark.parametrize("explorer", CHAPTERS, indirect=True)
+def test_every_control_changes_what_is_shown(explorer):
+    first = explorer.frame
+    assert len(first) > 1 and explorer.line.value == "" and explorer.controls["model"].value == MODEL
+    for name, control in explorer.controls.items():
+        options = [value for _, value in control.options] if name == "model" else control.options
+        before = control.value
+        control.value = next(value for value in options[::-1] if value not in (before, "qwen2.5-coder-1.5b"))
+        assert not explorer.frame.equals(first) and explorer.line.value.startswith("Chosen anew") <= (name == "model"), name
+        control.value = before
+    for name in ("head", "prompts", "heads"):  # of the other model, perhaps
+        if name in explorer.controls:
+            assert explorer.controls[name].value in explorer.controls[name].options
+    assert explorer.line.value.startswith("Chosen anew") or explorer.frame.equals(first)
+
+
+@pytest.mark.parametrize("explorer", ["03-mrr", "04-attention-weights"], indirect=True)
+def test_what_cannot_be_shown_is_a_line_and_the_last_table_stays(explorer):
+    first, table = explorer.frame, explorer.shown.value
+    for name, wrong, says in (
+        ("head", "99-9", "no head &#x27;99-9&#x27; here, but "),
+        ("head", "x<b>", "no head &#x27;x&lt;b&gt;&#x27; here"),
+        ("head", "  ", "choose head, such as "),
+        ("prompts", "qwx", "no prompts &#x27;qwx&#x27; here, but all, sentiment/number, "),
+        ("prompts", "", "choose prompts, such as "),
+    ):
+        good = explorer.controls[name].value
+        explorer.controls[name].value = wrong
+        assert says in explorer.line.value and "role='alert'" in explorer.line.value and explorer.shown.value == table
+        explorer.controls[name].value = good
+        assert explorer.line.value == "" and explorer.frame.equals(first)
+        table = explorer.shown.value  # drawn again, under a number of its own
+
+
+@pytest.mark.parametrize("explorer", ["04-attention-weights"], indirect=True)
+def test_numbers_are_those_of_the_file(explorer, chapter):
+    data = chapter.measured("heads")[MODEL]
+    attention = data.attention.sel(layer=18, head=6)
+    explorer.controls["head"].value = "18-6"
+    assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=0).values)
+    rows = data.text.values[0].splitlines()[:-1]
+    true = data.true.values[0]
+    assert [*explorer.frame.index] == [f"{i + 1}. {row}" + ", true" * bool(true[i]) for i, row in enumerate(rows)]
+    for chosen, of in (("animal/country", "pair"), (data["query"].values[0], "query")):
+        at = (data[of] == chosen).values
+        explorer.controls["prompts"].value = chosen
+        assert at.sum() > 1 and f"mean over {at.sum()} prompts" in explorer.shown.value
+        assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=at).mean("prompt").values)
+    explorer.controls["prompts"].value = "all"
+    assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.mean("prompt").values)
+
+
+@pytest.mark.parametrize("explorer", ["12-what-every-head-does"], indirect=True)
+def test_groups_of_prompts_are_rows(explorer, chapter):
+    data = chapter.measured("looks")[MODEL].sel(layer=24, head=4, contrast="reversed")
+    explorer.controls["head"].value = "24-4"
+    means = data[["effect", "direct_effect"]].isel(prompt=data.pair.values == "crime/tree").mean("prompt")
+    assert [*explorer.frame.loc["crime/tree"]] == pytest.approx([float(x) for x in means.values()])
+
+
+def test_a_model_without_the_file_gets_a_line(chapter, shown, monkeypatch):
+    monkeypatch.setattr(book.Chapter, "measured", lambda *_: {})
+    chapter.explore("heads", "attention")
+    assert f"twotowers record {MODEL} heads" in shown[-1].line.value and list(shown[-1].controls) == ["model"]
+    none = explore.Explorer({}, ["attention"], "", {}, "x")
+    assert "no model is chosen" in none.line.value
+    file = one_file()
+    explorer = explore.Explorer({"a": file}, ["effect"], "", {"b": "too <few>"}, "b")
+    assert "b: too &lt;few&gt;" in explorer.line.value and explorer.frame.empty
+    explorer.controls["model"].value = "a"
+    assert explorer.line.value == "" and explorer.frame.shape == (1, 1)
+    explorer.controls["model"].value = "b"
+    assert "b: too &lt;few&gt;" in explorer.line.value
+
+
+def one_file():
+    """A measurement of two heads on two prompts, whose texts hold signs of HTML."""
+    prompts = {name: ("prompt", ["<b>", "y"]) for name in ("text", "query", "pair", "labels")}
+    values = xr.DataArray(np.arange(4.0).reshape(2, 1, 2), dims=("prompt", "layer", "head"), attrs={"units": "nats"})
+    return xr.Dataset({"effect": values}, prompts | {"layer": [0], "head": [0, 1]})
+
+
+def test_texts_are_escaped():
+    explorer = explore.Explorer({"a": one_file()}, ["effect"], "pair", {}, "a")
+    assert "&lt;b&gt;" in explorer.shown.value and "<b>" not in explorer.shown.value
+
+
+def test_no_torch_is_loaded():
+    code = f"""
+import sys
+from twotowers import book, explore
+book.display = lambda _: None
+chapter = book.open({{"model": {MODEL!r}}})
+for source in {["".join(of["explore"]["source"]) for of in CHAPTERS.values()]!r}:
+    exec(source)
+explore.playground("mini-gpt2")
+sys.exit(any(name in sys.modules for name in ("torch", "towerlab")))
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_playground_is_loaded_when_its_button_is_pressed(monkeypatch):
+    monkeypatch.setattr(explore, "LABORATORY", "towerlab.nowhere")
+    box = explore.playground("mini-gpt2", device="cpu", dtype="float32")
+    button, line = box.children
+    button.click()
+    assert "No module named" in line.value and not button.disabled
+    monkeypatch.undo()
+    of_nothing = explore.playground("no/such/model<b>")
+    of_nothing.children[0].click()
+    assert "role='alert'" in of_nothing.children[1].value and "<b>" not in of_nothing.children[1].value
+    button.click()
+    assert box.children[0].sentence.value.startswith("<b>The model says")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a JupyterLab with a notebook of one explorer."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        pytest.skip("JupyterLab: make")
+    home = tmp_path_factory.mktemp("lab")
+    lines = ["from twotowers import book", f'chapter = book.open({{"model": "{MODEL}"}})']
+    source = "\n".join([*lines, 'chapter.explore("tower_grid", "logit_difference")'])
+    cell = {"cell_type": "code", "id": "a", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    (home / "x.ipynb").write_text(json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
+    environment |= {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    how = ["--no-browser", "--allow-root", f"--ServerApp.root_dir={home}", f"--ServerApp.port={port}", "--IdentityProvider.token="]
+    how += [
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.extension_manager=readonly",
+    ]
+    log = (home / "log.txt").open("w")
+    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *how], env=environment, stdout=log, stderr=log, cwd=home)
+    address = f"http://127.0.0.1:{port}/lab"
+    for _ in range(120):
+        try:
+            urllib.request.urlopen(address).close()
+            break
+        except OSError:
+            assert server.poll() is None, (home / "log.txt").read_text()
+            time.sleep(0.5)
+    yield address
+    server.terminate()
+    server.wait(20)
+    log.close()
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_control_is_moved_in_jupyterlab(lab):
+    with browser(f"{lab}/tree/x.ipynb?reset", home=lab.removesuffix("/lab")) as page:
+        page.set_default_timeout(90_000)
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(state="attached")
+        page.locator(".jp-Notebook .cm-content").first.click()
+        page.keyboard.press("Shift+Enter")
+        table = page.locator(".widget-html table")
+        table.wait_for()
+        before = table.inner_text()
+        assert "key coefficient" in before
+        page.get_by_label("heads").select_option("by increase")
+        page.wait_for_function("(old) => document.querySelector('.widget-html table').innerText !== old", arg=before)
+        page.get_by_label("prompts").fill("qwx")
+        page.get_by_label("prompts").press("Enter")
+        page.get_by_role("alert").wait_for()
+        assert re.match("no prompts 'qwx' here", page.get_by_role("alert").inner_text())
