@@ -62,6 +62,7 @@ def live(build: Path) -> str:
     p = plain.answer.set_index("token")["before"]
     answers = p[sorted(EXAMPLE.labels)].to_dict()
     said, answers["other"] = p.idxmax(), max(0.0, 1 - sum(answers.values()))
+    shares = ", ".join(f"{word} {percent(share)}" for word, share in answers.items()).replace("other", "other words")
     rows = "".join(
         f'<tr><th scope="row">{d.text}</th><td>: <b class="of-{d.label}">{d.label}</b></td>'
         f"<td>{bar({d.label: look})}<span>{escape(percent(look))}</span></td></tr>"
@@ -74,13 +75,13 @@ def live(build: Path) -> str:
     buttons = {scene: text.format(many) for scene, text in BUTTONS.items()}
     pressed = "".join(f'<button type="button" aria-pressed="false" data-scene="{s}">{text}</button>' for s, text in buttons.items())
     without = "".join(f"<li>{text}: {escape(effects[scene].sentence)}</li>" for scene, text in buttons.items())
-    told = f"Bars: how much the {many} heads that write most attend to each label, and the answer. Press a button: the model runs."
+    told = "The heads that attend are those that write most. Press a button: a small model runs here, in the page."
     return (
         f'<section class="first-live" aria-label="The paper\'s prompt" data-heads="{" ".join(map(str, heads))}" '
         f'data-scripts="{" ".join(LOADED)}"><table><thead><tr><th scope="col">text</th><th scope="col">label</th>'
-        f'<th scope="col">attention, and the answer</th></tr></thead><tbody>{rows}</tbody></table>'
+        f'<th scope="col">attention of {many} heads from “{EXAMPLE.query}”</th></tr></thead><tbody>{rows}</tbody></table>'
         f'<p class="first-says" aria-live="polite">The model says <b>{said}</b>: '
-        f"{escape(', '.join(f'{word} {percent(share)}' for word, share in answers.items()))}.</p>"
+        f"{escape(shares)}.</p>"
         f'<div class="first-buttons" role="group" aria-label="Change the prompt or the model">{pressed}</div>'
         f'<p class="first-told" role="status">{told}</p>'
         f"<noscript><style>.first-buttons, .first-told {{ display: none }}</style><p>What a change of it does:</p>"

@@ -52,16 +52,16 @@
   }
 
   function show({ looks, answers, word, p }, state, words) {
-    const { percent } = window.twotowers.draw;
+    const { EXAMPLE, draw: { percent } } = window.twotowers;
     rows.forEach((row, i) => {
-      const gone = i >= state.demonstrations.length, [text, label] = state.demonstrations[i] ?? [];
+      const gone = i >= state.demonstrations.length, [text, label] = (gone ? EXAMPLE : state).demonstrations[i];
       row.classList.toggle("gone", gone);
-      if (!gone) row.querySelector("th").textContent = text;
-      fill(row, label ?? row.querySelector("b").textContent, [[label, gone ? 0 : looks[i]]], gone ? "removed" : percent(looks[i]));
+      row.querySelector("th").textContent = text;
+      fill(row, label, [[label, gone ? 0 : looks[i]]], gone ? "gone" : percent(looks[i]));
     });
     fill(query, word, answers, percent(p));
     home.classList.toggle("off", Object.keys(state.heads).length > 0);
-    const shares = answers.map(([name, share]) => `${name} ${percent(share)}`).join(", ");
+    const shares = answers.map(([name, share]) => `${name === "other" ? "other words" : name} ${percent(share)}`).join(", ");
     const b = document.createElement("b");
     b.textContent = word;
     says.replaceChildren("The model says ", b, `: ${shares}.`);
