@@ -75,12 +75,12 @@ def live(build: Path) -> str:
     buttons = {scene: text.format(many) for scene, text in BUTTONS.items()}
     pressed = "".join(f'<button type="button" aria-pressed="false" data-scene="{s}">{text}</button>' for s, text in buttons.items())
     without = "".join(f"<li>{text}: {escape(effects[scene].sentence)}</li>" for scene, text in buttons.items())
-    told = "The heads that attend are those that write most. Press a button: a small model runs here, in the page."
+    told = "Press a button: a small model runs in this page."
     return (
         f'<section class="first-live" aria-label="The paper\'s prompt" data-heads="{" ".join(map(str, heads))}" '
         f'data-scripts="{" ".join(LOADED)}"><table><thead><tr><th scope="col">text</th><th scope="col">label</th>'
-        f'<th scope="col">attention of {many} heads from “{EXAMPLE.query}”</th></tr></thead><tbody>{rows}</tbody></table>'
-        f'<p class="first-says" aria-live="polite">The model says <b>{said}</b>: '
+        f'<th scope="col">attention of {many} heads</th></tr></thead><tbody>{rows}</tbody></table>'
+        f'<p class="first-says" aria-live="polite">It says <b>{said}</b>: '
         f"{escape(shares)}.</p>"
         f'<div class="first-buttons" role="group" aria-label="Change the prompt or the model">{pressed}</div>'
         f'<p class="first-told" role="status">{told}</p>'
@@ -95,8 +95,8 @@ def sentences(rows: pd.DataFrame) -> list[str]:
     verdicts, table, out = rows.set_index(["claim", "model"])["verdict"].to_dict(), claims.findings(), []
     for (text, chapter), part in table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False):
         stands = all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples())
-        link = f'<a href="{chapter}.html">chapter {chapter_number(chapter)}</a>'
-        out.append(f" {escape(text, quote=False)} ({link})" if stands else "")
+        link = f'<a href="{chapter}.html">chapter&nbsp;{chapter_number(chapter)}</a>'
+        out.append(f" {escape(text, quote=False).removesuffix('.')} ({link})." if stands else "")
     return out
 
 
@@ -107,16 +107,16 @@ def findings(build: Path) -> str:
         return "<p>No chapter has written evidence yet.</p>"
     asked = judged[judged["verdict"] != exhibits.UNTESTABLE]
     of_items = asked.groupby("item", sort=False)["verdict"].agg(set)
-    never = [item for item, verdicts in of_items.items() if exhibits.AGREES not in verdicts]
+    never = sum(exhibits.AGREES not in verdicts for verdicts in of_items)
     always = sum(verdicts == {exhibits.AGREES} for verdicts in of_items)
-    links = ", ".join(f'<a href="figure-by-figure.html#row-{exhibits.css(item)}">{item}</a>' for item in never)
     product = rows[rows["claim"] == "product"]["verdict"]
     in_all, in_some, in_none, new = sentences(rows)
+    new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{always} of {len(of_items)}</b> figures and tables of the paper agree in every model asked.{in_all}",
-        "some": f"<b>{len(of_items) - always - len(never)}</b> agree in some models.{in_some}",
-        "none": f"<b>{len(never)}</b> agree in none: {links or 'nothing'}.{in_none}",
-        "new": f"<b>New</b>, in {sum(product == claims.HOLDS)} of {len(product)} models:{new or ' see chapter 11.'}",
+        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model asked.{in_all}",
+        "some": f"<b>{len(of_items) - always - never}</b> agree in some models.{in_some}",
+        "none": f'<b>{never}</b> agree fully <a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_none}',
+        "new": f"<b>New</b>, in {sum(product == claims.HOLDS)} of {len(product)} models:{new}",
         "not": '<b>Not tested</b>: the paper\'s own models (<a href="#not-tested-and-why">why</a>).',
     }
     return f'<ul class="first-findings">{"".join(f"<li class={name}>{line}</li>" for name, line in lines.items())}</ul>'

@@ -64,7 +64,7 @@
     const shares = answers.map(([name, share]) => `${name === "other" ? "other words" : name} ${percent(share)}`).join(", ");
     const b = document.createElement("b");
     b.textContent = word;
-    says.replaceChildren("The model says ", b, `: ${shares}.`);
+    says.replaceChildren("It says ", b, `: ${shares}.`);
     told.textContent = words;
   }
 
