@@ -3,14 +3,16 @@
 import contextlib
 import csv
 import functools
+import gzip
 import json
+import re
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import numpy as np
 import pytest
-from browser import broken_rules, browser, needs_browser
+from browser import broken_rules, browser, check_screen, needs_browser
 from conftest import ROOT
 from tags import Page
 from twotowers import claims, evidence
@@ -114,6 +116,66 @@ def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
         page.wait_for_selector(f"#row-{row}", state="attached")
         leads = f"() => document.querySelector('#row-{row}').closest('tr').contains(document.querySelector(':target'))"
         page.wait_for_function(leads, timeout=20_000)
+
+
+@needs_browser
+@needs_book
+@pytest.mark.parametrize(("width", "height", "mode"), [(1280, 800, "dark"), (390, 844, "light")])
+def test_the_first_screen_shows_answer_findings_and_doors(width, height, mode, home):
+    asked = []
+    with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        page.reload()
+        ends = {part: page.locator(f".first-{part}").evaluate("e => e.getBoundingClientRect().bottom")
+                for part in ("says", "findings", "doors")}  # fmt: skip
+        check_screen(page, "#first", width)
+        fragment = page.locator("#first").evaluate("e => e.outerHTML")
+        assert page.locator(".first-doors a").evaluate_all("all => all.map((a) => a.getAttribute('href'))") == [
+            "tinker.html", "figure-by-figure.html", "#run"]  # fmt: skip
+        described = page.get_attribute("meta[name=description]", "content")
+        assert described == page.get_attribute("meta[property='og:description']", "content")
+        assert "two towers" in page.get_attribute("meta[property='og:title']", "content")
+        assert page.locator("meta[property='og:image']").count() == 0  # the book has no address of its own
+    assert max(ends.values()) <= height, ends
+    assert not [url for url in asked if "tinker" in url]
+    files = [fragment.encode(), *((HTML / f"_static/book/first.{kind}").read_bytes() for kind in ("js", "css"))]
+    assert sum(len(gzip.compress(file)) for file in files) < 90_000
+    assert re.search(r"<b>\d+ of \d+</b> results of the paper", fragment) and "Not tested" in fragment
+
+
+SHOWN = """() => ({
+  parts: [...document.querySelectorAll('.first-live rect')].map((rect) => +rect.getAttribute('width')),
+  text: document.querySelector('.first-says').textContent,
+  rows: [...document.querySelectorAll('.first-live tbody tr')].map((row) => row.innerText.replace(/\\s+/g, ' ')),
+})"""
+
+
+@needs_browser
+@needs_book
+def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(home):
+    with browser(f"{home}book/intro.html", home=home, java_script_enabled=False) as page:
+        assert page.locator(".first-says").is_visible() and not page.locator(".first-buttons").is_visible()
+        lines = page.locator(".first-live noscript li")
+        assert lines.count() == 3 and lines.first.is_visible()
+        computed = [re.findall(r"“(.+?)” \((\d+%)\)", line)[-1] for line in lines.all_text_contents()]
+    with browser(f"{home}book/intro.html", home=home) as page:
+        static, buttons = page.evaluate(SHOWN), page.locator(".first-buttons button")
+        buttons.first.focus()
+        for i, (word, share) in enumerate(computed):
+            page.keyboard.press("Enter" if i % 2 else "Space")
+            page.wait_for_function("(word) => document.querySelector('.first-says b').textContent === word", arg=word)
+            page.wait_for_selector(".first-live:not([aria-busy])")
+            changed = page.evaluate(SHOWN)
+            assert changed["rows"][-1].endswith(share) and changed["parts"] != static["parts"]
+            assert buttons.nth(i).get_attribute("aria-pressed") == "true"
+            assert page.locator(".first-buttons [aria-pressed=true]").count() == 1
+            page.keyboard.press("Tab")
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Enter")  # a second press takes the change back: now the engine's numbers stand there
+        page.wait_for_function("(text) => document.querySelector('.first-says').textContent === text", arg=static["text"])
+        again = page.evaluate(SHOWN)
+        assert again["parts"] == pytest.approx(static["parts"], abs=2e-5) and again["rows"] == static["rows"]
+        assert broken_rules(page) == []
 
 
 @needs_book

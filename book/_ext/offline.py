@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import explorer
+import first
 import tinker
 import vl_convert
 
@@ -27,6 +28,7 @@ def write_files(app) -> None:
         shutil.copytree(pictures, target / "pictures")
     tinker.write_data(Path(app.srcdir), target)
     explorer.write_data(Path(app.srcdir), target)
+    first.write_image(app, target)
     vega = target / "vega.js"
     if not vega.exists():  # in a function, which keeps the names of the three libraries to themselves
         vega.write_text(f"(() => {{\n{vl_convert.javascript_bundle()}\nwindow.vegaEmbed ??= vegaEmbed;\n}})();\n", "utf8")
@@ -43,8 +45,10 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
 def setup(app) -> dict:
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
+    app.connect("config-inited", first.set_address)
     app.connect("builder-inited", write_files)
     app.connect("html-page-context", for_one_page)
     app.connect("html-page-context", tinker.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
-    return {"env_version": 9, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    app.connect("html-page-context", first.for_one_page)
+    return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew

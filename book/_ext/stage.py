@@ -11,6 +11,7 @@ import re
 from html import escape
 from pathlib import Path
 
+import first
 import vl_convert
 import yaml
 from towerlab.building import FAILED, listed, why
@@ -117,7 +118,7 @@ def page(home: Path, source: Path) -> bytes:
         return drawing((home / "book/map.svg").read_text("utf8"), match[1])
 
     for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
-        cell["source"] = MAP.sub(draw, "".join(cell["source"]))
+        cell["source"] = first.MARK.sub(lambda _: first.drawn(home / "_build"), MAP.sub(draw, "".join(cell["source"])))
     if failure.is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         text = f"**This chapter failed when it was last run**, so {older}: {code(why(failure))}"

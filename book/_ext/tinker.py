@@ -27,6 +27,11 @@ MEASURED = "measurements/mini-gpt2/words*/locating.nc"
 MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
 
 
+def latest(build: Path) -> Path:
+    """The shipped model's newest measurement on locating blocks; no file where none was made."""
+    return max(build.glob(MEASURED), key=lambda path: path.stat().st_mtime, default=Path())
+
+
 def heads(locating: Path) -> tuple[list[str], list[str]]:
     """Writers such as "3-1", best first, and the heads that chapter 11 steers, from the measurement on locating blocks.
 
@@ -62,8 +67,7 @@ def write_data(stage: Path, target: Path) -> None:
     """`tinker-data.js`, where the built book keeps its scripts."""
     folder = data_folder() / "models" / MODEL
     if folder.exists():
-        latest = max(stage.parent.glob(MEASURED), key=lambda path: path.stat().st_mtime, default=Path())
-        (target / SCRIPTS[0]).write_text(script(folder, *heads(latest)), "utf8")
+        (target / SCRIPTS[0]).write_text(script(folder, *heads(latest(stage.parent))), "utf8")
 
 
 def add_scripts(app, pagename, templatename, context, doctree) -> None:

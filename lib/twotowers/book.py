@@ -329,16 +329,18 @@ class Chapter:
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
         """Show variables of a measurement with controls: model, head, prompts (`explore.Explorer`)."""
-        files, every = self.measured(name), [*self.models, self.model]
-        why = {m: self.left_out.get(m, f"{_command(m, self.settings.suite, name)} records it") for m in every if m not in files}
+        files, suite = self.measured(name), self.settings.suite
+        missing = {*recorded.recorded_models(), self.model} - files.keys()
+        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, name)} records it") for m in sorted(missing)}
         display(explore.Explorer(files, variables, over, why, self.model))
 
     def close(self) -> None:
         """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""
         folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or store.folder(self.settings, self.model) / "evidence")
         every = [row for of_models in self.exhibits.values() for row in of_models]
-        tables = {".": evidence.check_rows(self.rows), "exhibits": pd.DataFrame(every)}
-        for place, table in ((place, table) for place, table in tables.items() if len(table)):
+        for place, table in {".": evidence.check_rows(self.rows), "exhibits": pd.DataFrame(every)}.items():
+            if table.empty:
+                continue
             path = folder / place / f"{table['chapter'].iloc[0]}.csv"
             part = path.with_suffix(f".{os.getpid()}.part")
             try:

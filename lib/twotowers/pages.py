@@ -144,19 +144,6 @@ def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> st
     return f'<td class="{verdict.replace(" ", "-")}" title="{title}">{verdict}{visible}</td>'
 
 
-def answer(rows: pd.DataFrame) -> Markdown:
-    """The sentences of the opening page, each with its chapter: the first by itself, the others as a list.
-
-    A sentence whose verdicts are not those of `rows` is left out: better no sentence than a wrong one.
-    """
-    verdicts, table, lines = rows.set_index(["claim", "model"])["verdict"].to_dict(), claims.findings(), []
-    for i, ((text, chapter), part) in enumerate(table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False)):
-        if all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()):
-            where = f"([chapter {chapter_number(chapter)}]({chapter}))"
-            lines.append(f"1. {text} {where}" if i else f"**{text}** {where}\n")
-    return Markdown("\n".join(lines))
-
-
 def exhibits_table(rows: pd.DataFrame) -> Markdown:
     """Every exhibit of the paper, a line each in its order: what the paper says, and the verdict in each model.
 

@@ -1,0 +1,92 @@
+// The first screen: the numbers of the build stand until a button is pressed. Then the playground's engine is loaded, once,
+// and everything that is shown is its own. A second press on a button takes the change back.
+(() => {
+  const home = document.querySelector(".first-live"), from = document.currentScript.src;
+  if (!home) return;
+  const scripts = home.dataset.scripts.split(" "), heads = home.dataset.heads.split(" ");
+  const rows = [...home.querySelectorAll("tbody tr")], query = rows.pop(), buttons = [...home.querySelectorAll("button")];
+  const says = home.querySelector(".first-says"), told = home.querySelector(".first-told"), start = told.textContent;
+  let engine = null;
+
+  const script = (name) => new Promise((done, fail) => {
+    const element = document.createElement("script");
+    element.src = new URL(name, from);
+    element.onload = done;
+    element.onerror = () => fail(new Error(name));
+    document.head.append(element);
+  });
+
+  async function load() {
+    for (const name of scripts) await script(name);
+    return window.twotowers.opened(window.twotowersData);
+  }
+
+  // Attention on every label, mean over the heads; probability of every label and of all other words; the likeliest word.
+  function run({ model, tokenizer }, state) {
+    const { encode, logSumExp, top, draw: { parsed } } = window.twotowers, prompt = encode(state, model, tokenizer);
+    const off = Object.fromEntries(Object.keys(state.heads).map((name) => [name, { scale: 0 }]));
+    const seen = model.run(prompt.ids, off), all = logSumExp(seen.logits), p = (id) => Math.exp(seen.logits[id] - all);
+    const look = (at) => heads.reduce((sum, name) => {
+      const [layer, head] = parsed(name);
+      return sum + seen.weights[layer][head * seen.n + at] / heads.length;
+    }, 0);
+    const answers = prompt.labels.map(({ word, id }) => [word, p(id)]).sort(([a], [b]) => (a < b ? -1 : 1));
+    answers.push(["other", Math.max(0, 1 - answers.reduce((sum, [, share]) => sum + share, 0))]);
+    const [first] = top(seen.logits, 1);
+    return { looks: prompt.labelAt.map(look), answers, word: tokenizer.shown(first), p: p(first) };
+  }
+
+  // A row's label, its bar and what stands beside it.
+  function fill(row, label, parts, words) {
+    const b = row.querySelector("b"), rects = row.querySelectorAll("rect");
+    b.textContent = label;
+    b.className = `of-${label}`;
+    let at = 0;
+    parts.forEach(([name, part], i) => {
+      rects[i].setAttribute("class", `of-${name}`);
+      rects[i].setAttribute("x", at);
+      rects[i].setAttribute("width", part);
+      at += part;
+    });
+    row.querySelector("span").textContent = words;
+  }
+
+  function show({ looks, answers, word, p }, state, words) {
+    const { EXAMPLE, draw: { percent } } = window.twotowers;
+    rows.forEach((row, i) => {
+      const gone = i >= state.demonstrations.length, [text, label] = (gone ? EXAMPLE : state).demonstrations[i];
+      row.classList.toggle("gone", gone);
+      row.querySelector("th").textContent = text;
+      fill(row, label, [[label, gone ? 0 : looks[i]]], gone ? "gone" : percent(looks[i]));
+    });
+    fill(query, word, answers, percent(p));
+    home.classList.toggle("off", Object.keys(state.heads).length > 0);
+    const shares = answers.map(([name, share]) => `${name === "other" ? "other words" : name} ${percent(share)}`).join(", ");
+    const b = document.createElement("b");
+    b.textContent = word;
+    says.replaceChildren("It says ", b, `: ${shares}.`);
+    told.textContent = words;
+  }
+
+  async function press(button) {
+    const on = button.getAttribute("aria-pressed") !== "true";
+    for (const other of buttons) other.setAttribute("aria-pressed", String(on && other === button));
+    home.setAttribute("aria-busy", "true");
+    if (!engine) told.textContent = "Loading the model …";
+    try {
+      const opened = await (engine ??= load());
+      if (on !== (button.getAttribute("aria-pressed") === "true")) return;  // another was pressed meanwhile
+      const { EXAMPLE, scenes } = window.twotowers, scene = on && scenes(heads).find(({ name }) => name === button.dataset.scene);
+      const state = on ? scene.state : EXAMPLE;
+      show(run(opened, state), state, on ? scene.after : start);
+    } catch (problem) {
+      engine = null;
+      button.setAttribute("aria-pressed", "false");
+      told.textContent = "The model could not be loaded. The numbers are those of the prompt as it was.";
+      console.warn(problem);
+    }
+    home.removeAttribute("aria-busy");
+  }
+
+  for (const button of buttons) button.addEventListener("click", () => press(button));
+})();
