@@ -330,17 +330,16 @@ class Chapter:
     def explore(self, name: str, *variables: str, over: str = "") -> None:
         """Show variables of a measurement with controls: model, head, prompts (`explore.Explorer`)."""
         files, suite = self.measured(name), self.settings.suite
-        missing = {*recorded.recorded_models(), self.model} - files.keys()
-        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, name)} records it") for m in sorted(missing)}
+        missing = sorted({*recorded.recorded_models(), self.model} - files.keys())
+        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, name)} records it") for m in missing}
         display(explore.Explorer(files, variables, over, why, self.model))
 
     def close(self) -> None:
         """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""
         folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or store.folder(self.settings, self.model) / "evidence")
         every = [row for of_models in self.exhibits.values() for row in of_models]
-        for place, table in {".": evidence.check_rows(self.rows), "exhibits": pd.DataFrame(every)}.items():
-            if table.empty:
-                continue
+        tables = (".", evidence.check_rows(self.rows)), ("exhibits", pd.DataFrame(every))
+        for place, table in (each for each in tables if len(each[1])):
             path = folder / place / f"{table['chapter'].iloc[0]}.csv"
             part = path.with_suffix(f".{os.getpid()}.part")
             try:
