@@ -20,7 +20,6 @@ attends to, and nothing that it reads or writes there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -29,12 +28,12 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Heads, check_inside
+from twotowers.heads import Head, Heads, check_inside
 from twotowers.recording import Recording
 
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.sets import DRAWS, present, random_sets, with_comparers, with_other_halves
+from towerlab.measure.sets import DRAWS, present, with_comparers, with_other_halves
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
@@ -198,13 +197,14 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
     return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
 
 
+def _comparers(run: Run) -> dict[str, list[Head]]:
+    return present({"comparers": with_comparers(run)["comparers"]})
+
+
 def _steering(run: Run) -> Recording:
-    """Comparers, writers, located heads and random heads matched to the comparers, along class directions at all doses."""
-    sets = with_comparers(run)
-    other = random_sets(run, sets["comparers"])[0]
-    targets = present({name: sets[name] for name in ("comparers", "writers", "located")}) | {"other heads": other}
-    directions = directions_of_run(run)
-    return run.in_parts("steering", run.encode(run.few()), lambda some: steering(run.model, some, directions, targets))
+    """The comparers' queries, keys and both mirrored along class directions: a dose of -1."""
+    few, directions, sets = run.encode(run.few()), directions_of_run(run), _comparers(run)
+    return run.in_parts("steering", few, lambda some: steering(run.model, some, directions, sets, (-1.0,), random=0))
 
 
 def _steering_random(run: Run) -> Recording:
@@ -214,21 +214,21 @@ def _steering_random(run: Run) -> Recording:
     def measure(sets: Mapping[str, Heads], of: Sequence[Encoded], random: int) -> Recording:
         return steering(run.model, of, directions, sets, (-1.0, 1.0), ("query", "keys"), random)
 
-    comparers = {"comparers": with_comparers(run)["comparers"]}
-    recording = run.in_parts("steering_random", few, lambda some: measure(comparers, some, DRAWS))
+    sets = _comparers(run)
+    recording = run.in_parts("steering_random", few, lambda some: measure(sets, some, DRAWS))
     return with_other_halves(run, recording, "comparers", few, lambda sets, at: measure(sets, [few[i] for i in at], 0).data)
 
 
 def _steering_pairs(run: Run) -> Recording:
     """Another control, which lies where queries lie: the comparers along the directions of all other class pairs."""
-    sets, directions = {"comparers": with_comparers(run)["comparers"]}, directions_of_run(run)
+    sets, directions = _comparers(run), directions_of_run(run)
     options = {"doses": (-1.0, 1.0), "towers": ("query", "keys"), "others": directions_of_other_pairs(directions)}
     few = run.encode(run.few())
     return run.in_parts("steering_pairs", few, lambda some: steering(run.model, some, directions, sets, **options))
 
 
 def _steering_labels(run: Run) -> xr.Dataset:
-    """Comparers along directions from blocks of one half of the label pairs: prompts of the same half, and of the other.
+    """Comparers along directions from blocks of one half of the label pairs: prompts of the other half.
 
     Each direction comes from as many blocks as one of `_directions`, on average. Class pairs of which a half asks only one
     class are left out. Raises NotTestable where none is left.
@@ -244,17 +244,12 @@ def _steering_labels(run: Run) -> xr.Dataset:
     locating, few = ([[e for e in half if e.prompt.dataset in pairs] for half in of] for of in (locating, few))
     if not all(few):
         raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
-    directions = [class_directions(run.model, half) for half in locating]
-    sets = {"comparers": with_comparers(run)["comparers"]}
+    directions, sets = [class_directions(run.model, half) for half in locating], _comparers(run)
 
-    def measure(some: Sequence[Encoded], of_halves: Sequence) -> xr.Dataset:
-        both = [(half, of_half) for half, of_half in zip(halves(some), of_halves, strict=True) if half]
-        results = [steering(run.model, half, of_half, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, of_half in both]
+    def measure(some: Sequence[Encoded]) -> xr.Dataset:
+        both = [(half, of_other) for half, of_other in zip(halves(some), directions[::-1], strict=True) if half]
+        results = [steering(run.model, half, other, sets, (-1.0, 1.0), ("query", "keys"), random=0) for half, other in both]
         return joined([of.data for of in results])
 
-    stages = {"same": directions, "other": directions[::-1]}
-    of_stages = [
-        run.in_parts("steering_labels", few[0] + few[1], partial(measure, of_halves=of), f"{stage}.").data
-        for stage, of in stages.items()
-    ]
-    return xr.concat(of_stages, xr.Variable("labels_of_direction", list(stages)))
+    data = run.in_parts("steering_labels", few[0] + few[1], measure).data
+    return data.expand_dims(labels_of_direction=["other"])
