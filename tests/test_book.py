@@ -27,8 +27,7 @@ def prompts(n=120):
 def dataset(answer=2.0, **variables):
     """A measurement of a model of two layers with four heads, whose true label leads by `answer` nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
-    numbers = {"log_prob_true": lead, "log_prob_other": np.zeros(120), "logit_difference": lead}
-    numbers = {name: ("prompt", values) for name, values in numbers.items()} | variables
+    numbers = {"logit_difference": ("prompt", lead), **variables}
     identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
     sizes = {"layers": 2, "heads": 4, "key_value_heads": 4, "parameters": 1}
     return Recording(xr.Dataset(numbers, prompts(), sizes | {"identity": identity}))

@@ -16,9 +16,7 @@ def test_edges_of_a_prompt():
     assert encoded.label_positions == (2, 5, 8, 11) and encoded.last == 13
     expected = {
         "labels and colons to own text": {(2, 0), (1, 0), (5, 3), (4, 3), (8, 6), (7, 6), (11, 9), (10, 9)},
-        "labels and colons to previous text": {(4, 0), (5, 0), (7, 3), (8, 3), (10, 6), (11, 6)},
         "last position to query": {(13, 12)},
-        "last position to previous text": {(13, 9)},
     }
     for name, maker in EDGES.items():
         closed = closed_edges([encoded, encoded], maker)

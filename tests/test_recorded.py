@@ -167,7 +167,7 @@ def hostile(path: Path, model: str) -> None:
     recording = store.load(path)
 
     def spoil(part: xr.Dataset) -> xr.Dataset:
-        for name in {"query", "text", "source_text", "token", "query_token"} & {*map(str, part.variables)}:
+        for name in {"query", "text", "token", "query_token"} & {*map(str, part.variables)}:
             texts = np.char.add(np.char.add(TAG, part[name].values.astype(str)), TAG)
             part = part.assign({name: part[name].copy(data=texts)})
         return part

@@ -158,7 +158,7 @@ class Chapter:
     @property
     def learned(self) -> dict[str, Interval]:
         """Model -> accuracy between the two labels on judging blocks."""
-        return {m: intervals.mean(d["log_prob_true"] > d["log_prob_other"]) for m, d in self.measured("heads").items()}
+        return {m: intervals.mean(d["logit_difference"] > 0) for m, d in self.measured("heads").items()}
 
     @property
     def choice(self) -> dict[str, Interval]:

@@ -28,7 +28,7 @@ from twotowers.settings import Settings
 LIMIT, TEXT_BYTES = 2**30, 64
 """Bytes that a file may take once it is unpacked, of which the largest here take a tenth; and those of a text, whatever it is"""
 COUNTS = ("parameters", "layers", "heads", "key_value_heads", "vocabulary")
-FREE = {"query", "text", "source_text"}
+FREE = {"query", "text"}
 """Coordinates that hold text of any kind; all others are names, which stand in charts, too, and hold no sign of HTML"""
 
 

@@ -4,7 +4,8 @@
   have `layer` and `head` beside them; `heads` are named sets of heads.
 - Random sets and random directions are a dimension `draw` in a group of their own, `control`, with the same variables as the
   data: over (..., heads, draw, ...).
-- Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other.
+- Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other, or `says`, the top
+  token. A variable is here because a page reads it (`tests/test_unread.py`): what else a recipe makes is not kept.
 - Heads along `named_head` have names only, where a file also has `layer` and `head` as dimensions.
 - No variable has the name of a dimension.
 """
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import xarray as xr
 
 from twotowers.errors import TwoTowersError
-from twotowers.recording import Recording
+from twotowers.recording import Recording, each_part
 
 
 class Variable(NamedTuple):
@@ -32,10 +33,10 @@ KINDS = {str: "UOST", int: "iu", float: "f", bool: "b"}
 """Type -> kinds of numpy's types that hold it"""
 DIMENSIONS: dict[str, type | None] = {
     "prompt": None, "place": None, "component": None, "sender": None, "layer": int, "head": int, "listed_head": str, "heads": str,
-    "draw": int, "dose": float, "tower": str, "labels_of_direction": str, "what": str, "mean": str, "rank": int,
+    "draw": int, "what": str, "mean": str, "rank": int,
     "condition": str, "edges": str, "side": str, "cut": int, "remedy": str, "ranking": str, "kind": str, "positions": str,
     "replacement": str, "way": str, "query_of": str, "query_position": str, "contrast": str, "reversed_position": str,
-    "output": int, "queries": int, "mlps": int, "sender_set": str, "norm": str,
+    "output": int, "queries": int, "mlps": int, "norm": str,
     "change": str, "word_set": str, "named_head": str, "weight": float, "query_coefficient": float,
     "key_coefficient": float, "position": None, "neuron": None,
 }  # fmt: skip
@@ -53,54 +54,53 @@ BESIDE: dict[str, Coordinates] = {
 ALSO: dict[str, Coordinates] = {
     **{name: {"k": (("prompt",), int), "separator": (("prompt",), str)} for name in ("forms", "demonstrations")},
     "mitigations": {"condition": (("prompt",), str)},
-    "interchanges": {"pair_kind": (("prompt",), str), "source_text": (("prompt",), str)},
+    "interchanges": {"pair_kind": (("prompt",), str)},
     "label_reads": {"vocabulary": ((), int)},
     "singles": {"positions": ((), str)},
 }
 """Measurement -> coordinates of its own"""
-OPTIONAL = {"query", "text", "source_text"}
+OPTIONAL = {"query", "text"}
 """Texts are left out where they are not ours to pass on"""
 
 
-def _answers(*dims: str, side: str = "") -> dict[str, Variable]:
-    units = dict.fromkeys(("log_prob_true", "log_prob_other", "logit_difference"), "nats")
-    says = Variable((*dims, "prompt"), "0 true label, 1 other label, 2 another token", int)
-    return {f"{side}{name}": Variable((*dims, "prompt"), unit) for name, unit in units.items()} | {f"{side}says": says}
+def _difference(*dims: str) -> dict[str, Variable]:
+    return {"logit_difference": Variable((*dims, "prompt"), "nats")}
+
+
+def _says(*dims: str) -> dict[str, Variable]:
+    return {"says": Variable((*dims, "prompt"), "0 true label, 1 other label, 2 another token", int)}
 
 
 EACH, AT_PLACES, BLOCKS = ("prompt", "layer", "head"), ("prompt", "layer", "head", "place"), ("prompt", "layer", "kind")
 LISTED, TOKENS = ("prompt", "listed_head", "place"), ("prompt", "listed_head", "what", "mean", "place", "rank")
 NAMED, WORDS = ("prompt", "named_head", "place"), ("prompt", "named_head", "what", "place", "rank")
-OF_QUERY, ROUTE = ("prompt", "listed_head", "mean", "rank"), ("contrast", "output", "queries", "mlps")
 RELATION = "index of none, own label, other label, own text, own class, other class"
-_HEADS = {name: Variable(EACH, "nats") for name in ("reading", "writing", "contribution")} | {
-    "attention": Variable(AT_PLACES, "share"), "block_logit_difference": Variable(BLOCKS, "nats"), **_answers(),
-}  # fmt: skip
+_CHOOSE = {name: Variable(EACH, "nats") for name in ("writing", "contribution")} | {"attention": Variable(AT_PLACES, "share")}
 VARIABLES: dict[str, dict[str, Variable]] = {
-    **{name: _answers() for name in ("forms", "demonstrations", "answers", "factorial")}, "locating": _HEADS, "heads": _HEADS,
-    "increases": {"increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats")},
+    **{name: _difference() for name in ("demonstrations", "answers", "factorial")}, "forms": _difference() | _says(),
+    "locating": _CHOOSE,
+    "heads": {**_CHOOSE, "reading": Variable(EACH, "nats"), "block_logit_difference": Variable(BLOCKS, "nats"), **_difference()},
+    "increases": {"increase": Variable(EACH, "nats")},
     "norms": {"increase": Variable(("norm", *EACH), "nats")},
     "paper": {
-        "increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats"), **_answers(),
+        "increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats"), **_says(),
         "in_context_head": Variable(("word_set", "rank"), "head", str), "random_head": Variable(("word_set", "rank"), "head", str),
         "own_rank": Variable(NAMED, "1 = highest logit", int),
         "attention": Variable(NAMED, "share"), "reading": Variable(NAMED, "nats"),
     },
-    "paper_changes": _answers("change")
+    "paper_changes": _difference("change") | _says("change")
     | {f"attention_{name}": Variable(("change", "prompt", "named_head"), "share") for name in ("true", "other")}
     | {f"mean_attention_{name}": Variable(("change", "word_set", "layer", "head"), "share") for name in ("true", "other")},
-    "paper_ablations": _answers("heads")
-    | {name: Variable(("layer", "head"), "nats") for name in ("increase_foo", "increase_bar", "log_prob_lost")}
+    "paper_ablations": _difference("heads") | _says("heads")
+    | {"log_prob_lost": Variable(("layer", "head"), "nats")}
     | {name: Variable(("rank",), "head", str) for name in ("foo_head", "bar_head")}
     | {"attention": Variable(("change", *NAMED), "share"), "reading": Variable(NAMED, "nats")}
-    | {f"flipped_{name}": of for name, of in _answers().items() if name != "logit_difference"},
-    "paper_remedies": _answers("change", "remedy", "heads")
+    | {f"flipped_log_prob_{name}": Variable(("prompt",), "nats") for name in ("true", "other")},
+    "paper_remedies": _difference("change", "remedy", "heads") | _says("change", "remedy", "heads")
     | {"mean_attention_true": Variable(("change", "remedy", "named_head"), "share")},
     "case": {
-        "increase": Variable(EACH, "nats"), "block_increase": Variable(BLOCKS, "nats"), **_answers(),
-        "token": Variable(WORDS, "token", str), "bs_value": Variable(WORDS, "nats"),
+        "block_increase": Variable(BLOCKS, "nats"), "token": Variable(WORDS, "token", str),
         "query_token": Variable(("prompt", "named_head", "rank"), "token", str),
-        "query_bs_value": Variable(("prompt", "named_head", "rank"), "nats"),
         "attention": Variable(NAMED, "share"), "place_increase": Variable(NAMED, "nats"),
         "swept_increase": Variable((*NAMED, "weight"), "nats"),
     },
@@ -113,29 +113,30 @@ VARIABLES: dict[str, dict[str, Variable]] = {
         "neuron_rank": Variable(("prompt", "neuron"), "1 = highest logit", int),
         "head_to_neuron": Variable(("prompt", "neuron", "layer", "head"), "input of the activation"),
     },
-    "conditions": _answers("condition")
+    "conditions": _difference("condition")
     | {f"attention_{name}": Variable(("condition", *EACH), "share") for name in ("true", "other")}
     | {f"attention_{name}": Variable(EACH, "share") for name in ("left", "removed")},
     "towers": {"query_vector": Variable(("prompt", "listed_head", "component"), "sqrt nats"),
                "key_vector": Variable((*LISTED, "component"), "sqrt nats")},
-    "label_reads": {name: Variable(LISTED, "1 = highest logit", int) for name in ("own_rank", "other_rank")} | _answers()
-    | {"attention": Variable(LISTED, "share"), "score": Variable(LISTED, "nats"), "reading": Variable(LISTED, "nats")},
-    "top_tokens": {f"{of}{name}": Variable(dims, unit, kind) for of, dims in (("", TOKENS), ("query_", OF_QUERY))
-                   for name, unit, kind in (("token", "token", str), ("bs_value", "nats", float), ("relation", RELATION, int))},
-    **{name: _answers("heads", "query_coefficient", "key_coefficient") for name in ("tower_grid", "tower_grid_random")},
-    "interchanges": _answers("what", "heads") | _answers(side="base_") | _answers(side="source_"),
+    "label_reads": {name: Variable(LISTED, "1 = highest logit", int) for name in ("own_rank", "other_rank")},
+    "top_tokens": {
+        "token": Variable(TOKENS, "token", str), "relation": Variable(TOKENS, RELATION, int),
+        "query_relation": Variable(("prompt", "listed_head", "mean", "rank"), RELATION, int),
+    },
+    **{name: _difference("heads", "query_coefficient", "key_coefficient") for name in ("tower_grid", "tower_grid_random")},
+    "interchanges": _difference("what", "heads")
+    | {f"{side}_logit_difference": Variable(("prompt",), "nats") for side in ("base", "source")},
     "singles": {f"{name}_lost": Variable(EACH, "nats") for name in ("log_prob", "logit_difference")},
-    "ablations": _answers("positions", "replacement", "heads"),
-    "knockouts": _answers("edges", "side", "cut"),
-    "mitigations": _answers("remedy", "heads"),
+    "ablations": _difference("positions", "replacement", "heads") | _says("positions", "replacement", "heads"),
+    "knockouts": _difference("edges", "side", "cut"),
+    "mitigations": _difference("remedy", "heads"),
     "rankings": {"score": Variable(("ranking", "layer", "head"), "see the ranking"), "induction_control": Variable(EACH[1:], "share")},
     "looks": {
-        "logit_difference": Variable(("prompt",), "nats"), "logit_difference_outputs_held": Variable(("prompt",), "nats"),
+        "logit_difference": Variable(("prompt",), "nats"),
         "logit_difference_all_reversed": Variable(("reversed_position", "prompt"), "nats"),
         "preference": Variable(("query_of", "query_position", *EACH), "share"),
         "effect": Variable(("contrast", *EACH), "nats"), "direct_effect": Variable(("contrast", *EACH), "nats"),
-        "effect_by_route": Variable((*ROUTE, "sender", "prompt"), "nats"),
-        "joint_effect_by_route": Variable((*ROUTE, "sender_set", "prompt"), "nats"),
+        "effect_by_route": Variable(("contrast", "output", "queries", "mlps", "sender", "prompt"), "nats"),
     },
 }  # fmt: skip
 """Measurement -> its variables"""
@@ -150,6 +151,11 @@ def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
 
 PART = "part"
 """What is under way, kept so that it can go on: it may lack what comes last, and is read by what wrote it alone"""
+
+
+def kept(name: str, recording: Recording) -> Recording:
+    """Of what a recipe made, what its measurement is said to hold: the rest was needed on the way."""
+    return each_part(recording, lambda part: part[[variable for variable in part.data_vars if variable in VARIABLES[name]]])
 
 
 def check(name: str, recording: Recording) -> None:

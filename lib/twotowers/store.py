@@ -53,8 +53,6 @@ DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
 DIGITS = 9
 """Bits of a float's mantissa that are kept in files: one part in 1,024"""
-DIFFERENCES = ("logit_difference", "base_logit_difference", "source_logit_difference")
-"""These are kept whole: each is the difference of what a file keeps of two log-probabilities"""
 
 
 class Version(Row):
@@ -199,31 +197,15 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
         with _deferred_signals(), writing(path):
             for group, part in parts.items():
                 mode: Literal["w", "a"] = "w" if group == "/" else "a"
-                of_answers = part.drop_vars(DIFFERENCES, errors="ignore")
-                of_answers.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(of_answers))
-                if difference := _differences(scratch, group, part):
-                    encoding = _encoding(xr.Dataset(difference), whole=True)
-                    xr.Dataset(difference).to_netcdf(scratch, mode="a", group=group, engine="netcdf4", encoding=encoding)
+                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))
             os.replace(scratch, path)
     finally:
         with suppress(OSError):  # a disk that can only be read says so above
             scratch.unlink(missing_ok=True)
 
 
-def _differences(path: Path, group: str, part: xr.Dataset) -> dict[str, xr.Variable]:
-    """The logit differences of a part, of the rounded log-probabilities that its file keeps: whoever takes them gets the same."""
-    with xr.open_dataset(path, group=group, engine="netcdf4") as file:
-        return {
-            name: (file[f"{side}log_prob_true"].variable - file[f"{side}log_prob_other"].variable)._replace(attrs=part[name].attrs)
-            if f"{side}log_prob_true" in file
-            else part[name].variable
-            for side, name in zip(("", "base_", "source_"), DIFFERENCES, strict=True)
-            if name in part
-        }
-
-
-def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]]:
-    """How each variable is kept; `whole`: not rounded."""
+def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
+    """How each variable is kept."""
     encoding: dict[str, dict[str, Any]] = {}
     for name, array in {str(name): array for name, array in data.variables.items()}.items():
         if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
@@ -232,7 +214,7 @@ def _encoding(data: xr.Dataset, whole: bool = False) -> dict[str, dict[str, Any]
             encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
         if array.dtype.kind == "f" and array.ndim:
             encoding[name]["dtype"] = "float32"
-            if array.ndim > 2 and not whole:
+            if array.ndim > 2:
                 encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
     return encoding
 

@@ -25,7 +25,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
-from towerlab.measure.sets import present, random_sets, with_by_increase, with_control
+from towerlab.measure.sets import random_sets, with_by_increase, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
 from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
@@ -133,17 +133,12 @@ TWELVE = 20
 
 
 def _ablations(run: Run) -> Recording:
-    """Sets of heads zeroed at all positions, as the EMNLP version does; on sentences, which are long, the paper's twelve alone.
-    Random sets are matched to these."""
+    """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets matched to them."""
     few, single = run.encode(run.few()), run.measured("singles")["log_prob_lost"].mean("prompt")
     by_increase = with_by_increase(run, TWELVE)["by increase"]
     twelve = {"paper's twelve": choose.union(by_increase, choose.top(single, TWELVE), 12)}
-    sets = twelve
-    if run.settings.suite == "words":
-        of_rules = with_by_increase(run)
-        sets = present(of_rules | twelve | {"first comparer": of_rules["comparers"][:1]})
 
     def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
         return run.in_parts("ablations", few, lambda some: ablations(run.model, some, sets, ("all",))).data
 
-    return with_control(measure, sets, {name: random_sets(run, heads) for name, heads in twelve.items()})
+    return with_control(measure, twelve, {name: random_sets(run, heads) for name, heads in twelve.items()})

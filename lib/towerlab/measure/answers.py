@@ -43,9 +43,11 @@ def _forms(run: Run) -> Recording:
 
 def _demonstrations(run: Run) -> xr.Dataset:
     """Answers on the locating blocks with up to eight demonstrations of each class, more than are chosen from, for Figure 1.1."""
-    forms = run.measured("forms").drop_attrs(deep=False)
+    forms = run.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
     more = [] if run.settings.k else _in_forms(run, [k for k in KS if k > choose.MOST_K])
-    return joined([forms, run.in_parts("demonstrations", more, lambda some: _with_form(run, some)).data]) if more else forms
+    if not more:
+        return forms
+    return joined([forms, run.in_parts("demonstrations", more, lambda some: _with_form(run, some)).data[["logit_difference"]]])
 
 
 def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:

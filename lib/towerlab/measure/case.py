@@ -2,10 +2,10 @@
 
     data = case(model, encode(CASE, model.tokenizer), heads)
 
-Every variable has a dimension `prompt` of length one. Of all heads and blocks `increase`, `block_increase`; of the named heads
+Every variable has a dimension `prompt` of length one. Of all blocks `block_increase`; of the named heads
 
-- `token`, `bs_value` (prompt, named_head, what, place, rank), `query_token`, `query_bs_value` (prompt, named_head, rank): top words
-  of values and keys at label positions and of the last query, as in `measure.top_tokens`, nothing taken out (v1 table 1);
+- `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank): top words of values and keys at label
+  positions and of the last query, as in `measure.top_tokens`, nothing taken out (v1 table 1);
 - `attention`, `place_increase` (prompt, named_head, place): weight of the last position on each label, and the increase of the true
   label by this label's value with that weight: the paper's subhead (v1 appendix E), nats;
 - `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0 to 1 (v1 figure 7), nats.
@@ -23,7 +23,7 @@ from twotowers.heads import Head
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
-from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.paper import encoded_case, heads_of_case
 from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
@@ -43,7 +43,7 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon
     words = top_tokens(model, one, heads, TOP, lexicon).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head", "relation", "query_relation"])
     shape = len(one), len(heads), len(encoded.label_positions)
-    attention, by_place, swept, answers = np.empty(shape), np.empty(shape), np.empty((*shape, len(WEIGHTS))), Answers(one)
+    attention, by_place, swept = np.empty(shape), np.empty(shape), np.empty((*shape, len(WEIGHTS)))
 
     def read(capture: Capture) -> None:
         own = at_labels(capture, capture.weights)[0]
@@ -55,11 +55,10 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon
                 by_place[0, i, place], *swept[0, i, place] = increases_with(
                     model, capture, layer, weights[:, None] * value
                 ).tolist()
-        answers.read(capture)
 
     read_all("case", model, one, {"weights", "values"}, read)
     variables = variables_of("case", attention=attention, place_increase=by_place, swept_increase=swept)
-    data = observations(one, variables | answers.variables(), weight=WEIGHTS)
+    data = observations(one, variables, weight=WEIGHTS)
     of_heads = words.rename(listed_head="named_head").assign_coords(named_head=("named_head", names))
     return xr.merge([increases(model, one), of_heads, data], compat="override", join="override")
 

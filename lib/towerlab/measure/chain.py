@@ -139,9 +139,8 @@ class Run:
         recording = result if isinstance(result, Recording) else Recording(result)
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
-            texts = ["query", "text", "source_text"]
-            recording = each_part(recording, lambda part: part.drop_vars(texts, errors="ignore"))
-        store.save(recording, path, self._provenance(name, identity, seconds))
+            recording = each_part(recording, lambda part: part.drop_vars(schema.OPTIONAL, errors="ignore"))
+        store.save(schema.kept(name, recording), path, self._provenance(name, identity, seconds))
         self._remove_parts(name)
         why = recording.data.attrs.get(NOT_TESTABLE)
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))

@@ -55,7 +55,7 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
             increase[index] = of_heads.cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
             bar.update(len(index))
-    variables = variables_of("increases", increase=increase, block_increase=block_increase)
+    variables = variables_of("paper", increase=increase, block_increase=block_increase)
     return observations(encoded, variables, kind=list(KINDS))
 
 

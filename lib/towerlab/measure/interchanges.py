@@ -29,7 +29,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
-from towerlab.measure.sets import AT_LAST, present, random_sets, with_by_increase, with_control, with_other_halves
+from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, with_other_halves
 from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
 from towerlab.model.last_position import LastPosition
@@ -99,7 +99,7 @@ def interchanges(
     `what`: the last position's "query", the "keys" or "values" at label positions, or "all" three; `heads`: the names of
     `sets`. `base_...` and `source_...` (prompt) are the answers of both prompts as they are. The true label is that of
     the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
-    prompt are those of the base, with `pair_kind` and `source_text`. Cost: a run of each base and source, and one of the
+    prompt are those of the base, with `pair_kind`. Cost: a run of each base and source, and one of the
     last position alone for each set and each of `what`. Memory: keys and values of both, for `max_tokens` tokens. Raises
     TwoTowersError for heads outside the model, and for pairs whose labels differ or stand at other positions.
     """
@@ -127,8 +127,7 @@ def interchanges(
         for side, of_side in (("base", of_base), ("source", of_source))
         for name, values in of_side.variables().items()
     }
-    kinds, texts = [pair.kind for pair in pairs], [pair.source.prompt.text for pair in pairs]
-    coordinates = {"what": list(what), "heads": list(sets), "pair_kind": ("prompt", kinds), "source_text": ("prompt", texts)}
+    coordinates = {"what": list(what), "heads": list(sets), "pair_kind": ("prompt", [pair.kind for pair in pairs])}
     return observations(bases, answers.variables("what", "heads") | plain, **coordinates)
 
 
@@ -142,9 +141,7 @@ def _interchanges(run: Run) -> Recording:
     twice = run.repeatable(classes)  # a query comes from another block of the pair
     blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
     pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
-    every, comparing = with_by_increase(run), run.sets["by attention"]
-    sets = {name: every[name] for name in ("by attention", "writers", "located", "by increase", "suppressors")}
-    sets = present(sets | {"first by attention": comparing[:1]})
+    sets = present({"by attention": run.sets["by attention"]})
 
     def measure(sets: Mapping[str, Heads], of: Sequence[Pair]) -> xr.Dataset:
         return interchanges(run.model, of, sets, KINDS)
@@ -152,6 +149,6 @@ def _interchanges(run: Run) -> Recording:
     def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
         return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
 
-    recording = with_control(in_parts, sets, {"by attention": random_sets(run, comparing, AT_LAST)})
+    recording = with_control(in_parts, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})
     bases = [pair.base for pair in pairs]
     return with_other_halves(run, recording, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))

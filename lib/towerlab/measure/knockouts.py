@@ -42,18 +42,9 @@ def labels_to_own_text(encoded: Encoded) -> Edges:
     return [(range(span[1], label + 1), range(*span)) for label, span in pairs]
 
 
-def labels_to_previous_text(encoded: Encoded) -> Edges:
-    """From each label, and all that stands between it and its text, to the text before: the control of own texts."""
-    spans = encoded.text_spans
-    pairs = zip(encoded.label_positions[1:], spans[1:], spans, strict=False)
-    return [(range(span[1], label + 1), range(*before)) for label, span, before in pairs]
-
-
 EDGES: dict[str, Callable[[Encoded], Edges]] = {
     "labels and colons to own text": labels_to_own_text,
-    "labels and colons to previous text": labels_to_previous_text,
     "last position to query": lambda e: [([e.last], range(*e.query_span))],
-    "last position to previous text": lambda e: [([e.last], range(*e.text_spans[-1]))],
 }
 
 

@@ -1,4 +1,4 @@
-"""What some heads read off each label position, closely: ranks in the vocabulary, attention, score. Chapters 2, 3, 4, 12.
+"""What some heads read off each label position, closely: ranks in the vocabulary, attention. Chapters 1 to 4, 8, 9.
 
     data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
     (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
@@ -8,12 +8,12 @@
 - `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label that stands there, and of the
   other label (1 = highest; equal logits share the best rank). A head that writes one word wherever it looks ranks both
   alike, averaged over places;
-- `attention`: weight of the last position on the label position; `score` before the softmax (nats);
+- `attention`: weight of the last position on the label position;
 - `reading`: logit of the label's own token minus that of the other label in vo, read with the final norm's scale frozen
   (nats). Times `attention` it is what the position adds to the lead of its label (EMNLP: "logit minus", as summarised).
 
 Which label stands at a place follows from the coordinates `true` (does it carry the query's label?), `true_label` and
-`labels`. And the model's answers (prompt,).
+`labels`. And the model's answers (prompt,). The recipe `label_reads` keeps the ranks; `paper` all but `other_rank`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import xarray as xr
 from torch import Tensor
 from twotowers.heads import Head, check_inside, listed
 from twotowers.recording import Recording
+from twotowers.schema import LISTED
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels, label_readings
-from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.measure.observations import Answers, Variables, observations, variables_of
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, read_all
@@ -49,23 +50,24 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     check_labels_left(encoded)
     layers, numbers = (list(of) for of in zip(*heads, strict=True))
     shape = len(encoded), len(heads), len(encoded[0].label_positions)
-    attention, score, reading = (np.empty(shape) for _ in range(3))
+    attention, reading = np.empty((2, *shape))
     values = torch.empty(*shape, model.d_head, dtype=torch.promote_types(model.dtype, torch.float32))
     answers = Answers(encoded)
 
     def read(capture: Capture) -> None:
         values[capture.index] = torch.stack([label_values(capture, model, layer)[:, head] for layer, head in heads], 1).to(values)
-        every = label_readings(capture, model), at_labels(capture, capture.weights), at_labels(capture, capture.scores)
-        for out, of_all in zip((reading, attention, score), every, strict=True):
+        for out, of_all in ((reading, label_readings(capture, model)), (attention, at_labels(capture, capture.weights))):
             out[capture.index] = of_all[:, layers, numbers].cpu().numpy()
         answers.read(capture)
 
-    read_all("label reads", model, encoded, {"weights", "scores", "values"}, read, max_tokens)
+    read_all("label reads", model, encoded, {"weights", "values"}, read, max_tokens)
     ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
     own, other = np.moveaxis(ranks, -1, 0)
-    variables = variables_of("label_reads", own_rank=own, other_rank=other, attention=attention, score=score, reading=reading)
-    vocabulary = model.unembedding.vocabulary
-    return observations(encoded, variables | answers.variables(), **listed(heads), vocabulary=vocabulary)
+    variables: Variables = {
+        "attention": (LISTED, attention, "share"), "reading": (LISTED, reading, "nats"),
+        **variables_of("label_reads", own_rank=own, other_rank=other), **answers.variables(),
+    }  # fmt: skip
+    return observations(encoded, variables, **listed(heads), vocabulary=model.unembedding.vocabulary)
 
 
 def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:

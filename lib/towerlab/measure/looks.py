@@ -13,27 +13,23 @@ class minus that on the others, with the prompt's own query and with that of the
 prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
 about to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its
 own query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
-prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead. At
-the last position, at the last token of the query's text, and the mean over all tokens of that text.
+prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead.
 
 **What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
 minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
-reversed, values stay (`model.reversal`); *labels exchanged*, *texts exchanged* (and *both exchanged*, on demand): what
-it feeds to W_O is that of the other prompt: which label, which place. All that comes later responds. `direct_effect`: the same
+reversed, values stay (`model.reversal`); *labels exchanged*, *texts exchanged*: what it feeds to W_O is that of the other
+prompt: which label, which place. All that comes later responds. `direct_effect`: the same
 with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
 
 **Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
-itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt), and together, `joint_effect_by_route` (contrast,
-output, queries, mlps, sender_set, prompt): effects where what they write is read (1) or not (0) by the final norm
-(`output`), by the attention of later layers (`queries`, with the last position's own key and value) and by MLPs: see
-`model.routes`. Coordinates `sender_layer`, `sender_head`. `sender_set`: all of them, those for the answer (mean effect of
-*reversed* above zero), and those against it.
+itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt): effects where what it writes is read (1) or not
+(0) by the final norm (`output`), by the attention of later layers (`queries`, with the last position's own key and value)
+and by MLPs: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
 
 **How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
 preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
-end), and at every position. Each has the weights of the plain run, reversed; values are those of the run. In
-`logit_difference_outputs_held` (prompt) the last position's own values are those of the plain run, too: every head writes
-there what it would write were it reversed alone. `logit_difference` (prompt) is plain."""
+end), and at every position. Each has the weights of the plain run, reversed; values are those of the run.
+`logit_difference` (prompt) is plain."""
 
 from __future__ import annotations
 
@@ -61,20 +57,18 @@ from towerlab.model.routes import Outputs, Route, Senders, attention_block_outpu
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
-CONTRASTS = ("reversed", *DONORS)
-PLACES = ("last position", "end of the query's text", "mean over the query's text")
+CONTRASTS = ("reversed", *DONORS[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
 SENDERS = 8
 """Heads whose ways are followed"""
-SENDER_SETS = ("all", "for the answer", "against the answer")
 ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
 
 
 def looks(
     model: Model,
     encoded: Sequence[Encoded],
-    contrasts: Sequence[str] = CONTRASTS[:3],
+    contrasts: Sequence[str] = CONTRASTS,
     senders: int = SENDERS,
     max_tokens: int = 2048,
 ) -> xr.Dataset:
@@ -99,64 +93,58 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
     donors = donors_of(encoded)
     preferences = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens)
     z_of = partial(_z_of, donors, plain_z(model, encoded, max_tokens))
-    plain, everywhere, outputs_held, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens)
+    plain, everywhere, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens)
     variables = variables_of(
         "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
-        logit_difference_all_reversed=everywhere, logit_difference_outputs_held=outputs_held,
+        logit_difference_all_reversed=everywhere,
     )  # fmt: skip
     return observations(
-        encoded, variables, query_of=list(QUERIES), query_position=list(PLACES), contrast=list(contrasts),
+        encoded, variables, query_of=list(QUERIES), query_position=[POSITIONS[0]], contrast=list(contrasts),
         reversed_position=list(POSITIONS), layer=range(model.n_layers), head=range(model.n_heads),
     )  # fmt: skip
 
 
-def strongest(alone: xr.Dataset, n: int) -> dict[Head, float]:
-    """The heads with the largest effect of *reversed*, by its absolute mean over prompts -> that mean (nats)."""
+def strongest(alone: xr.Dataset, n: int) -> list[Head]:
+    """The heads with the largest effect of *reversed*, by its absolute mean over prompts."""
     mean = alone["effect"].sel(contrast=CONTRASTS[0]).mean("prompt").values
-    heads = np.argsort(-abs(mean), axis=None, kind="stable")[:n]
-    return {Head(*divmod(int(i), mean.shape[1])): float(mean.flat[i]) for i in heads}
+    return [Head(*divmod(int(i), mean.shape[1])) for i in np.argsort(-abs(mean), axis=None, kind="stable")[:n]]
 
 
 @torch.inference_mode()
 def ways(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], means: Mapping[Head, float], max_tokens: int = 2048
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], heads: Sequence[Head], max_tokens: int = 2048
 ) -> xr.Dataset:
-    """Which way the effects of some heads go; head -> mean effect, which says whether it is for or against the answer."""
-    heads = list(means)
-    sets = [heads, [head for head in heads if means[head] > 0], [head for head in heads if means[head] < 0]]
+    """Which way the effects of some heads go."""
     z_of = partial(_z_of, donors_of(encoded), plain_z(model, encoded, max_tokens))
-    effects = _effects_by_route(model, encoded, contrasts, [*([head] for head in heads), *sets], z_of, max_tokens)
-    alone, together = np.split(effects, [len(heads)], axis=-2)
+    effects = _effects_by_route(model, encoded, contrasts, heads, z_of, max_tokens)
     return observations(
-        encoded, variables_of("looks", effect_by_route=alone, joint_effect_by_route=together),
-        contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1], sender_set=list(SENDER_SETS),
+        encoded, variables_of("looks", effect_by_route=effects),
+        contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1],
         sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
     )  # fmt: skip
 
 
 def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int) -> np.ndarray:
-    """Preferences (query_of, at, prompt, layer, head)."""
-    shape = len(encoded), model.n_layers, model.n_heads
-    preferences = np.full((len(QUERIES), len(PLACES), *shape), np.nan)
+    """Preferences of the last position (query_of, 1, prompt, layer, head)."""
+    preferences = np.full((len(QUERIES), 1, len(encoded), model.n_layers, model.n_heads), np.nan)
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         fits = [labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
         others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
-        places, at = places_of(batch), _averages(batch)
+        places = places_of(batch)
         donor_queries: dict[int, Tensor] = {}
 
         def keep(layer: int, query: Tensor, *_) -> None:
-            donor_queries[layer] = query[:, :, -at.shape[2] :].clone()
+            donor_queries[layer] = query[:, :, -1].clone()
 
         def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
             other_query = query.clone()
-            other_query[:, :, -at.shape[2] :] = donor_queries.pop(layer)
+            other_query[:, :, -1] = donor_queries.pop(layer)
             for row, one_query in enumerate((query, other_query)):
-                of_rows = preference(attention_weights(one_query, key, *rest)[:, :, -at.shape[2] :], places)
-                means = torch.einsum("bhq,pbq->pbh", of_rows, at.to(of_rows)).double().cpu().numpy()
+                of_last = preference(attention_weights(one_query, key, *rest)[:, :, -1:], places).double().cpu().numpy()
                 for b, i in enumerate(index):
                     if one_query is query or fits[b]:
-                        preferences[row, :, i, layer] = means[:, b]
+                        preferences[row, 0, i, layer] = of_last[b, :, 0]
 
         with reading_all(model, keep):
             capture(model, others)
@@ -170,17 +158,6 @@ def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int]
 def labels_stand_as(e: Encoded, other: Encoded) -> bool:
     """Whether both prompts have their labels, their query and their end at the same positions."""
     return (e.label_positions, e.query_span, e.last) == (other.label_positions, other.query_span, other.last)
-
-
-def _averages(batch: Sequence[Encoded]) -> Float[Tensor, "place batch row"]:
-    """What each of PLACES gives to each of the last positions, from the first token of a query's text to the end."""
-    rows = max(e.last + 1 - e.query_span[0] for e in batch)
-    out = torch.zeros(len(PLACES), len(batch), rows)
-    for i, e in enumerate(batch):
-        start, stop = (position - (e.last + 1 - rows) for position in e.query_span)
-        out[0, i, -1] = out[1, i, stop - 1] = 1
-        out[2, i, start:stop] = 1 / (stop - start)
-    return out
 
 
 def _reversed_z(last: LastPosition) -> Outputs:
@@ -202,11 +179,11 @@ def _z_of(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list
 
 def _effects(
     model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], z_of: Callable[..., Outputs], max_tokens: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The dataset's logit differences, plain and with all heads reversed, with outputs held, too; effects, direct effects."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The dataset's logit differences, plain and with all heads reversed; effects, direct effects."""
     n, n_layers, n_heads = len(encoded), model.n_layers, model.n_heads
     each = list(product(range(n_layers), range(n_heads)))
-    plain, outputs_held, everywhere = np.empty(n), np.empty(n), np.empty((len(POSITIONS), n))
+    plain, everywhere = np.empty(n), np.empty((len(POSITIONS), n))
     effect, direct = np.empty((2, len(contrasts), n, n_layers, n_heads))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
@@ -223,13 +200,13 @@ def _effects(
             last = LastPosition(model, batch)
         reversed_z = _reversed_z(last)
         outputs = [z_of(name, index, reversed_z) for name in contrasts]
-        edits = [UNCHANGED, _reverse_all(each, of_layers), Senders(each, reversed_z).edit()]
+        edits = [UNCHANGED, _reverse_all(each, of_layers)]
         edits += [Senders([head], z).edit() for z in outputs for head in each]
         differences = np.empty((len(edits), len(batch)))
         for rows, final in last.finals(edits):
             differences[rows] = difference(final)
-        plain[index], everywhere[0, index], outputs_held[index] = differences[:3]
-        effects = (differences[0] - differences[3:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
+        plain[index], everywhere[0, index] = differences[:2]
+        effects = (differences[0] - differences[2:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
         effect[:, index] = effects.transpose(0, 3, 1, 2)
         for (row, z), layer in product(enumerate(outputs), range(n_layers)):
             alone = difference(last.capture.resid_final + _messages(last, layer, z[layer]))
@@ -239,7 +216,7 @@ def _effects(
                 everywhere[row, index] = difference(capture(model, batch).resid_final)
 
     run_batches("effects", encoded, max_tokens, run)
-    return plain, everywhere, outputs_held, effect, direct
+    return plain, everywhere, effect, direct
 
 
 def _reverse_all(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
@@ -272,25 +249,25 @@ def _effects_by_route(
     model: Model,
     encoded: Sequence[Encoded],
     contrasts: Sequence[str],
-    sets: Sequence[Heads],
+    heads: Sequence[Head],
     z_of: Callable[..., Outputs],
     max_tokens: int,
 ) -> np.ndarray:
-    """Effects by route (contrast, output, queries, mlps, set, prompt) of sets of heads: zero of no route, and of no head."""
-    out = np.zeros((len(contrasts), len(ROUTES), len(sets), len(encoded)))
+    """Effects by route (contrast, output, queries, mlps, head, prompt) of each head alone: zero of no route."""
+    out = np.zeros((len(contrasts), len(ROUTES), len(heads), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
         outputs = [z_of(name, index, _reversed_z(last)) for name in contrasts]
-        each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]]) and sets[at[2]]]
-        versions = [(Senders(sets[s], outputs[c]), ROUTES[r]) for c, r, s in each]
+        each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]])]
+        versions = [(Senders([heads[h]], outputs[c]), ROUTES[r]) for c, r, h in each]
         final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
         plain, *differences = logit_differences(model, final, batch).double().cpu().numpy()
         for at, difference in zip(each, differences, strict=True):
             out[*at, index] = plain - difference
 
     run_batches("ways", encoded, max_tokens, run)
-    return out.reshape(len(contrasts), 2, 2, 2, len(sets), len(encoded))
+    return out.reshape(len(contrasts), 2, 2, 2, len(heads), len(encoded))
 
 
 def _looks(run: Run) -> xr.Dataset:
@@ -298,7 +275,7 @@ def _looks(run: Run) -> xr.Dataset:
 
     On sentences, which are long, of contrasts the reversed look alone.
     """
-    encoded, contrasts = run.encode(run.few()), CONTRASTS[: 3 if run.settings.suite == "words" else 1]
+    encoded, contrasts = run.encode(run.few()), CONTRASTS if run.settings.suite == "words" else CONTRASTS[:1]
     alone = run.in_parts("looks", encoded, lambda some: one_by_one(run.model, some, contrasts)).data
     heads = strongest(alone, SENDERS)
     return alone.assign(run.in_parts("looks", encoded, lambda some: ways(run.model, some, contrasts, heads), "ways.").data)

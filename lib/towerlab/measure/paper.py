@@ -95,7 +95,7 @@ def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) ->
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
     every = dict.fromkeys([*(head for heads in first for head in heads), *(head for heads in random for head in heads if head)])
     names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
-    reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank", "score"])
+    reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank"])
     lists = variables_of("paper", in_context_head=names[0], random_head=names[1])
     of_sets = xr.Dataset({name: (dims, values, {"units": units}) for name, (dims, values, units) in lists.items()})
     of_sets = of_sets.assign_coords(word_set=sets, rank=range(1, len(names[0][0]) + 1))

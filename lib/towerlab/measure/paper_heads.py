@@ -5,7 +5,6 @@ set choose heads, others judge them.
 
 Recipe `paper_ablations`:
 
-- `increase_foo`, `increase_bar` (layer, head): mean increase where foo, where bar is true, nats;
 - `log_prob_lost` (layer, head): what the true label loses when one head is zeroed at all positions, nats; heads below the middle
   layer are not tried ("deep layers") and have 0;
 - `named_head`: the twelve, first by mean increase and first by that loss, taken in turn. `foo_head`, `bar_head` (rank): the
@@ -13,7 +12,7 @@ Recipe `paper_ablations`:
 - answers (heads, prompt) with "none", "the twelve", "foo-heads", "bar-heads" zeroed at all positions, and random sets;
 - `attention` (change, prompt, named_head, place), as it is and with a query of the other class; `reading` (prompt, named_head,
   place), its own label's logit minus the other's: attention x reading is the logit minus of the label that stands there;
-- `flipped_says`, `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the query of the other class.
+- `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the query of the other class.
 
 Recipe `paper_remedies`, in the twelve and in random sets:
 
@@ -108,9 +107,10 @@ def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], e
             answers.read(capture, (i,))
 
         read_all(f"the twelve, {name}", model, answers.encoded, {"weights", "values"}, read)
-    flipped = {"says": answers.says[1], "log_prob_true": answers.log_prob[1, :, 0], "log_prob_other": answers.log_prob[1, :, 1]}
-    flipped = {f"flipped_{name}": values for name, values in flipped.items()}
-    variables = variables_of("paper_ablations", attention=attention, reading=reading, **flipped)
+    true, other = answers.log_prob[1].T
+    variables = variables_of(
+        "paper_ablations", attention=attention, reading=reading, flipped_log_prob_true=true, flipped_log_prob_other=other
+    )
     return observations(encoded, variables, change=list(ASKED), named_head=[*map(str, heads)])
 
 
@@ -207,9 +207,8 @@ def _paper_ablations(run: Run) -> Recording:
     recording = _with_random(run, measure, sets)
     looks = run.in_parts(name, judges, lambda some: looked_at(run.model, some, heads, run.encode), "looks.").data
     lists = variables_of(
-        name, foo_head=[*map(str, foo_heads)], bar_head=[*map(str, bar_heads)], log_prob_lost=lost.fillna(0).values,
-        increase_foo=increase["foo"].values, increase_bar=increase["bar"].values,
-    )  # fmt: skip
+        name, foo_head=[*map(str, foo_heads)], bar_head=[*map(str, bar_heads)], log_prob_lost=lost.fillna(0).values
+    )
     of_heads = xr.Dataset({key: (dims, values, {"units": units}) for key, (dims, values, units) in lists.items()})
     sizes = {"rank": range(1, 1 + len(foo_heads)), "layer": range(run.model.n_layers), "head": range(run.model.n_heads)}
     every = xr.merge([recording.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override")
