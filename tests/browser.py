@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "book/_page"
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import explorer  # noqa: E402
+import first  # noqa: E402, F401
 import tinker  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -1,0 +1,56 @@
+"""What the first screen is put together from; how it looks and works is in tests/test_pages.py."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from browser import ROOT, first
+from twotowers import claims
+
+
+@pytest.fixture
+def rows():
+    """The verdicts that the opening page's sentences rest on."""
+    table = claims.findings()
+    return table[table["page"] == "intro"].drop_duplicates(["claim", "model"])
+
+
+def test_a_sentence_whose_verdicts_moved_is_left_out(rows):
+    assert all(first.sentences(rows)) and len(first.sentences(rows)) == 4
+    moved = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == "product", claims.UNDECIDED))
+    assert [bool(text) for text in first.sentences(moved)] == [True, True, True, False]
+
+
+def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, monkeypatch):
+    verdicts = {
+        "figure 6": "agrees agrees",
+        "figure 7": "agrees in_part",
+        "table 1": "in_part does_not_agree",
+        "table 2": "agrees not_testable",
+    }
+    judged = [(item, verdict.replace("_", " ")) for item, both in verdicts.items() for verdict in both.split()]
+    monkeypatch.setattr(first.evidence, "read", lambda folder: rows)
+    monkeypatch.setattr(first.exhibits, "read", lambda folder: pd.DataFrame(judged, columns=["item", "verdict"]))
+    text = re.sub("<[^>]*>", "", first.findings(tmp_path))
+    assert "2 of 4 results" in text and "1 agree in some" in text and "1 agree fully in no model" in text
+    assert "New, in 5 of 5 models: the answer follows" in text
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/book/"])
+def test_a_link_has_a_picture_only_where_the_book_has_an_address(address):
+    config = SimpleNamespace(html_baseurl=address, root_doc="book/intro", html_title="Book", project="")
+    for page, described in (("book/intro", True), ("book/heads", False)):
+        context = {"title": "A &amp; <b>b</b>", "body": ""}
+        first.for_one_page(SimpleNamespace(config=config), page, "", context, None)
+        tags = context["metatags"]
+        assert 'property="og:title" content="A &amp; b"' in tags
+        assert ('name="description"' in tags) == described
+        assert (f'"og:image" content="{address}_static/book/first.png"' in tags) == bool(address) == ("og:image" in tags)
+
+
+def test_the_opening_page_is_short():
+    cells = json.loads((ROOT / "book/intro.ipynb").read_text("utf8"))["cells"]
+    text = " ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert first.MARK.search(text) and len(first.MARK.sub("", text).split()) <= 350
