@@ -126,8 +126,8 @@ def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
     chapter.measured("heads")
     assert chapter.matched("a", [(0, h) for h in range(4)], draws=3) and len(chapter.texts) == 0
     assert chapter.matched("a", [(0, 0)] * 8) == [] and "8 heads leave too few" in chapter.texts[-1]
-    chapter.sets = {"a": {"writers": []}}
-    assert chapter.matched("a", "writers") == [] and "the rule names no writers heads" in chapter.texts[-1]
+    chapter.sets = {"a": {"by writing": []}}
+    assert chapter.matched("a", "by writing") == [] and "the rule names no by writing heads" in chapter.texts[-1]
 
 
 def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):

@@ -35,25 +35,14 @@ def heads(attention, writing):
     )  # fmt: skip
 
 
-def test_comparers_look_and_write_little_writers_write():
+def test_heads_by_writing_write_and_those_by_attention_attend():
     four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
     sets = choose.head_sets(four, k=2)
-    assert sets["writers"] == [(0, 0), (0, 2)]
-    assert sets["by attention"] == [(0, 0), (0, 3)]
-    assert sets["comparers"] == [(0, 3), (0, 1)]  # head 0 writes too much, head 2 looks at both alike
-
-
-def test_a_head_that_writes_against_its_label_is_a_suppressor_and_no_comparer():
-    three = heads([(0.9, 0.1), (0.6, 0.1), (0.3, 0.3)], [-0.5, 0.2, -0.9])
-    sets = choose.head_sets(three, k=2)
-    assert sets["by attention"] == [(0, 0), (0, 1)]
-    assert sets["comparers"] == [(0, 1)] and sets["writers"] == [(0, 1)]
-    assert sets["suppressors"] == [(0, 0)]  # head 2 writes even less, but looks at both labels alike
+    assert sets["by writing"] == [(0, 0), (0, 2)] and sets["by attention"] == [(0, 0), (0, 3)]
 
 
 def test_a_rule_may_name_no_heads():
-    sets = choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
-    assert sets["comparers"] == [] and sets["suppressors"] == []
+    assert choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))["by writing"] == []
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
@@ -71,6 +60,12 @@ def test_controls_of_a_full_layer_come_from_the_next():
     refused("too few", choose.matched_sets, [Head(0, h) for h in range(4)], 1, 4, 1, draws=1)
 
 
+def test_heads_by_effect_have_the_largest_of_either_sign():
+    effect = np.array([[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]])  # (contrast, prompt, layer, head)
+    looks = xr.Dataset({"effect": (("contrast", "prompt", "layer", "head"), effect)}, {"contrast": ["reversed", "texts exchanged"]})
+    assert choose.by_effect(looks, 2) == [(0, 1), (1, 0)]
+
+
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
     picked = choose.pick(values, [Head(1, 2), Head(0, 1)])
@@ -78,7 +73,7 @@ def test_pick_names_heads():
     assert picked["layer"].values.tolist() == [1, 0] and picked["head"].values.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("name", ["COMPARES", "WRITES", "LITTLE"])
+@pytest.mark.parametrize("name", ["COMPARES", "WRITES"])
 def test_the_glossary_states_the_bounds_of_the_rule(name):
     bounds = re.findall(rf"`{name}` \(([\d.]+)", (ROOT / "book/glossary.md").read_text("utf8"))
     assert bounds and {float(bound) for bound in bounds} == {getattr(choose, name)}

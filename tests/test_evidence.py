@@ -150,11 +150,11 @@ def test_names_of_classes_alone_are_judged():
     assert compare(claim(), "m", alone).verdict == claims.HOLDS
 
 
-SETS = {"comparers": [(0, 1)], "writers": []}
+SETS = {"by attention": [(0, 1)], "by writing": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
-NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["comparers", "none"], name="heads"))
-RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["comparers"], name="heads")).assign_coords(control="random sets")
-COMPARERS = {"heads": "comparers", "control": "random sets"}
+NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="heads"))
+RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="heads")).assign_coords(control="random sets")
+BY_ATTENTION = {"heads": "by attention", "control": "random sets"}
 
 
 def one_turn(values):
@@ -176,12 +176,12 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
     values = prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head") + noise
 
     def turns(values):
-        yield {"comparers": heads}, values
+        yield {"by attention": heads}, values
 
     def draw(of):
         return choose.matched_sets(of, 1, n_heads, 1, 1000)
 
-    effect, control = of_set(claim(**COMPARERS), values, None, {"comparers": heads}, turns, draw)
+    effect, control = of_set(claim(**BY_ATTENTION), values, None, {"by attention": heads}, turns, draw)
     row = compare(claim(control="random sets"), "m", effect, control=control)
     assert (control.sizes["draw"], row.draws, row.share, row.verdict) == (1000, sets, 0, verdict)
 
@@ -191,20 +191,20 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
 
     def turns(values):
         for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
-            yield {"comparers": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
+            yield {"by attention": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
 
-    effect, control = of_claim(COMPARERS, values, turns=turns)
+    effect, control = of_claim(BY_ATTENTION, values, turns=turns)
     np.testing.assert_allclose(effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10))
     assert control.dims == ("draw", "prompt") and set(effect.coords) == {"pair", "labels"}
     assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
-    effect, control = of_claim(COMPARERS, NAMED, RANDOM)
-    assert effect.identical(NAMED.sel(heads="comparers")) and set(control.dims) == {"draw", "prompt"}
-    effect, control = of_claim(COMPARERS | {"control": "none"}, NAMED)
+    effect, control = of_claim(BY_ATTENTION, NAMED, RANDOM)
+    assert effect.identical(NAMED.sel(heads="by attention")) and set(control.dims) == {"draw", "prompt"}
+    effect, control = of_claim(BY_ATTENTION | {"control": "none"}, NAMED)
     assert control is None
-    effect, control = of_claim(COMPARERS, SINGLE)  # random sets are drawn
+    effect, control = of_claim(BY_ATTENTION, SINGLE)  # random sets are drawn
     assert effect.dims == ("prompt",) and control.shape == (2, 16)
     effect, control = of_claim({}, prompts(UP))
     assert control is None and effect.identical(prompts(UP))
@@ -214,18 +214,18 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
     "cells, values, control, message",
     [
         ({}, SINGLE, None, r"values over \(.*\), wanted \(prompt\): take means over the others first, or name the set"),
-        (COMPARERS, prompts(UP), None, r"wanted \(heads, prompt\)"),
-        (COMPARERS, SINGLE.expand_dims(place=2), None, r"wanted \(prompt, layer, head\)"),
-        (COMPARERS, NAMED, None, "its control is 'random sets': give control="),
-        (COMPARERS, SINGLE, RANDOM, "it is drawn here, give none"),
+        (BY_ATTENTION, prompts(UP), None, r"wanted \(heads, prompt\)"),
+        (BY_ATTENTION, SINGLE.expand_dims(place=2), None, r"wanted \(prompt, layer, head\)"),
+        (BY_ATTENTION, NAMED, None, "its control is 'random sets': give control="),
+        (BY_ATTENTION, SINGLE, RANDOM, "it is drawn here, give none"),
         ({"control": "random sets"}, prompts(UP), None, "give control="),
         ({}, prompts(UP), random_sets(USUAL), "its control is 'none': give none"),
-        (COMPARERS | {"control": "none"}, NAMED, RANDOM, "its control is 'none': give none"),
-        (COMPARERS | {"control": "random directions"}, NAMED, RANDOM, "random sets are given"),
-        (COMPARERS, NAMED, RANDOM.isel(draw=0), r"control over \(heads, prompt\), wanted \(heads, draw, prompt\)"),
-        (COMPARERS, NAMED.sel(heads=["none"]), RANDOM, r"no 'comparers' among the heads of values \(none\)"),
-        (COMPARERS, NAMED, RANDOM.assign_coords(heads=["writers"]), "no 'comparers' among the heads of control"),
-        (COMPARERS | {"heads": "paper's twelve"}, SINGLE, None, "chapters do not choose"),
+        (BY_ATTENTION | {"control": "none"}, NAMED, RANDOM, "its control is 'none': give none"),
+        (BY_ATTENTION | {"control": "random directions"}, NAMED, RANDOM, "random sets are given"),
+        (BY_ATTENTION, NAMED, RANDOM.isel(draw=0), r"control over \(heads, prompt\), wanted \(heads, draw, prompt\)"),
+        (BY_ATTENTION, NAMED.sel(heads=["none"]), RANDOM, r"no 'by attention' among the heads of values \(none\)"),
+        (BY_ATTENTION, NAMED, RANDOM.assign_coords(heads=["by writing"]), "no 'by attention' among the heads of control"),
+        (BY_ATTENTION | {"heads": "paper's twelve"}, SINGLE, None, "chapters do not choose"),
     ],
 )
 def test_what_a_claim_does_not_want_is_refused(cells, values, control, message):
@@ -236,8 +236,8 @@ def test_what_a_claim_does_not_want_is_refused(cells, values, control, message):
 
 @pytest.mark.parametrize("values", [SINGLE, NAMED])
 def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
-    with pytest.raises(NotTestable, match="the rule names no writers"):
-        of_claim({"heads": "writers", "control": "random sets"}, values)
+    with pytest.raises(NotTestable, match="the rule names no by writing"):
+        of_claim({"heads": "by writing", "control": "random sets"}, values)
 
 
 def test_means_over_sets_equal_a_loop():

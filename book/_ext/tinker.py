@@ -41,7 +41,7 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
         return [], []
     with xr.open_dataset(locating) as data:
         sets = choose.head_sets(data.assign_coords(true=data["true"].astype(bool)), MOST)
-    return list(map(str, sets["writers"])), list(map(str, sets["comparers"] or sets["by attention"]))
+    return list(map(str, sets["by writing"])), list(map(str, sets["by attention"]))
 
 
 def prompts() -> dict[str, list[str]]:
@@ -53,12 +53,12 @@ def prompts() -> dict[str, list[str]]:
     return {"located": [prompt.text for prompt in locating], "cloud": [prompt.text for prompt in others[::4]]}
 
 
-def script(folder: Path, writers: list[str], comparers: list[str]) -> str:
+def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
     """The files of a model, classes of words, prompts, heads with arcs and heads that are pushed, as a script."""
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]
-    data = {"writers": writers, "pushed": comparers, "classes": classes, "labels": labels}
+    data = {"writers": writers, "pushed": pushed, "classes": classes, "labels": labels}
     data |= {"prompts": prompts(), "files": files}
     return f"window.twotowersData = {json.dumps(data)};\n"
 

@@ -1,18 +1,14 @@
 """What later measurements are taken with, chosen by rule from earlier ones on locating blocks: the form, and sets of heads.
 
-Rules of 2026-11-22, written before any judging block was run; on 2026-11-23 the bound on a comparer's writing became
-two-sided, and suppressors got a name (data/rules.csv):
+Rules of 2026-11-22, written before any judging block was run (data/rules.csv):
 
 - **form**: of those with at most MOST_K demonstrations of each class, the one with the highest accuracy (true label = top token
   of the vocabulary); ties go to fewer demonstrations. More demonstrations cost more in every measurement.
 - **located**: the TOP heads by mean contribution (what they add to the logit difference from label positions).
-- **writers**: the TOP heads by mean writing (attention times reading of a label, whichever it is), each at least WRITES nats.
-- **comparers**: the TOP heads by mean attention difference (labels of the query's class minus the others), each at
-  least COMPARES, with a writing between -LITTLE and LITTLE nats.
-- **suppressors**: the TOP heads by the least writing, each at most -LITTLE nats, of those with an attention difference of at
-  least COMPARES: they look for a label and hold it down (copy suppression, McDougall et al. 2023).
-- **by attention**: the TOP heads by mean attention difference, whatever they write.
+- **by writing**: the TOP heads by mean writing (attention times reading of a label, whichever it is), each at least WRITES nats.
+- **by attention**: the TOP heads by mean attention difference (labels of the query's class minus the others).
 - **by increase**: the TOP heads by the paper's mean increase, where it is given (`with_increase`).
+- **by effect**: the TOP heads by the total effect of their attention, either sign (`by_effect`).
 
 Every function is pure: datasets of `measure.heads` in, lists of heads out.
 """
@@ -33,9 +29,9 @@ from twotowers.heads import Head, listed
 
 TOP = 5
 MOST_K = 4
-COMPARES, WRITES, LITTLE = 0.02, 0.1, 0.3
+COMPARES, WRITES = 0.02, 0.1
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
-SETS = ("located", "writers", "comparers", "suppressors", "by attention", "by increase", "paper's twelve")
+SETS = ("located", "by writing", "by attention", "by increase", "paper's twelve")
 """Sets that a rule defines: what a claim may be about. The last one needs single ablations, too"""
 
 
@@ -74,16 +70,17 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
     """Name -> heads, best first: the sets of the module. A set may be short or empty, as the rule says."""
     means = rankings(heads)
-    compares = means["attention difference"].where(abs(means["writing"]) < LITTLE, -1.0)
-    suppresses = -means["writing"].where(means["attention difference"] >= COMPARES, 0.0)
     sets = {
         "located": top(means["contribution"], k),
-        "writers": top(means["writing"], k, WRITES),
-        "comparers": top(compares, k, COMPARES),
-        "suppressors": top(suppresses, k, LITTLE),
+        "by writing": top(means["writing"], k, WRITES),
         "by attention": top(means["attention difference"], k),
     }
     return sets | ({"by increase": top(means["increase"], k)} if "increase" in means else {})
+
+
+def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
+    """The k heads whose attention has the largest mean total effect, either sign, from the measurement "looks"."""
+    return top(abs(looks["effect"].sel(contrast="reversed", drop=True).mean("prompt")), k)
 
 
 def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int) -> list[list[Head]]:

@@ -21,7 +21,7 @@ RED, ROSE = "#b8324c", "#e59aa8"  # of labels
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
     "nonsense labels": VIOLET, "plain labels": LILAC,
-    "writers": ORANGE, "located heads": GREEN, "by increase": PINK,
+    "by writing": ORANGE, "located heads": GREEN, "by increase": PINK,
     "by attribution": GREEN, "by attention": BLUE, "other heads": GREY, "random direction": OLIVE, "none": "#555555",
     "query alone": SKY, "keys alone": PINK, "both": GREEN, "true label": RED, "own label": RED, "other label": ROSE,
     "false label": ROSE, "another token": GREY, "attention": GREEN, "FFN": PINK, "own class": VIOLET, "same class": VIOLET,

@@ -1,8 +1,8 @@
 """What the model answers when sets of heads are ablated. Chapter 12 (v1 section 6.2; EMNLP version, table 3).
 
     means = mean_z(model, locating)
-    data = ablations(model, encoded, {"writers": writers, "comparers": comparers}, replacements={"zero": None, "mean": means})
-    data.says.sel(heads="writers", positions="last", replacement="zero")       # (prompt,)
+    data = ablations(model, encoded, {"twelve": twelve}, replacements={"zero": None, "mean": means})
+    data.says.sel(heads="twelve", positions="last", replacement="zero")       # (prompt,)
 
 Ablating a head replaces what it feeds to W_O, everywhere or at the last position only: by zero, or by its mean.
 """

@@ -2,7 +2,7 @@
 
     encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form)), tokenizer)
     pairs, dropped = pairs_of(encoded, tokenizer)
-    measured = interchanges(model, pairs, {"comparers": [(18, 6)]})
+    measured = interchanges(model, pairs, {"by attention": [(18, 6)]})
 
 Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt of a block is the
 base of three pairs; in each, the source's true label is the other one:

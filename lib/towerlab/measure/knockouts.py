@@ -101,8 +101,8 @@ def knockouts(
 
 
 def _knockouts(run: Run) -> Recording:
-    """Attention knocked out below and from cuts spread over the layers, one of them at the first writer's layer."""
-    first = min(layer for layer, _ in present(run.sets).get("writers") or run.sets["located"])
+    """Attention knocked out below and from cuts spread over the layers, one of them at the layer of the first head by writing."""
+    first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
     cuts, few = sorted({*default_cuts(run.model.n_layers), first}), run.encode(run.few())
 
     def measure(names: Sequence[str]) -> xr.Dataset:

@@ -80,7 +80,7 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
 
 
 def _label_reads(run: Run) -> Recording:
-    """What the located heads, comparers, writers and all heads of random sets matched to the located ones would write of labels."""
+    """What the heads of every set, and of random sets matched to the located ones, would write of labels."""
     sets = present(run.sets)
     every = [*sets.values(), *random_sets(run, run.sets["located"])]
     each = list(dict.fromkeys(head for heads in every for head in heads))

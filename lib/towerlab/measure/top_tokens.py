@@ -168,7 +168,7 @@ def _codes(ids: Int[np.ndarray, "prompt *rest"], relations: np.ndarray, lexicon:
 
 
 def _top_tokens(run: Run) -> Recording:
-    """Words read in three located heads and in the two best comparers, on a block of every class pair."""
+    """Words read in three located heads and in the two best by attention, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
     encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
     return run.in_parts("top_tokens", list(heads), lambda some: top_tokens(run.model, encoded, some, k=10), along="listed_head")

@@ -46,5 +46,5 @@ def _towers(run: Run) -> Recording:
     """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
     if not run.sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
-    best = [*run.sets["by attention"][:1], *run.sets["writers"][:1]]
+    best = [*run.sets["by attention"][:1], *run.sets["by writing"][:1]]
     return run.in_parts("towers", run.judging(0.5), lambda some: towers(run.model, some, list(dict.fromkeys(best))))
