@@ -66,7 +66,7 @@ def with_other_halves(
     locating = of_labels(Recording(run.measured("locating")), "arbitrary").data
     prompts = observations(encoded, {}).assign(at=("prompt", range(len(encoded))))
     turns = [(choose.head_sets(a, run.settings.top_k), b["at"].values.tolist()) for a, b in choose.turns(locating, prompts)]
-    turn_heads = [(sets[name] or sets["by attention"], at) for sets, at in turns]  # as in with_comparers
+    turn_heads = [(sets[name] or sets["by attention"], at) for sets, at in turns]  # as in steering._comparers
     if not all(heads for heads, _ in turn_heads):
         return recording
     parts = [measure({f"{name}, {OTHER_HALVES}": heads}, at).assign_coords(at=("prompt", at)) for heads, at in turn_heads]
@@ -94,8 +94,3 @@ def present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
     if not not_empty:
         raise NotTestable("no rule names any head of this model, as happens where it does not learn the task")
     return not_empty
-
-
-def with_comparers(run: Run) -> dict[str, list[Head]]:
-    """The run's sets; where the rule names no comparers, the heads with the largest attention difference stand for them."""
-    return {**run.sets, "comparers": run.sets["comparers"] or run.sets["by attention"]}

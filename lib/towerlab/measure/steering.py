@@ -33,7 +33,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.sets import DRAWS, present, with_comparers, with_other_halves
+from towerlab.measure.sets import DRAWS, present, with_other_halves
 from towerlab.model import query_key
 from towerlab.model.attention_edits import steer
 from towerlab.model.capture import Capture, read_all
@@ -198,7 +198,8 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
 
 
 def _comparers(run: Run) -> dict[str, list[Head]]:
-    return present({"comparers": with_comparers(run)["comparers"]})
+    """Where the rule names no comparers, the heads with the largest attention difference stand for them."""
+    return present({"comparers": run.sets["comparers"] or run.sets["by attention"]})
 
 
 def _steering(run: Run) -> Recording:
