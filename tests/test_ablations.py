@@ -2,20 +2,18 @@
 
 import numpy as np
 import pytest
-import torch
 from conftest import random_prompts, refused, tiny
 from plain_hooks import put, run
-from towerlab.measure.ablations import ablations, mean_z
+from towerlab.measure.ablations import ablations
 from towerlab.measure.single_ablations import single_ablations
-from towerlab.model.capture import capture
 
 EXACT = dict(rtol=0, atol=1e-9)
 
 
-def whole_run(model, e, heads, positions, replacement=None):
+def whole_run(model, e, heads, positions):
     """log p(true), log p(other) and what is said (0 true, 1 other, 2 neither) of one prompt, a stock run with hooks."""
-    z = {at: 0.0 if replacement is None else replacement[at] for at in heads}
-    log_prob = run(model, e, put(model, heads, z, slice(None) if positions == "all" else -1))["logits"].log_softmax(-1)
+    zeroed = put(model, heads, dict.fromkeys(heads, 0.0), slice(None) if positions == "all" else -1)
+    log_prob = run(model, e, zeroed)["logits"].log_softmax(-1)
     top, labels = int(log_prob.argmax()), list(e.label_pair)
     return *(float(log_prob[label]) for label in labels), [*labels, top].index(top)
 
@@ -30,18 +28,16 @@ def sets_of(model):
 @pytest.mark.parametrize("max_tokens", [40, 1024])  # few: many batches, and sets of a layer in several goes
 def test_every_ablation_equals_a_whole_run(model, max_tokens):
     encoded, sets = random_prompts(5), sets_of(model)  # two lengths
-    means = mean_z(model, random_prompts(3, seed=1))
-    result = ablations(model, encoded, sets, replacements={"zero": None, "mean": means}, max_tokens=max_tokens)
+    result = ablations(model, encoded, sets, max_tokens=max_tokens)
     assert result.log_prob_true.dims == ("positions", "replacement", "heads", "prompt")
     assert list(result.heads.values) == ["none", *sets] and "place" not in result.dims
     for positions in ("all", "last"):
-        for name, mean in (("zero", None), ("mean", means[positions])):
-            for label, heads in {"none": [], **sets}.items():
-                at = result.sel(positions=positions, replacement=name, heads=label)
-                expected = [whole_run(model, prompt, heads, positions, mean) for prompt in encoded]
-                np.testing.assert_allclose(at.log_prob_true, [e[0] for e in expected], **EXACT)
-                np.testing.assert_allclose(at.log_prob_other, [e[1] for e in expected], **EXACT)
-                assert list(at.says.values) == [says for _, _, says in expected]
+        for label, heads in {"none": [], **sets}.items():
+            at = result.sel(positions=positions, replacement="zero", heads=label)
+            expected = [whole_run(model, prompt, heads, positions) for prompt in encoded]
+            np.testing.assert_allclose(at.log_prob_true, [e[0] for e in expected], **EXACT)
+            np.testing.assert_allclose(at.log_prob_other, [e[1] for e in expected], **EXACT)
+            assert list(at.says.values) == [says for _, _, says in expected]
     effects = (result - result.sel(heads="none")).log_prob_true
     assert float(abs(effects.sel(heads=["mixed", "twice", "top", "low"])).mean("prompt").min()) > 1e-4
 
@@ -59,21 +55,6 @@ def test_every_head_alone_equals_a_whole_run(model, positions):
                 at = result.isel(prompt=i, layer=layer, head=head)
                 assert float(at.log_prob_lost) == pytest.approx(true - own, abs=1e-9)
                 assert float(at.logit_difference_lost) == pytest.approx(true - other - own + others, abs=1e-9)
-
-
-def test_means_are_those_of_plain_runs_and_a_head_given_its_own_z_changes_nothing(model):
-    encoded = random_prompts(4)
-    rows = []
-    handle = model.part(1, "attention_out").register_forward_pre_hook(lambda _, args: rows.append(args[0][0]))
-    for e in encoded:
-        model.logits([e])
-    handle.remove()
-    means = mean_z(model, encoded, max_tokens=30)
-    torch.testing.assert_close(means["all"][1].flatten(), torch.cat(rows).mean(0))
-    torch.testing.assert_close(means["last"][1].flatten(), torch.stack([row[-1] for row in rows]).mean(0))
-    z = {"last": capture(model, encoded[:1]).attention_out_input[:, 0]}
-    result = ablations(model, encoded[:1], {"all": [(0, 0), (1, 1)]}, ["last"], {"its own": z}).log_prob_true
-    np.testing.assert_allclose(result.sel(heads="all"), result.sel(heads="none"), **EXACT)
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])

@@ -10,8 +10,7 @@ from towerlab.measure.label_reads import label_reads
 from towerlab.model import unembed
 from twotowers.heads import Head
 from twotowers.recording import Recording
-from twotowers.schema import kept
-from twotowers.store import load, save
+from twotowers.store import kept, load, save
 
 
 def test_every_number_is_that_of_the_slow_reference(model, tmp_path):

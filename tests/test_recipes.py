@@ -21,7 +21,7 @@ from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.recording import Recording
 from twotowers.settings import Settings
-from twotowers.store import about, catalogue, load, versions
+from twotowers.store import about, catalogue, kept, load, versions
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
@@ -85,9 +85,9 @@ class NotingRun(Run):
     def names(self) -> set[str]:
         return set()
 
-    def measured(self, name, again=False):
+    def measured(self, name):
         self.names.add(name)
-        return super().measured(name, again)
+        return super().measured(name)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_recipe_reads_what_it_says_it_needs(name, small):
     """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
     run = small(NotingRun)
     measurement = recipe(name)(run)
-    schema.check(name, schema.kept(name, measurement if isinstance(measurement, Recording) else Recording(measurement)))
+    schema.check(name, kept(name, measurement if isinstance(measurement, Recording) else Recording(measurement)))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import xarray as xr
 
 from twotowers.errors import TwoTowersError
-from twotowers.recording import Recording, each_part
+from twotowers.recording import Recording
 
 
 class Variable(NamedTuple):
@@ -151,11 +151,6 @@ def coordinates(name: str, variables: Mapping[str, Variable]) -> Coordinates:
 
 PART = "part"
 """What is under way, kept so that it can go on: it may lack what comes last, and is read by what wrote it alone"""
-
-
-def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, what its measurement is said to hold: the rest was needed on the way."""
-    return each_part(recording, lambda part: part[[variable for variable in part.data_vars if variable in VARIABLES[name]]])
 
 
 def check(name: str, recording: Recording) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import xarray as xr
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
@@ -32,7 +33,7 @@ from twotowers import schema
 from twotowers.data_files import Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, is_own, slug
-from twotowers.recording import Recording, own, with_shared
+from twotowers.recording import Recording, each_part, own, with_shared
 from twotowers.settings import Settings
 
 LABELS = ("words/labels.csv", "words/stop_words.txt")
@@ -204,8 +205,29 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
             scratch.unlink(missing_ok=True)
 
 
+def kept(name: str, recording: Recording) -> Recording:
+    """Of what a recipe made, the variables of its measurement: the rest was needed on the way.
+
+    Logit differences are those of log-probabilities rounded as files once kept them: equal settings give equal numbers.
+    """
+
+    def of(part: xr.Dataset) -> xr.Dataset:
+        if "log_prob_true" in part and part["log_prob_true"].ndim > 2:
+            difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
+            part = part.assign(logit_difference=difference.assign_attrs(units="nats"))
+        return part[[variable for variable in part.data_vars if variable in schema.VARIABLES[name]]]
+
+    return each_part(recording, of)
+
+
+def rounded(x: xr.DataArray) -> xr.DataArray:
+    """Numbers as a file keeps them that rounds to DIGITS bits."""
+    bits = x.values.astype(np.float32).view(np.uint32) + np.uint32(1 << (22 - DIGITS))
+    return x.copy(data=(bits >> (23 - DIGITS) << (23 - DIGITS)).view(np.float32))
+
+
 def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """How each variable is kept."""
+    """How each variable is kept: see `kept` for logit differences."""
     encoding: dict[str, dict[str, Any]] = {}
     for name, array in {str(name): array for name, array in data.variables.items()}.items():
         if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
@@ -214,7 +236,7 @@ def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
         if array.dtype.kind == "f" and array.ndim:
             encoding[name]["dtype"] = "float32"
-            if array.ndim > 2:
+            if array.ndim > 2 and name != "logit_difference":
                 encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
     return encoding
 

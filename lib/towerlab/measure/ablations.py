@@ -1,22 +1,18 @@
 """What the model answers when sets of heads are ablated. Chapter 12 (v1 section 6.2; EMNLP version, table 3).
 
-    means = mean_z(model, locating)
-    data = ablations(model, encoded, {"twelve": twelve}, replacements={"zero": None, "mean": means})
+    data = ablations(model, encoded, {"twelve": twelve})
     data.says.sel(heads="twelve", positions="last", replacement="zero")       # (prompt,)
 
-Ablating a head replaces what it feeds to W_O, everywhere or at the last position only: by zero, or by its mean.
+Ablating a head replaces what it feeds to W_O by zero, everywhere or at the last position only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
-from torch import Tensor
 from tqdm import tqdm
 from twotowers import choose
 from twotowers.errors import TwoTowersError
@@ -27,7 +23,6 @@ from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.sets import random_sets, with_by_increase, with_control
 from towerlab.model.ablated_runs import Ablation, at_all, at_last
-from towerlab.model.capture import answer
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.progress import progress
@@ -38,24 +33,20 @@ POSITIONS = ("all", "last")
 NONE = "none"
 """The set of no heads: the plain run"""
 
-Means = Mapping[str, Float[Tensor, "layer head d_head"]]
-"""Of POSITIONS -> what replaces a head's input to W_O when it is ablated there"""
-
 
 def ablations(
     model: Model,
     encoded: Sequence[Encoded],
     sets: Mapping[str, Sequence[tuple[int, int]]],
     positions: Sequence[str] = POSITIONS,
-    replacements: Mapping[str, Means | None] = {"zero": None},
     max_tokens: int = 1024,
 ) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says with each set of heads ablated: (positions, replacement, heads, prompt).
 
-    `heads` are the names of `sets` after "none", the plain run, which an empty set equals. `replacements`: name -> None
-    for zero, or `mean_z`. Cost of a set whose lowest head is of layer l of L: about L - l blocks, of all positions or of
-    one (`model.ablated_runs`). Memory: `max_tokens` positions at a time, beside what a plain run of a quarter as many
-    leaves behind. Raises TwoTowersError on a head outside the model and on unknown positions.
+    `heads` are the names of `sets` after "none", the plain run, which an empty set equals; `replacement` is "zero". Cost of
+    a set whose lowest head is of layer l of L: about L - l blocks, of all positions or of one (`model.ablated_runs`).
+    Memory: `max_tokens` positions at a time, beside what a plain run of a quarter as many leaves behind. Raises
+    TwoTowersError on a head outside the model and on unknown positions.
     """
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
@@ -64,16 +55,13 @@ def ablations(
     all_sets |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
     different = list(dict.fromkeys(heads for heads in all_sets.values() if heads))
     row: dict[frozenset[Head], int] = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
-    out = Answers(encoded, len(positions), len(replacements), len(all_sets))
+    rows, runs = [row[heads] for heads in all_sets.values()], [Ablation(heads) for heads in different]
+    out = Answers(encoded, len(positions), 1, len(all_sets))
     with progress("ablations", len(positions) * len(encoded)) as bar:
         for p, where in enumerate(positions):
-            means = [None if mean is None else mean[where] for mean in replacements.values()]
-            runs = [Ablation(heads, mean) for mean in means for heads in different]
             of_runs = ablated_answers(model, encoded, runs, where, bar, max_tokens)
-            for r in range(len(means)):
-                rows = [row[heads] and row[heads] + r * len(different) for heads in all_sets.values()]
-                out.log_prob[p, r], out.says[p, r] = of_runs.log_prob[rows], of_runs.says[rows]
-    coordinates = {"positions": list(positions), "replacement": list(replacements), "heads": list(all_sets)}
+            out.log_prob[p, 0], out.says[p, 0] = of_runs.log_prob[rows], of_runs.says[rows]
+    coordinates = {"positions": list(positions), "replacement": ["zero"], "heads": list(all_sets)}
     return observations(encoded, out.variables(*coordinates), **coordinates)
 
 
@@ -98,34 +86,6 @@ def ablated_answers(
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))
     return out
-
-
-@torch.inference_mode()
-def mean_z(model: Model, encoded: Sequence[Encoded], max_tokens: int = 4096) -> dict[str, Float[Tensor, "layer head d_head"]]:
-    """What every head feeds to W_O, averaged over prompts: `replacements={"mean": mean_z(model, locating)}`.
-
-    "last": its mean at the last position, which replaces it there; "all": its mean over all positions of all prompts,
-    which replaces it everywhere. Take prompts that nothing is judged on.
-    """
-    rows = {where: torch.zeros(model.n_layers, model.n_heads * model.d_head, dtype=torch.float64) for where in POSITIONS}
-    sums = {where: torch.zeros_like(rows[where]) for where in POSITIONS}
-
-    def reader(layer: int):
-        def read(_, args):
-            rows["all"][layer] = args[0].double().sum((0, 1)).cpu()
-            rows["last"][layer] = args[0][:, -1].double().sum(0).cpu()
-
-        return read
-
-    with ExitStack() as stack:
-        for layer in range(model.n_layers):
-            stack.enter_context(model.part(layer, "attention_out").register_forward_pre_hook(reader(layer)))
-        # A batch is added when it is done: one that does not fit in memory may end halfway.
-        for _ in in_memory(lambda _, batch: answer(model, batch), batches(encoded, max_tokens)):
-            for where in POSITIONS:
-                sums[where] += rows[where]
-    count = {"all": sum(len(e.ids) for e in encoded), "last": len(encoded)}
-    return {where: (sums[where] / count[where]).unflatten(1, (model.n_heads, model.d_head)) for where in POSITIONS}
 
 
 TWELVE = 20

@@ -112,17 +112,17 @@ class Run:
         """Whether its file is of this setting."""
         return _load(self.path(name), self.identity(name)) is not None
 
-    def measured(self, name: str, again: bool = False) -> xr.Dataset:
+    def measured(self, name: str) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
 
         Where it has no meaning for the model it is empty, and its attribute NOT_TESTABLE says why.
         """
-        return self.recording(name, again).data
+        return self.recording(name).data
 
-    def recording(self, name: str, again: bool = False) -> Recording:
+    def recording(self, name: str) -> Recording:
         """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
-        before = None if again else _load(path, identity)
+        before = _load(path, identity)
         if before and AGAIN not in before.data.attrs:
             self._remove_parts(name)
             return before
@@ -140,7 +140,7 @@ class Run:
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
             recording = each_part(recording, lambda part: part.drop_vars(schema.OPTIONAL, errors="ignore"))
-        store.save(schema.kept(name, recording), path, self._provenance(name, identity, seconds))
+        store.save(store.kept(name, recording), path, self._provenance(name, identity, seconds))
         self._remove_parts(name)
         why = recording.data.attrs.get(NOT_TESTABLE)
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))

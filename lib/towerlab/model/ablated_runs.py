@@ -1,6 +1,6 @@
 """Answers with heads ablated, at all positions or at the last one.
 
-    top, log_prob = at_all(model, batch, [Ablation(heads), Ablation(heads, mean)])        # the plain run comes first
+    top, log_prob = at_all(model, batch, [Ablation(heads), Ablation(others)])        # the plain run comes first
     top, log_prob = at_last(model, batch, [Ablation(heads)])
 
 Layers below the lowest ablated head are those of the plain run, so an ablated run begins at that head's layer: a head of layer
@@ -27,15 +27,13 @@ from towerlab.prompts.prompt import Encoded
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """Heads (at least one) whose input to W_O is replaced: by `replacement`, by default zero."""
+    """Heads (at least one) whose input to W_O is replaced by zero."""
 
     heads: frozenset[Head]
-    replacement: Float[Tensor, "layer head d_head"] | None = None
 
     def apply(self, layer: int, z: Float[Tensor, "*rows head d_head"]) -> None:
         """Replace the rows of the layer's ablated heads in place."""
-        for head in (head for at, head in self.heads if at == layer):
-            z[..., head, :] = 0 if self.replacement is None else self.replacement[layer, head].to(z)
+        z[..., [head for at, head in self.heads if at == layer], :] = 0
 
     def edit(self) -> Edit:
         """The same at the last position only."""
