@@ -213,14 +213,14 @@ def lab(tmp_path_factory):
 def test_a_control_is_moved_in_jupyterlab(lab):
     with browser(f"{lab}/tree/x.ipynb?reset", home=lab.removesuffix("/lab")) as page:
         page.set_default_timeout(90_000)
-        for _ in range(30):  # what is run before the kernel has begun is lost
-            page.locator(".jp-Notebook .cm-content").first.click()
-            page.keyboard.press("Control+Enter")
-            page.wait_for_timeout(2000)
-            if page.locator(".jp-InputPrompt").first.inner_text() != "[ ]:":
-                break
         table = page.locator(".widget-html table")
-        table.wait_for()
+        for _ in range(60):  # what is run before the kernel has begun is lost
+            if page.locator(".jp-InputPrompt").first.inner_text() == "[ ]:":
+                page.locator(".jp-Notebook .cm-content").first.click()
+                page.keyboard.press("Control+Enter")
+            page.wait_for_timeout(2000)
+            if table.count():
+                break
         before = table.inner_text()
         assert "key coefficient" in before
         page.get_by_label("heads").select_option("by increase")
