@@ -31,6 +31,22 @@
     for (const button of document.querySelectorAll("button[aria-label]:not(#tinker *, #heads *)"))
       if (button.innerText.trim()) button.removeAttribute("aria-label");
   });
+  // One button a page opens and folds its source; without this script every cell has its own.
+  function toggle() {
+    const folds = [...document.querySelectorAll(".bd-article details.hide.above-input")], title = document.querySelector(".bd-article h1");
+    if (!folds.length || !title) return;
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "source-toggle", textContent: "Show the source" });
+    button.setAttribute("aria-pressed", "false");
+    button.addEventListener("click", () => {
+      const open = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(open));
+      for (const fold of folds) fold.open = open;
+    });
+    title.after(button);
+    document.body.classList.add("one-source-toggle");
+  }
+  document.readyState === "loading" ? document.addEventListener("DOMContentLoaded", toggle) : toggle();
   // Folded parts print whole, and are folded again.
   let opened = [];
   addEventListener("beforeprint", () => {
