@@ -109,14 +109,17 @@ def findings(build: Path) -> str:
     of_items = asked.groupby("item", sort=False)["verdict"].agg(set)
     never = sum(exhibits.AGREES not in verdicts for verdicts in of_items)
     always = sum(verdicts == {exhibits.AGREES} for verdicts in of_items)
+    n_models, agrees = judged["model"].nunique(), judged[judged["verdict"] == exhibits.AGREES]
+    whole = int((agrees.groupby("item")["model"].nunique() == n_models).sum())
     product = rows[rows["claim"] == "product"]["verdict"]
-    in_all, in_some, in_none, new = sentences(rows)
+    in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model asked.{in_all}",
+        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model asked, "
+        f"{whole} in all {n_models}.{in_all}",
         "some": f"<b>{len(of_items) - always - never}</b> agree in some models.{in_some}",
-        "none": f'<b>{never}</b> agree fully <a href="figure-by-figure.html#what-does-not-agree">in no model</a>.{in_none}',
-        "new": f"<b>New</b>, in {sum(product == claims.HOLDS)} of {len(product)} models:{new}",
+        "none": f'<b>{never}</b> agree fully <a href="figure-by-figure.html#what-does-not-agree">in no model</a>.',
+        "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of {len(product)} models:{new}",
         "not": '<b>Not tested</b>: the paper\'s own models (<a href="#not-tested-and-why">why</a>).',
     }
     return f'<ul class="first-findings">{"".join(f"<li class={name}>{line}</li>" for name, line in lines.items())}</ul>'
@@ -127,7 +130,7 @@ def byline() -> str:
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
     day = max(xr.open_dataset(file).attrs["date"] for file in data_folder().glob("measurements/*/*/heads.nc"))
-    return f"By {authors}. Version {about['version']}, pretrained models measured until {day[:10]}."
+    return f"By {authors}. Version {about['version']}, pretrained models last measured on {day[:10]}."
 
 
 def drawn(build: Path) -> str:

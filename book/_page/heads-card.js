@@ -47,7 +47,7 @@
     if (!known.length) return [small(`${MISSING} for this head: only for those with the largest effects.`)];
     const rows = Object.keys(heads.ways[known[0]]).map((way) => [way, ...known.map((name) => number(heads.ways[name][way]))]);
     return [table(["nats", ...known], rows, { class: "heads-numbers" }), small("Its output comes from the prompt with " +
-      "exchanged labels, and only one kind of later part reads it. Where they work together, the parts do not add up.")];
+      "exchanged labels, and only one kind of later part reads it. If they interact, the parts do not add up.")];
   }
 
   function words(heads, name) {
@@ -76,7 +76,7 @@
     const rows = QUANTITIES.map(([title, quantity]) => [title, ...names.map((name) => cell(heads, quantity, name))]);
     const title = (name) => (names.length > 1 ? [make("p", {}, make("b", {}, name))] : []);
     const each = (of) => names.flatMap((name) => [...title(name), ...of(name)]), { effect, lost } = heads.columns;
-    const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; taken out at the last position, " +
+    const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; removed at the last position, " +
       `on ${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is ` +
       "a lower bound of what it does.")];
     const interventions = effect ? `parts and effects: ${effect.prompts} others, where the whole way to the other label is ` +

@@ -46,7 +46,7 @@
           `Its attention has a total effect of ${number(heads.mean("effect", head))} nats.`,
       };
     } },
-    { name: "A writer nobody misses", model: "smollm2-135m", texts: "words", axes: "ranking", of: (heads) => {
+    { name: "A writer nobody needs", model: "smollm2-135m", texts: "words", axes: "ranking", of: (heads) => {
       const [head] = heads.ranked("writing"), lost = heads.mean("lost", head), { low, high, prompts } = heads.columns.lost;
       const i = heads.at(head), part = lost / heads.choice;
       return {

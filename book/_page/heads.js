@@ -169,7 +169,7 @@
   function quadrants(now, lines) {
     const { counts: n, share, ofTop } = counted(now, state.axes, lines), [x, y] = [AXES[state.axes].x, AXES[state.axes].y];
     const as = (value) => (Number.isFinite(value) ? `${Math.round(100 * value)}%` : "no number");
-    const said = state.axes === "ranking" ? "The old headline rested on these lines: heads above prefer the right labels " +
+    const said = state.axes === "ranking" ? "Heads above prefer the right labels " +
       `${as(share)} as much as heads to the right; the first ${now.bounds.top} of each, ${as(ofTop)}.`
       : `Right: ${x} at least ${number(lines.x)}; above: ${y} at least ${number(lines.y)}.`;
     const rows = [["above the line", n.above, n.both], ["below it", n.neither, n.right]].map((row) => row.map(String));

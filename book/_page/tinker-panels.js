@@ -64,9 +64,9 @@
       if (!steerable) return [];
       const [label, other] = prompt.labels.map(({ word }) => quoted(word)), rows = values();
       return [make("div", { class: "tinker-ends" }, make("span", {}, `← ${pair[0]}`), make("span", {}, `${pair[1]} →`)),
-        curve(rows, state().push, `${label} over ${other}, in nats, by dose: ` +
+        curve(rows, state().push, `${label} over ${other}, in nats, by coefficient: ` +
           `${rows.map(([dose, nats]) => `${dose}: ${nats.toFixed(1)}`).join(", ")}.`),
-        small(`Curve: ${label} over ${other}. Dose ${state().push}: 1 is the way between the classes.`)];
+        small(`Curve: ${label} over ${other}. Coefficient ${state().push}: 1 is the distance between the classes.`)];
     }
 
     function words(found, selected) {

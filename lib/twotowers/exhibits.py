@@ -90,7 +90,7 @@ def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
         verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
         lines += f"<li>{html.escape(shown_name(row['model']))}: {verdict}, {html.escape(row['words'])}</li>"
     says = f"<p><b>The paper's {item}.</b> {html.escape(exhibit.says)}</p>"
-    rule = f"{exhibit.statistic}: agrees from {exhibit.agrees:g}, in part from {exhibit.part:g} ({exhibit.rule})."
+    rule = f"Rule of {exhibit.rule}: {exhibit.statistic}. From {exhibit.agrees:g} on it agrees, from {exhibit.part:g} on in part."
     return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{html.escape(rule)}</small></p></div>'
 
 
