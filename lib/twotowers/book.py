@@ -91,8 +91,7 @@ class Chapter:
         return {model: of.control for model, of in self._recording(name, suite, None).items() if of.control is not None}
 
     def _recording(self, name: str, suite: str | None, labels: str | None) -> dict[str, Recording]:
-        labels = labels or ("arbitrary" if store.about(name).judges else "all")
-        key = (suite or self.settings.suite, name, labels)
+        key = (suite or self.settings.suite, name, labels := labels or ("arbitrary" if store.about(name).judges else "all"))
         if key not in self._views:
             self._views[key] = {model: of_labels(every, labels) for model, every in self._files(name, suite).items()}
         return self._views[key]
@@ -240,8 +239,8 @@ class Chapter:
         return evidence.compare(claim, model, effect, whole=of, control=control, choice=choice, form=form)
 
     def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
-        """Random sets matched to a named set, or to some heads: same layers, other key-value groups. A set that is drawn again,
-        of so many draws, is left out: a small model has few. Where it has none, or the set no heads, a note says so."""
+        """Random sets matched to a named set, or to some heads: same layers, other key-value groups; different ones among so many
+        draws. Where there is none, or the set has no heads, a note says so."""
         name, these = (heads, self.sets[model][heads]) if isinstance(heads, str) else ("such", heads)
         try:
             sets = self._drawn(model, these, draws) if these else []
@@ -295,9 +294,8 @@ class Chapter:
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
         """Show a chart, or a table, with its number and caption: what to see, then how it was made.
 
-        The caption also names models that do not learn the task, and those of which too few blocks tell whether they do, with
-        their accuracy, once "heads" was opened, and recorded models that lack a measurement of the chapter, with the command
-        that makes it.
+        Once "heads" was opened it also names, with their accuracy, models in no verdict since they do not learn the task or too few
+        blocks tell; and, with the command that makes it, what recorded models lack.
         """
         drawn = getattr(shown, "data", None)
         caption += " Nothing to draw: no model has these numbers." if isinstance(drawn, pd.DataFrame) and drawn.empty else ""
