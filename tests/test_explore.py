@@ -57,7 +57,7 @@ def test_six_chapters_have_widgets_and_two_the_playground():
 
 @pytest.mark.parametrize("explorer", CHAPTERS, indirect=True)
 def test_every_control_changes_what_is_shown(explorer):
-    first = explorer.frame
+    first, start = explorer.frame, {name: control.value for name, control in explorer.controls.items()}
     assert len(first) > 1 and explorer.line.value == "" and explorer.controls["model"].value == MODEL
     for name, control in explorer.controls.items():
         options = [value for _, value in control.options] if name == "model" else control.options
@@ -68,7 +68,8 @@ def test_every_control_changes_what_is_shown(explorer):
     for name in ("head", "prompts", "heads"):  # of the other model, perhaps
         if name in explorer.controls:
             assert explorer.controls[name].value in explorer.controls[name].options
-    assert explorer.line.value.startswith("Chosen anew") or explorer.frame.equals(first)
+    same = {name: control.value for name, control in explorer.controls.items()} == start  # what a model has, too, stays chosen
+    assert explorer.line.value.startswith("Chosen anew") or explorer.frame.equals(first) == same
 
 
 @pytest.mark.parametrize("explorer", ["03-mrr", "04-attention-weights"], indirect=True)

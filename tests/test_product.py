@@ -21,7 +21,7 @@ def chapter():
     for source in sources:
         if "import xarray" in source:
             exec("\n".join(line for line in source.splitlines() if "import" in line), names)
-        elif any(f"def {name}(" in source for name in ("on_axis", "rising", "r_squared")):
+        elif any(f"def {name}(" in source for name in ("on_axis", "rising", "predicted", "r_squared")):
             exec(source, names)
     return names
 

@@ -43,13 +43,14 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     def labels(encoded):
         return {"/".join(e.prompt.labels) for e in encoded}
 
-    monkeypatch.setattr(directions, "class_directions", lambda model, encoded: labels(encoded))
+    monkeypatch.setattr(directions, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
     run = Run(Settings(k=1, separator="space", labels=LABELS))
     few = run.encode(run.few())
     halves = directions.of_other_labels(run, few)
     assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
     for at, of_directions in halves:
-        assert not of_directions & labels([few[i] for i in at]) and of_directions | labels([few[i] for i in at]) == set(LABELS)
+        theirs, mine = of_directions.attrs["labels"], labels([few[i] for i in at])
+        assert not theirs & mine and theirs | mine == set(LABELS)
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
         directions.of_other_labels(alone, alone.encode(alone.few()))

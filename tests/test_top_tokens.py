@@ -11,7 +11,7 @@ from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.heads import Head
 from twotowers.recording import Recording
-from twotowers.store import load, save
+from twotowers.store import kept, load, save
 
 LEXICON = Lexicon(tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY)))
 CLASSES = {"number": ["word11", "word12"], "animal": ["word13"]}
@@ -46,7 +46,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp
                     tokens, bs = sorted_tokens(model, rows[2] - subtrahend, slow[2].scale, 5)
                     assert at["token"].values.tolist() == tokens
                     np.testing.assert_allclose(at["bs_value"], bs, atol=1e-9)
-    save(Recording(result), tmp_path / "top.nc", {"measurement": "top_tokens"})
+    save(kept("top_tokens", Recording(result)), tmp_path / "top.nc", {"measurement": "top_tokens"})
     assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
 
