@@ -42,6 +42,7 @@
       const open = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", String(open));
       for (const fold of folds) fold.open = open;
+      reach();
     });
     title.after(button);
     document.body.classList.add("one-source-toggle");
