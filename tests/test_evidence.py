@@ -250,14 +250,6 @@ def test_means_over_sets_equal_a_loop():
     assert over_sets(values, [[]]).isnull().all() and over_sets(values, []).sizes["draw"] == 0
 
 
-def test_prompts_are_put_in_the_order_of_another_measurement():
-    coords = {"block": [0, 0, 1, 1], "order": ["TF", "FT", "TF", "FT"], "true_label": ["foo"] * 4}
-    data = xr.Dataset({"x": ("prompt", [1, 2, 3, 4])}, {name: ("prompt", entries) for name, entries in coords.items()})
-    like = data.isel(prompt=[3, 0])
-    assert evidence.same_prompts(data, like)["x"].values.tolist() == [4, 1]
-    refused("2 prompts of one measurement are not in the other", evidence.same_prompts, like, data)
-
-
 def test_holms_p_values_by_hand():
     p = pd.Series([0.03, np.nan, 0.01, 0.02, 0.5])
     np.testing.assert_allclose(evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.5])  # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.5

@@ -48,7 +48,7 @@ class Claim(Row):
     smallest: float | None
     unit: Literal["nats", "share", "AUC", "words of ten"]
     heads: str
-    control: Literal["random sets", "random directions", "random sets and directions", "other class pairs", "none"]
+    control: Literal["random sets", "random directions", "random sets and directions", "none"]
     source: Text
     rule: Text
     seen: Text

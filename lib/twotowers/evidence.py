@@ -223,21 +223,11 @@ def _check_dims(name: str, values: xr.DataArray, dims: Sequence[str]) -> None:
 def _check_same_prompts(name: str, part: xr.DataArray, values: xr.DataArray) -> None:
     common = [c for c in set(values.coords) & set(part.coords) if values[c].dims == part[c].dims == ("prompt",)]
     if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in common):
-        raise TwoTowersError(f"values and {name} are of different prompts, or in another order: use evidence.same_prompts")
+        raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
 
 
 def _list(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))
-
-
-def same_prompts(dataset: xr.Dataset, like: xr.Dataset) -> xr.Dataset:
-    """The prompts of `like` out of `dataset`, in their order. Raises TwoTowersError where one is missing."""
-    keys = ("block", "order", "true_label")  # a block's four prompts differ in the last two
-    places, targets = (pd.MultiIndex.from_arrays([d[key].values for key in keys]) for d in (dataset, like))
-    at = places.get_indexer(targets)
-    if lost := int((at < 0).sum()):
-        raise TwoTowersError(f"{lost} prompts of one measurement are not in the other: measure both on the same blocks")
-    return dataset.isel(prompt=at)
 
 
 def of_set(

@@ -1,4 +1,4 @@
-"""What the model answers when sets of heads are ablated. Chapter 12 (v1 section 6.2; EMNLP version, table 3).
+"""What the model answers when sets of heads are ablated. Chapter 6 (v1 section 6.2; EMNLP version, table 3).
 
     data = ablations(model, encoded, {"twelve": twelve})
     data.says.sel(heads="twelve", positions="last", replacement="zero")       # (prompt,)

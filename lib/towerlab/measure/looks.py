@@ -273,7 +273,7 @@ def _effects_by_route(
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 
-    On sentences, which are long, of contrasts the reversed look alone.
+    On sentences, which are long, swapped attention alone.
     """
     encoded, contrasts = run.encode(run.few()), CONTRASTS if run.settings.suite == "words" else CONTRASTS[:1]
     alone = run.in_parts("looks", encoded, lambda some: one_by_one(run.model, some, contrasts)).data
