@@ -178,6 +178,28 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
         assert broken_rules(page) == []
 
 
+PICK = """() => {
+  const point = [...document.querySelectorAll('[data-name="fig-12-2"] .mark-symbol path')].find(path => path.__data__.datum.head);
+  point.scrollIntoView({ block: 'center' });
+  point.dispatchEvent(new MouseEvent('click', { bubbles: true }));
+  return point.__data__.datum.head;
+}"""
+
+
+@needs_browser
+@needs_book
+def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(home):
+    with browser(f"{home}book/12-what-every-head-does.html", home=home) as page:
+        page.wait_for_function(DRAWN)
+        head, line = page.evaluate(PICK), page.locator(".picked-head")
+        assert f"Head {head} of " in line.text_content()
+        assert page.locator('[data-name="fig-12-1"] .picked').count() == 2  # its total and its direct effect
+        line.locator("a").click()
+        page.wait_for_selector("#heads.ready")
+        assert page.evaluate("document.querySelector('.tinker-error')?.textContent ?? ''") == ""
+        assert page.locator("#heads select").nth(3).input_value() == head
+
+
 @needs_book
 def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
     pages = {page.resolve(): Page(page.read_text("utf8")) for page in HTML.glob(PAGES)}

@@ -75,6 +75,8 @@
     }).then(({ view }) => {
       views.get(element)?.finalize();
       views.set(element, view);
+      view.addEventListener("click", (event, item) => pick(element, item?.datum));
+      mark();
       const over = element.querySelector("svg.marks").getBoundingClientRect().width - room;
       if (phone && !panel && spec.width !== "container" && over > 0) return draw(element, spec, room - 90 - over);
       const button = element.querySelector("summary");
@@ -84,6 +86,42 @@
       for (const group of element.querySelectorAll("g[role='graphics-symbol']:not([aria-label])")) group.removeAttribute("role");
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;  // it scrolls: the keyboard must reach it
     });
+  }
+
+  // ---- one head, marked in every chart of the page ----
+  const HEAD = /^\d+-\d+$/;
+  let head = null;  // its model and name, as charts write them
+
+  function headOf(datum) {
+    if (!datum?.model) return null;
+    const { layer, head: number } = datum, names = [datum.named_head, datum.listed_head, number, datum.row];
+    const name = Number.isInteger(layer) && Number.isInteger(number) ? `${layer}-${number}` : names.find((text) => HEAD.test(text));
+    return name ? { model: datum.model, name } : null;
+  }
+
+  function mark() {
+    for (const item of document.querySelectorAll("div.chart svg.marks .mark-rect path, div.chart svg.marks .mark-symbol path")) {
+      const of = head && headOf(item.__data__?.datum);  // Vega keeps what it drew beside what it drew it from
+      item.classList.toggle("picked", Boolean(of) && of.model === head.model && of.name === head.name);
+    }
+  }
+
+  // Below the chart: which head is marked, and the way to its prompts.
+  function pick(chart, datum) {
+    const of = headOf(datum);
+    if (!of && !head) return;
+    head = of;
+    mark();
+    document.querySelector(".picked-head")?.remove();
+    if (!head) return;
+    const address = new URL("heads.html", location.href);
+    address.hash = new URLSearchParams({ model: head.model, head: head.name });
+    const line = document.createElement("p"), link = document.createElement("a");
+    Object.assign(link, { href: address.href, textContent: "Open it with its prompts" });
+    line.className = "picked-head";
+    line.setAttribute("role", "status");
+    line.append(`Head ${head.name} of ${head.model} is marked in every chart of this page. `, link, ".");
+    chart.after(line);
   }
 
   function drawAll() {

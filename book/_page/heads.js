@@ -213,6 +213,7 @@
   function fromAddress() {
     const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1))), numbers = ["prompt", "x", "y"];
     if (!("model" in given)) return;
+    given.model = data.models.find(({ shown }) => shown === given.model)?.name ?? given.model;  // as charts write it
     for (const field of numbers) if (field in given) given[field] = given[field].trim() ? Number(given[field]) : NaN;
     const wanted = data.models.some(({ name }) => name === given.model) ? completed(given) : null;
     const wrong = !wanted || Object.entries(given).some(([field, value]) => wanted[field] !== value) ||
