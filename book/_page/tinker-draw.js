@@ -45,19 +45,20 @@
     return make("table", attributes, make("thead", {}, cells("th", head)), body);
   }
 
-  // Probabilities of words: [word, now, before]; before is null where nothing was changed yet.
-  function bars(rows) {
+  // Probabilities of words: [word, now, before]; before, which is `than`, is null where nothing was changed yet.
+  function bars(rows, than) {
     const bar = (p, kind) => make("div", { class: `tinker-bar ${kind}`, style: { "--part": p } });
-    return table(["answer", "now, and before the last change", "probability"], rows.map(([word, now, before]) => [
+    return table(["answer", `now, and ${than}`, "probability"], rows.map(([word, now, before]) => [
       word, make("div", {}, bar(now, "now"), ...(before === null ? [] : [bar(before, "before")])),
       before === null ? percent(now) : `${percent(before)} → ${percent(now)}`,
     ]), { class: "tinker-answers" });
   }
 
-  // Arcs from the query, the last row, to the label of every row above it: colour is the head, width its attention.
-  // `heads`: [{name, weights: one a row, edited}]. Rows are ROW high, as in the style sheet.
-  const ROW = 38;
-  function arcs(labels, heads) {
+  // Arcs from the query, the last row, to the label of every row above it, as wide as the mean attention of some heads;
+  // in colour: the share of the chosen head. `heads`: [{name, weights: one a row, edited}], `chosen`: one of them or another.
+  // Rows are ROW high, as in the style sheet.
+  const ROW = 38, WIDEST = 24;
+  function arcs(labels, heads, chosen) {
     const height = (labels.length + 1) * ROW, from = height - ROW / 2, width = 100;
     const told = heads.map(({ name, weights }) =>
       `head ${name}: ${labels.map((label, i) => `${i + 1}. ${label} ${short(weights[i])}`).join(", ")}`);
@@ -65,15 +66,18 @@
       viewBox: `0 0 ${width} ${height}`, height, preserveAspectRatio: "none", role: "img", class: "tinker-arcs",
       "aria-label": `Attention of the query on the label of each example. ${told.join("; ")}.`,
     });
-    heads.forEach(({ name, weights, edited }, k) => weights.forEach((weight, i) => {
-      const shift = 3 * (k - (heads.length - 1) / 2), to = (i + 0.5) * ROW + shift;  // heads run side by side
-      const far = 25 + (95 * (labels.length - i)) / labels.length;
-      picture.append(make("svg:path", {
-        d: `M2 ${from + shift}C${far.toFixed(1)} ${from + shift} ${far.toFixed(1)} ${to} 2 ${to}`,
-        class: `tinker-arc head-${k}${edited ? " edited" : ""}`, "stroke-width": Math.max(0.3, 9 * weight).toFixed(2),
-        "vector-effect": "non-scaling-stroke",
-      }, make("svg:title", {}, `head ${name}: ${short(weight)}`)));
-    }));
+    const k = heads.findIndex(({ name }) => name === chosen.name), every = heads.every(({ edited }) => edited);
+    labels.forEach((label, i) => {
+      const to = (i + 0.5) * ROW, far = 25 + (95 * (labels.length - i)) / labels.length;
+      const arc = (weight, kind, edited, title) => make("svg:path", {
+        d: `M2 ${from}C${far.toFixed(1)} ${from} ${far.toFixed(1)} ${to} 2 ${to}`,
+        class: `tinker-arc ${kind}${edited ? " edited" : ""}`, "vector-effect": "non-scaling-stroke",
+        "stroke-width": Math.max(0.3, (WIDEST * weight) / heads.length).toFixed(2),
+      }, make("svg:title", {}, title));
+      const all = heads.reduce((sum, { weights }) => sum + weights[i], 0), own = chosen.weights[i];
+      picture.append(arc(all, "all", every, `heads in colour, on average: ${short(all / heads.length)}`),
+        arc(own, `head-${k}`, chosen.edited, `head ${chosen.name}: ${short(own)}`));
+    });
     return picture;
   }
 
@@ -96,7 +100,7 @@
       if (!by || !from) return;
       event.preventDefault();
       const [layer, head] = [from[0] + by[0], from[1] + by[1]];
-      if (cells[`${layer}-${head}`]) select(`${layer}-${head}`, true);
+      if (cells[`${layer}-${head}`]) select(`${layer}-${head}`);
     };
     return table(["layer", ...numbers(heads).map(String)],
       numbers(layers).reverse().map((l) => [String(l), ...numbers(heads).map((h) => cell(`${l}-${h}`))]),

@@ -74,10 +74,10 @@
       const values = labelAt.map((p) => model.value(found.after, ...at, p));
       const read = model.topWords([...values, ...labelAt.map((p) => model.input(found.after, at[0], p))], 4)
         .map((ids) => make("bdi", {}, ids.map((id) => tokenizer.shown(id)).join(", ")));
-      return part(`Head ${selected} in words`, table(["label", "attention", "value", "key"], labelAt.map((_, i) => [
+      return [table(["label", "attention", "value", "key"], labelAt.map((_, i) => [
         `${i + 1}. ${rows[i][1]}`, short(looks[i]), read[i], read[i + labelAt.length],
       ]), { class: "tinker-readings" }), small("At each label, the top words of what the head would write if it looked there " +
-        "only (value), and of what its layer makes keys from (key)."));
+        "only (value), and of what its layer makes keys from (key).")];
     }
 
     return { weights, heads, towers, doses, words };

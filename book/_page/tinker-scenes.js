@@ -33,7 +33,7 @@
       tested: ["No chapter tests this; chapter 4 has an exercise on it.", COMPARES[1]] },
     { name: "Switch off the heads that add most",
       state: { ...EXAMPLE, heads: Object.fromEntries(writers.map((name) => [name, "zero"])) },
-      before: "The heads with coloured arcs, which compare and write in one step, write nothing. All else is left as it is.",
+      before: "The heads in colour, which compare and write in one step, write nothing. All else is left as it is.",
       after: "The label of the numbers no longer reaches the answer: what is left is a guess. In larger models later heads " +
         "can make up for some of it.", tested: EVERY_HEAD },
     { name: "Push the query towards the other class", state: { ...EXAMPLE, push: 1.5 },

@@ -11,13 +11,13 @@
   const most = () => top(model.differences(model.run(ids), trueId, labels[1].id), 5)
     .map((i) => `${Math.floor(i / model.heads)}-${i % model.heads}`);
   const writers = data.writers.length ? data.writers : most(), pushed = data.pushed.length ? data.pushed : writers;
-  const scenes = window.twotowers.scenes(writers);
+  const [strongest] = most(), scenes = window.twotowers.scenes(writers);
   const towers = new window.twotowers.Towers(model, tokenizer, data.prompts, data.classes);
 
   const DONE = { zero: () => "switched off", scale: (factor) => `scaled by ${factor}`, patch: () => "patched" };
   const DOSES = Array.from({ length: 13 }, (_, i) => (i - 6) * (MOST.push / 6));
   let state = EXAMPLE, lastChange = "", scene = null, guess = null, tally = [0, 0];
-  let later = 0, current = null, prior = null;  // the answer that is shown, and the one before the last change
+  let later = 0, current = null, prior = null;  // the answer that is shown; the one before the last change, or a scene's base
   const past = [], future = [], runs = {};
 
   // ---- what follows from a state ----
@@ -65,7 +65,8 @@
   const message = make("p", { role: "status" });
   const list = make("ol"), question = make("div", { class: "tinker-question" }), says = make("span", { class: "tinker-says" });
   const answer = make("div", { class: "tinker-answer" }), gutter = make("div", { class: "tinker-gutter" });
-  const mapped = make("div"), shown = make("div"), line = make("p", { class: "tinker-told", "aria-live": "polite" });
+  const heading = make("summary"), reading = make("div"), shown = make("details", {}, heading, reading);
+  const mapped = make("div"), line = make("p", { class: "tinker-told", "aria-live": "polite" });
   const towersAt = make("div"), doses = make("div");
   const input = (name, list, set) => make("input", {
     type: "text", "aria-label": name, size: 4, maxlength: MOST.text, spellcheck: "false", autocomplete: "off", dir: "auto",
@@ -117,6 +118,7 @@
     player.pause();
     const { guess_first, factor, head, measure } = state;
     change({ ...chosen.state, guess_first, factor, head, measure }, "", chosen);
+    question.querySelector("button")?.focus({ preventScroll: true });
   }
 
   const changeRows = (to, kind) => change({ demonstrations: to(state.demonstrations.map((row) => [...row])) }, kind);
@@ -182,7 +184,7 @@
       prompt = encode(state, model, tokenizer);
     } catch (problem) {
       if (!(problem instanceof Refusal)) throw problem;
-      const kept = shown.childElementCount ? " What is shown is of the last prompt that could be read." : "";
+      const kept = current ? " What is shown is of the last prompt that could be read." : "";
       error.textContent = problem.message + kept;
       return;
     }
@@ -204,16 +206,18 @@
     sentence.textContent = asks ? "" : `The model says ${saying(did.length ? before : after)}` +
       `${did.length ? `; with ${did.join(", ")} it says ${saying(after)}` : ""}.`;
     current = answersOf(found);
-    const was = new Map(prior || []);
-    answer.replaceChildren(bars(current.map(([word, p]) => [word, p, prior ? was.get(word) ?? 0 : null])));
-    const drawn = writers.map((name) => ({ name, weights: panels.weights(found, name), edited: name in state.heads }));
-    gutter.replaceChildren(arcs(prompt.rows.map(([, label]) => label), drawn));
+    if (scene) prior = base;
+    const was = new Map(prior || []), than = scene ? "in the example" : "before the last change";
+    answer.replaceChildren(bars(current.map(([word, p]) => [word, p, prior ? was.get(word) ?? 0 : null]), than));
+    const selected = state.head || strongest, focused = document.activeElement?.dataset.keep;
+    const looking = (name) => ({ name, weights: panels.weights(found, name), edited: name in state.heads });
+    const drawn = writers.map(looking);
+    gutter.replaceChildren(arcs(prompt.rows.map(([, label]) => label), drawn, looking(selected)));
     tellStep(found, drawn);
-    const selected = state.head || pushed[0], focused = document.activeElement?.dataset.keep;
-    mapped.replaceChildren(panels.heads(found, selected, (name, focus) => {
+    mapped.replaceChildren(panels.heads(found, selected, (name) => {
       state = { ...state, head: name };
       show(found);
-      if (focus || mapped.contains(document.activeElement)) mapped.querySelector(`[data-head="${name}"]`).focus();
+      mapped.querySelector(`[data-head="${name}"]`).focus();
     }));
     const ready = !found.steerable || towers.planes.has([selected, ...[...found.pair].sort()].join());
     if (ready) towersAt.replaceChildren(panels.towers(found, selected));
@@ -223,7 +227,8 @@
     later = setTimeout(() => {
       if (!ready) towersAt.replaceChildren(panels.towers(found, selected));
       doses.replaceChildren(...panels.doses(found));
-      shown.replaceChildren(panels.words(found, selected));
+      heading.textContent = `Head ${selected} in words`;
+      reading.replaceChildren(...panels.words(found, selected));
     }, 120);
     if (focused) home.querySelector(`[data-keep="${focused}"]`)?.focus();
   }
@@ -298,6 +303,7 @@
     shown);
   home.classList.add("ready");
   refresh();
+  const base = current;  // the answer to the example
   fromAddress();
   window.addEventListener("hashchange", fromAddress);
 })();
