@@ -35,7 +35,7 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
     monkeypatch.setattr(first.evidence, "read", lambda folder: rows)
     monkeypatch.setattr(first.exhibits, "read", lambda folder: pd.DataFrame(judged, columns=["item", "verdict", "model"]))
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
-    assert "2 of 4 results" in text and "in every model asked, 1 in all 2." in text
+    assert "2 of 4 results" in text and "they could be tested; 1 of these in all 2." in text
     assert "1 agree in some" in text and "1 agree fully in no model" in text
     assert "New, as far as we know, in 5 of 5 models: the answer follows" in text
 

@@ -115,8 +115,8 @@ def findings(build: Path) -> str:
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model asked, "
-        f"{whole} in all {n_models}.{in_all}",
+        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model in which they could be tested; "
+        f"{whole} of these in all {n_models}.{in_all}",
         "some": f"<b>{len(of_items) - always - never}</b> agree in some models.{in_some}",
         "none": f'<b>{never}</b> agree fully <a href="figure-by-figure.html#what-does-not-agree">in no model</a>.',
         "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of {len(product)} models:{new}",
