@@ -129,7 +129,7 @@ def byline() -> str:
     """Authors, version, and the last day on which something was measured that the pages show."""
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
-    day = max(xr.open_dataset(file).attrs["date"] for file in data_folder().glob("measurements/*/*/heads.nc"))
+    day = max(xr.open_dataset(file).attrs["date"] for file in data_folder().glob("measurements/*/*/*.nc"))
     return f"By {authors}. Version {about['version']}, pretrained models last measured on {day[:10]}."
 
 
