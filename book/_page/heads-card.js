@@ -78,7 +78,7 @@
     const each = (of) => names.flatMap((name) => [...title(name), ...of(name)]), { effect, lost } = heads.columns;
     const without = () => [...each((name) => losses(heads, name)), small("Nats, 95% intervals; removed at the last position, " +
       `on ${lost.prompts} of the prompts that locate, not of those that judge. Later parts can make up for a head, so this is ` +
-      "a lower bound of what it does.")];
+      "at times less than what it does.")];
     const interventions = effect ? `parts and effects: ${effect.prompts} others, where the whole way to the other label is ` +
       `${number(2 * heads.choice)} nats` : "no interventions";
     const numbers = part(names.length > 1 ? `Heads ${names.join(" and ")}` : `Head ${names[0]}`,
