@@ -98,7 +98,7 @@ def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
     *_, whole = increases(plain, model)
     monkeypatch.setattr(increase, "LIMIT", 1)
     parts = []
-    monkeypatch.setattr(increase, "stream_vocabulary", lambda *a, real=increase.stream_vocabulary: parts.append(1) or real(*a))
+    monkeypatch.setattr(increase, "_walk", lambda *a, real=increase._walk: parts.append(1) or real(*a))
     torch.testing.assert_close(increases(plain, model)[-1], whole, atol=1e-12, rtol=0)
     assert len(parts) == 3
 
@@ -163,9 +163,9 @@ def test_hooks_come_off_also_after_an_error(model):
     before = hooks()
     with pytest.raises(IndexError):
         e = random_prompts(1)[0]
-        capture(model, [replace(e, ids=(10_000, *e.ids[1:]))], RECORD | {"streams", "queries", "keys"})  # beyond the vocabulary
+        capture(model, [replace(e, ids=(10_000, *e.ids[1:]))], RECORD | {"streams", "keys"})  # beyond the vocabulary
     assert hooks() == before
-    own = {"twotowers_reader", model.architecture.attention_method}
+    own = {"twotowers_readers", model.architecture.attention_method}
     assert not any(own & vars(module).keys() for module in model.hf.modules())
 
 
