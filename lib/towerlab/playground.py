@@ -198,7 +198,7 @@ class Playground(widgets.VBox):
             if scene:
                 state = self.state()
                 self._past.append(self._now)
-                heads = strongest(self.effect.heads) if scene == SWITCH_OFF else state.heads
+                heads = strongest(self.effect.heads) if scene == SWITCH_OFF and self.effect else state.heads
                 self._put(State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose))
             self.effect = explore(self.model, self.state(), directions=self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen

@@ -51,12 +51,13 @@ def increases_along(
     `scale` is the final norm's at the last position, `words` the words followed.
     """
     check_norm(norm)
-    scale = widen(scale) if norm == "frozen" else None
+    # All of a prompt's vectors are divided by the frozen scale at the start, or every state by its own as it comes.
+    divide = widen(scale) if norm == "frozen" else torch.ones_like(widen(scale))
     walks, at_once = [], _prompts_at_once(model, z)
     for start in range(0, len(words), at_once):
         some = slice(start, start + at_once)
-        parts = (widen(part[:, some]) for part in (resid_pre, z, ffn))
-        walks.append(_walk(model, *parts, None if scale is None else scale[some], words[some]))
+        x, own_z, own_ffn = (widen(part[:, some]) for part in (resid_pre, z, ffn))
+        walks.append(_walk(model, x, own_z, own_ffn, divide[some], words[some], norm == "recomputed"))
     attention, of_ffn, heads = (torch.cat(parts) for parts in zip(*walks, strict=True))
     return attention, of_ffn, heads
 
@@ -80,11 +81,14 @@ def _sizes(device: torch.device) -> tuple[int, int]:
     return times * ROWS, times * SLAB
 
 
-def _walk(model: Model, resid_pre: Tensor, z: Tensor, ffn: Tensor, scale: Tensor | None, words: Tensor) -> list[Tensor]:
-    """`increases_along` of prompts that fit in memory; a scale of None: the norm recomputed."""
+def _walk(model: Model, resid_pre: Tensor, z: Tensor, ffn: Tensor, divide: Tensor, words: Tensor, recomputed: bool) -> list[Tensor]:
+    """`increases_along` of prompts that fit in memory."""
     unembedding = model.unembedding
     target = fold_norm(unembedding, unembedding.weight[words])
-    layers = [_Layer(model, layer, *of, scale, target) for layer, of in enumerate(zip(resid_pre, z, ffn, strict=True))]
+    layers = [
+        _Layer(model, layer, *of, divide[:, None], target, recomputed)
+        for layer, of in enumerate(zip(resid_pre, z, ffn, strict=True))
+    ]
     rows = [layers[0].x, *(layer.rows() for layer in layers)]
     together, sizes = torch.cat(rows), [len(r) for r in rows]
     _, size = _sizes(together.device)
@@ -107,12 +111,13 @@ class _Layer:
     finds both and computes them again the careful way.
     """
 
-    def __init__(self, model: Model, layer: int, x: Tensor, z: Tensor, ffn: Tensor, scale: Tensor | None, target: Tensor):
+    def __init__(
+        self, model: Model, layer: int, x: Tensor, z: Tensor, ffn: Tensor, divide: Tensor, target: Tensor, recomputed: bool
+    ):
         self.unembedding = model.unembedding
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
         self.weight, self._bias = model.output_weight(layer), model.output_bias(layer)
-        self.divide = torch.ones_like(x[:, :1]) if scale is None else scale[:, None]
-        self.x, self.z, self.ffn = x / self.divide, z / self.divide[..., None], ffn / self.divide
+        self.divide, self.x, self.z, self.ffn = divide, x / divide, z / divide[..., None], ffn / divide
         n, self.heads, self.d_head = z.shape
         self.full_width, (most, _) = _full_width(n, x.shape[-1], self.d_head), _sizes(x.device)
         at_once = max(1, most // n) if self.full_width else 1
@@ -122,7 +127,7 @@ class _Layer:
         states = range(3 + self.heads)
         self.own = torch.stack([(self.state(i) * target).sum(-1) for i in states])  # bs-values of the followed words
         self.scales = None
-        if scale is None:
+        if recomputed:
             self.scales = 1 / torch.stack([norm_scale(self.state(i), self.unembedding) for i in states])
             self.own *= self.scales
         self.sums = torch.zeros_like(self.own)
@@ -154,8 +159,10 @@ class _Layer:
         # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
         level = self.own[0][:, None]
         base = before - level if self.scales is None else before
-        by_head = products[n + 1 :].view(self.heads, n, -1) if self.full_width else None
-        factors = None if self.full_width else (slab @ self.weight.flatten(0, 1).to(slab).T).split(self.d_head, 1)
+        if self.full_width:
+            by_head = products[n + 1 :].view(self.heads, n, -1)
+        else:
+            factors = (slab @ self.weight.flatten(0, 1).to(slab).T).split(self.d_head, 1)
         sum_of_heads = torch.zeros_like(base)
         for heads, rows in self.chunks:
             if self.full_width:
