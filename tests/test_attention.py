@@ -16,13 +16,6 @@ def test_a_model_with_a_cache_says_what_it_says_without(model):
     torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-9, rtol=1e-9)
 
 
-def test_generation_with_a_cache_goes_on_as_without(model):
-    ids = torch.tensor([random_prompts(1, lengths=(11,))[0].ids])
-    settings = dict(attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6, pad_token_id=0)
-    result, expected = (model.hf.generate(ids, use_cache=cached, **settings) for cached in (True, False))
-    assert result.tolist() == expected.tolist() and result.shape == (1, 17)
-
-
 def test_what_is_read_with_a_cache_is_the_last_querys(model):
     ids, parts = torch.tensor([random_prompts(1, lengths=(11,))[0].ids]), []
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import random_prompts, refused, tiny
 from plain_hooks import run, weights_of, z_of
-from towerlab.model.attention import Attention, block_outputs, restarted
+from towerlab.model.attention import Attention
 from towerlab.model.capture import answer, capture
 from towerlab.model.edits import EXCHANGES, UNCHANGED, answers, attend, edited, everywhere, exchange, feed, knockout, steer, zero
 from towerlab.model.last_position import LastPosition
@@ -99,27 +99,6 @@ def test_attention_by_hand():
     for seen, expected in (([True, True, True], [11.0, 2.0]), ([True, True, False], [8 / 3, 16 / 3])):  # then 1/3, 2/3
         z = Attention(query, key, value, torch.tensor([[[seen]]]), 1.0, None).z()
         torch.testing.assert_close(z, torch.tensor([[[expected]]]))
-
-
-def test_steering_by_the_difference_of_two_prompts_is_exchanging_them(model, base, source):
-    at, layer, head = positions(base), 1, 1  # in one layer: steering adds to what the layers below have changed
-    ours, theirs = (LastPosition(model, side).plain[layer].attention for side in (base, source))
-    query = {layer: (theirs.query - ours.query)[:, :, 0] * ours.scaling}
-    index = at[:, None, :, None].expand(-1, model.n_key_value_heads, -1, model.d_head)
-    keys = {layer: (theirs.key - ours.key).gather(2, index)}
-    for what, edit in (("query", steer([(layer, head)], query, None, at)), ("keys", steer([(layer, head)], None, keys, at))):
-        expected = under_exchange(model, base, source, what, [(layer, head)]).logits
-        with edited(model, edit):
-            torch.testing.assert_close(capture(model, base).logits, expected, rtol=0, atol=1e-10)
-
-
-def test_a_run_restarted_at_a_layer_ends_as_the_whole_run_and_lets_go(model, base):
-    for layer in range(1, model.n_layers + 1):
-        with block_outputs(model, [layer - 1]) as outputs:
-            plain = capture(model, base).logits
-        with restarted(model, layer, outputs[layer - 1]):
-            assert torch.equal(model.logits(base), plain)
-    assert torch.equal(capture(model, base).logits, plain)
 
 
 def test_knocked_out_weights_are_zero_and_the_others_share_them_in_proportion(model, base):

@@ -1,7 +1,5 @@
 """Attention scores rebuilt from layer inputs equal those the model computed, on every architecture."""
 
-import math
-
 import pytest
 import torch
 from conftest import random_prompts, refused, tiny
@@ -63,19 +61,6 @@ def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(model, run)
             max(x._replace(softcap=None).last().scores().abs().max() for x in given[1:]) > 2 * 1.5
         )  # beyond the cap, where it bends
         assert run.logits.abs().max() < 4.0
-
-
-def test_each_kind_of_layer_has_its_own_angles_and_some_layers_none(float64):
-    v, at = torch.ones(1, 8, dtype=torch.float64), torch.tensor([5])
-    gemma = tiny("gemma3_text")
-    sliding, full = (query_key.rotated(gemma, layer, v, at) for layer in (0, 1))
-    # By hand, for the second pair of numbers (of four): theta ** -(1 / 4), under the linear scaling a quarter of it.
-    for turned, angle in ((sliding, 5 * 10**-0.25), (full, 5 / 4 * 100**-0.25)):
-        expected = torch.tensor([math.cos(angle) - math.sin(angle), math.sin(angle) + math.cos(angle)]).double()
-        torch.testing.assert_close(turned[0, [1, 5]], expected, atol=1e-6, rtol=0)
-    smol = tiny("smollm3")
-    still = [torch.equal(query_key.rotated(smol, layer, v[:, :4], at), v[:, :4]) for layer in range(3)]
-    assert still == [False, True, False]
 
 
 @pytest.mark.parametrize(("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)])

@@ -35,9 +35,8 @@ from towerlab.model.capture import label_log_probs
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
-PARTS = ("query", "keys", "values")
-EXCHANGES: dict[str, tuple[str, ...]] = {**{part: (part,) for part in PARTS}, "all": PARTS}
-"""What is taken from the source -> the parts"""
+EXCHANGES = ("query", "keys", "values", "all")
+"""What is taken from the source"""
 TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
 """Of versions of one batch: top tokens, and log-probabilities (nats) of the true label and the other"""
 Weights = Float[Tensor, "batch head row position"]
@@ -184,18 +183,17 @@ def exchange(heads: Heads, what: str, source: Mapping[int, LayerState], at: Int[
     """
     if what not in EXCHANGES:
         raise TwoTowersError(f"what='{what}': choose one of {', '.join(EXCHANGES)}")
-    parts = EXCHANGES[what]
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        (query, key, value, *_), its = state.attention.of(in_layer), source[layer].attention.of(in_layer)
-        index = _index(key, at)
-        if "query" in parts:
-            query = its.query
-        if "keys" in parts:
-            key = key.scatter(2, index, its.key.gather(2, index))
-        if "values" in parts:
-            value = value.scatter(2, index, its.value.gather(2, index))
-        return state.attention._replace(query=query, key=key, value=value).z()
+        own, its = state.attention.of(in_layer), source[layer].attention.of(in_layer)
+        index = _index(own.key, at)
+        if what in ("query", "all"):
+            own = own._replace(query=its.query)
+        if what in ("keys", "all"):
+            own = own._replace(key=own.key.scatter(2, index, its.key.gather(2, index)))
+        if what in ("values", "all"):
+            own = own._replace(value=own.value.scatter(2, index, its.value.gather(2, index)))
+        return own.z()
 
     return Edit(heads, output)
 
