@@ -28,7 +28,7 @@ import torch
 import transformers
 from towerlab.measure.increases import increases
 from towerlab.measure.single_ablations import single_ablations
-from towerlab.model import attention_hooks, unembed
+from towerlab.model import attention, unembed
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
@@ -46,7 +46,7 @@ def build(config: GPT2Config) -> Model:
     """A model with random weights, without a tokenizer."""
     torch.manual_seed(0)
     row = ARCHITECTURES["gpt2"]
-    hf = AutoModelForCausalLM.from_config(config, attn_implementation=attention_hooks.implementation(row))
+    hf = AutoModelForCausalLM.from_config(config, attn_implementation=attention.implementation(row))
     return Model("gpt2", hf.eval().requires_grad_(False), None, row)
 
 

@@ -3,8 +3,7 @@
 from contextlib import ExitStack
 
 import numpy as np
-import torch
-from towerlab.model.attention_hooks import reading_attention
+from towerlab.model.attention import reading_attention
 
 
 def run(model, e, z=None, ffn=None):
@@ -25,8 +24,8 @@ def run(model, e, z=None, ffn=None):
                 plain["ffn"][layer] = output
                 return None if ffn is None else ffn[layer]
 
-            def read(*arguments, layer=layer):
-                plain["attention"][layer] = arguments
+            def read(attention, layer=layer):
+                plain["attention"][layer] = attention
 
             stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(before).remove)
             stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
@@ -41,15 +40,13 @@ def weights_of(model, attention, head, q, query=None, key=None):
     own_query, own_key, _, mask, scaling, softcap = attention
     query, key = own_query if query is None else query, own_key if key is None else key
     scores = key[0, model.value_head(head), : q + 1] @ query[0, head, q] * scaling
-    return softmax(scores, softcap, None if mask is None else mask[0, 0, q, : q + 1])
+    return softmax(scores, softcap, mask[0, 0, q, : q + 1])
 
 
 def softmax(scores, softcap, mask):
-    """Weights of one row of scaled scores, which the mask hides or is added to."""
+    """Weights of one row of scaled scores, of which the mask lets some be seen."""
     scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -np.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(-1)
+    return scores.masked_fill(~mask, -np.inf).softmax(-1)
 
 
 def z_of(model, weights, value, head):

@@ -3,7 +3,7 @@
 import torch
 import transformers
 from towerlab.model.architectures import ARCHITECTURES
-from towerlab.model.attention_hooks import implementation
+from towerlab.model.attention import implementation
 from towerlab.model.model import Model
 
 CLASS, LABEL, IS_LABEL, TEXT, FOUND, ANSWER, BALANCE, POSITION = 0, 1, 2, 3, 4, 5, 8, 16

@@ -58,14 +58,15 @@ def test_every_head_alone_equals_a_whole_run(model, positions):
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])
-def test_no_hook_stays_also_after_an_error(model, positions):
+def test_the_model_stays_as_it_was_also_after_an_error(model, positions):
     def touched():
-        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks), m.__dict__.get("forward"),
-                 {k for k in vars(m) if k.startswith("twotowers")}, "_attn" in vars(m))
-                for m in model.hf.modules()]  # fmt: skip
+        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks), vars(m).get("forward"), "_attn" in vars(m),
+                 {k for k in vars(m) if k.startswith("twotowers")}) for m in model.hf.modules()]  # fmt: skip
 
+    stock = model.blocks[0].forward
+    model.blocks[0].forward = lambda *args, **kwargs: stock(*args, **kwargs)  # as accelerate does for a device_map
     before, encoded, calls = touched(), random_prompts(2, lengths=(11,)), []
-    ablations(model, encoded, {"a": [(0, 0), (1, 1)]}, [positions])
+    ablations(model, encoded, {"a": [(1, 0), (1, 1)]}, [positions])
     assert touched() == before
 
     def fails(*args):  # in the second run: the plain one comes first
@@ -75,21 +76,10 @@ def test_no_hook_stays_also_after_an_error(model, positions):
 
     handle = model.part(model.n_layers - 1, "ffn_out").register_forward_pre_hook(fails)
     with pytest.raises(RuntimeError, match="broken"):
-        ablations(model, encoded, {"a": [(0, 0), (1, 1)]}, [positions])
+        ablations(model, encoded, {"a": [(1, 0), (1, 1)]}, [positions])
     handle.remove()
     assert touched() == before
-
-
-def test_a_forward_that_another_library_put_on_a_module_stays(model):
-    module, encoded, sets = model.part(model.n_layers - 1, "attention"), random_prompts(2), sets_of(model)
-    expected, stock = ablations(model, encoded, sets), module.forward
-    module.forward = wrapped = lambda *args, **kwargs: stock(*args, **kwargs)  # as accelerate does for a device_map
-    try:
-        result = ablations(model, encoded, sets)
-        assert module.forward is wrapped
-    finally:
-        del module.forward
-    np.testing.assert_allclose(result.log_prob_true, expected.log_prob_true, rtol=0, atol=1e-12)
+    del model.blocks[0].forward
 
 
 def test_unknown_positions_and_heads_are_refused():

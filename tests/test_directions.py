@@ -4,10 +4,11 @@ import numpy as np
 import tiny_blocks
 import torch
 from conftest import refused, tiny
+from plain_hooks import run
 from towerlab.measure.directions import class_directions, random_directions
 from towerlab.measure.tower_grid import tower_grid
 from towerlab.model import query_key
-from towerlab.model.capture import answer, capture
+from towerlab.model.capture import answer
 from transformers import DynamicCache
 
 
@@ -16,10 +17,10 @@ def test_directions_are_differences_of_class_means(float64):
     directions = class_directions(model, encoded, max_tokens=50)
     queries, keys = {"a": [], "b": []}, {"a": [], "b": []}
     for e in encoded:
-        plain = capture(model, [e], {"queries", "keys"})
-        queries[e.prompt.cls].append(plain.queries[:, 0].numpy() * np.array(plain.scaling)[:, None, None])
+        attention = run(model, e)["attention"].values()
+        queries[e.prompt.cls].append([x.query[0, :, -1].numpy() * x.scaling for x in attention])
         for d, p in zip(e.prompt.demonstrations, e.label_positions, strict=True):
-            keys[d.cls].append(plain.keys[:, 0, :, p].numpy())
+            keys[d.cls].append([x.key[0, :, p].numpy() for x in attention])
     for name, of_class in (("query", queries), ("keys", keys)):
         expected = np.mean(of_class["a"], 0) - np.mean(of_class["b"], 0)
         np.testing.assert_allclose(directions[name].sel(pair="a/b"), expected, rtol=0, atol=1e-9)

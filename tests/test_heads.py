@@ -9,26 +9,8 @@ from conftest import refused, tiny
 from reference import Reference, log_prob
 from towerlab.measure.answers import answers
 from towerlab.measure.heads import heads
-from towerlab.measure.increases import increases
 from twotowers.recording import Recording
 from twotowers.store import kept, load, rounded, save
-
-
-@pytest.mark.parametrize("norm", ["frozen", "recomputed"])
-def test_increases_of_heads_and_blocks_are_those_of_the_definition(model, norm):
-    encoded = tiny_blocks.blocks(1)[:2]
-    result = increases(model, encoded, norm=norm)
-    for i, e in enumerate(encoded):
-        slow = Reference(model, e.ids)
-        for layer in range(model.n_layers):
-            x = slow.resid_pre[layer]
-            expected = [slow.increase(x, slow.head(layer, h), e.true_id, norm) for h in range(model.n_heads)]
-            np.testing.assert_allclose(result.increase[i, layer], expected, rtol=0, atol=1e-9)
-            blocks = [
-                slow.increase(x, slow.attention[layer], e.true_id, norm),
-                slow.increase(x + slow.attention[layer], slow.ffn[layer], e.true_id, norm),
-            ]
-            np.testing.assert_allclose(result.block_increase[i, layer], blocks, rtol=0, atol=1e-9)
 
 
 def test_what_heads_write_from_labels_is_the_difference_of_two_increases(model):

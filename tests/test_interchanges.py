@@ -7,9 +7,9 @@ import tiny_blocks
 import torch
 from conftest import refused, tiny
 from towerlab.measure.interchanges import Pair, interchanges, pairs_of
-from towerlab.model.attention_edits import exchange
 from towerlab.model.capture import answer
-from towerlab.model.last_position import LastPosition, edited
+from towerlab.model.edits import edited, exchange
+from towerlab.model.last_position import LastPosition
 from towerlab.prompts.blocks import texts_of_one_length
 
 

@@ -5,8 +5,8 @@ import tiny_blocks
 from conftest import refused, tiny
 from towerlab.measure import knockouts as module
 from towerlab.measure.knockouts import EDGES, closed_edges, default_cuts, knockouts
-from towerlab.model.attention_edits import blocked
 from towerlab.model.capture import answer
+from towerlab.model.edits import edited, knockout
 
 
 def test_edges_of_a_prompt():
@@ -36,7 +36,8 @@ def test_every_knockout_is_that_of_a_whole_run(model):
     for name, maker in edges.items():
         for side in ("below", "from"):
             for cut in range(n + 1):
-                with blocked(model, range(cut) if side == "below" else range(cut, n), closed_edges(encoded, maker)):
+                layers = range(cut) if side == "below" else range(cut, n)
+                with edited(model, knockout(model, layers, closed_edges(encoded, maker))):
                     log_prob = answer(model, encoded)[1].numpy()
                 cell = data.sel(edges=name, side=side, cut=cut)
                 np.testing.assert_allclose(cell["log_prob_true"], log_prob[:, 0], rtol=0, atol=1e-9)

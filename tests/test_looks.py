@@ -10,7 +10,7 @@ import torch
 from conftest import refused, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from towerlab.measure.looks import CONTRASTS, POSITIONS, looks
-from towerlab.model.reversal import Places, places_of, reversed_weights, reversing
+from towerlab.model.edits import Places, attend, edited, everywhere, places_of, reversed_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 
@@ -180,7 +180,7 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
         for layer in range(model.n_layers)
     }  # fmt: skip
     twice = {layer: reversed_weights(reversed_weights(w, places), places) for layer, w in weights.items()}
-    with reversing(model, twice, torch.ones(1, len(encoded[0].ids), dtype=torch.bool)):
+    with edited(model, attend(every_head(model), twice, everywhere(encoded[:1]))):
         assert run(model, encoded[0])["difference"] == pytest.approx(plain["difference"], abs=1e-9)
 
 

@@ -8,7 +8,7 @@ from conftest import random_prompts, refused, shared_tiny
 from reference import Reference
 from towerlab.measure.mitigations import minority, mitigations, recency_shortcut
 from towerlab.model.capture import capture
-from towerlab.model.last_position import edited
+from towerlab.model.edits import edited
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.heads import Head
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import refused, word_tokenizer
+from plain_hooks import run
 from towerlab.measure.ablations import ablations
 from towerlab.measure.directions import BLOCKS, class_directions
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.tower_grid import tower_grid
-from towerlab.model.attention_edits import steer
 from towerlab.model.capture import capture
-from towerlab.model.last_position import edited
+from towerlab.model.edits import edited, steer
 from towerlab.playground import EXAMPLE, Playground, State, explore
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode, encode_all
@@ -91,9 +91,9 @@ def test_a_push_is_a_row_of_the_grid_of_chapter_11(model):
         assert np.log(table[label]) == pytest.approx(float(data[name]), abs=1e-6)
     vectors = {layer: 1.5 * x for layer, x in query.items()}
     with edited(model, steer(heads, vectors, None, torch.tensor([encoded.label_positions]))):
-        plain = capture(model, [encoded], {"queries", "keys"})
+        given = run(model, encoded)["attention"]
     scores = [
-        plain.keys[layer, 0, model.value_head(h)] @ (plain.queries[layer, 0, h] * plain.scaling[layer] + vectors[layer][0, h])
+        given[layer].key[0, model.value_head(h)] @ (given[layer].query[0, h, -1] * given[layer].scaling + vectors[layer][0, h])
         for layer, h in heads
     ]
     weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]

@@ -8,7 +8,7 @@ from reference import Reference
 from towerlab.measure import rankings as module
 from towerlab.measure.heads import heads
 from towerlab.measure.increases import increases
-from towerlab.model.hooks import changing_z
+from towerlab.model.attention import changing_z
 from twotowers import choose
 
 

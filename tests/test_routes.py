@@ -7,31 +7,32 @@ from conftest import random_prompts, tiny
 from plain_hooks import softmax
 from towerlab.measure.looks import ROUTES
 from towerlab.model import query_key
-from towerlab.model.last_position import UNCHANGED, LastPosition
-from towerlab.model.routes import Route, Senders, logit_differences, routed
+from towerlab.model.edits import UNCHANGED, feed
+from towerlab.model.last_position import LastPosition
+from towerlab.model.routes import Route, logit_differences, routed
 
 
-def manual(model, last, senders, route):
+def manual(model, last, heads, sent, route):
     """The last position of one prompt, layer by layer and reader by reader, from weights and plain keys and values."""
-    stream, messages = last.plain[0].x[0], 0.0
+    stream, messages = last.plain[0].x[0, 0], 0.0
     for layer in range(model.n_layers):
-        plain, position = last.plain[layer], torch.tensor(last.batch[0].last)
+        (_, attention, own_z), position = last.plain[layer], torch.tensor(last.batch[0].last)
         read = query_key.normed(model, layer, stream - messages * (not route.queries))
         turn = lambda v, layer=layer, position=position: query_key.rotated(model, layer, v, position)  # noqa: E731
         query, key = turn(query_key.queries(model, layer, read)), turn(query_key.keys(model, layer, read))
         z = []
         for head in range(model.n_heads):
             group = model.value_head(head)
-            scores = torch.cat([plain.key[0, group, :-1], key[group][None]]) @ query[head]
+            scores = torch.cat([attention.key[0, group, :-1], key[group][None]]) @ query[head]
             own = query_key._through(*model._projection(layer, 2, model.n_key_value_heads), read)[group]
-            weights = softmax(scores, plain.softcap, None if plain.mask is None else plain.mask[0, 0, 0])
-            z.append(weights @ torch.cat([plain.value[0, group, :-1], own[None]]))
-        new = plain.z[0].clone()
-        for head in (h for at, h in senders.heads if at == layer):
-            z[head] = new[head] = senders.z[layer][0, head]
+            weights = softmax(scores, attention.softcap, attention.mask[0, 0, 0])
+            z.append(weights @ torch.cat([attention.value[0, group, :-1], own[None]]))
+        new = own_z[0, :, 0].clone()
+        for head in (h for at, h in heads if at == layer):
+            z[head] = new[head] = sent[layer][0, head]
         norm = model.norm_after(layer, "attention") or (lambda x: x)
         output, with_sent, before = (
-            norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, plain.z[0])
+            norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, own_z[0])
         )
         below, messages = messages, messages + with_sent - before
         middle = stream if model.parallel else stream + output
@@ -48,18 +49,18 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     model, encoded = tiny(kind), tiny_blocks.blocks(1)
     sets = [[(0, 1)], [(0, 0), (model.n_layers - 1, 1)], [(model.n_layers - 1, 0)]]
     last, donor = LastPosition(model, encoded[:2]), LastPosition(model, encoded[2:])
-    z = {layer: state.z for layer, state in donor.plain.items()}
-    versions = [(Senders(heads, z), route) for heads in sets for route in ROUTES]
-    result = routed(last, versions, max_rows=6)
+    z = {layer: state.z[:, :, 0] for layer, state in donor.plain.items()}
+    versions = [(heads, route) for heads in sets for route in ROUTES]
+    result = routed(last, [(feed(heads, z), route) for heads, route in versions], max_rows=6)
     for i, e in enumerate(encoded[:2]):
         alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
-        for row, (of, route) in enumerate(versions):
-            torch.testing.assert_close(result[row, i], manual(model, alone, Senders(of.heads, own_z), route), rtol=0, atol=1e-10)
+        for row, version in enumerate(versions):
+            torch.testing.assert_close(result[row, i], manual(model, alone, version[0], own_z, version[1]), rtol=0, atol=1e-10)
     result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
         torch.testing.assert_close(result[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
-        expected = next(last.finals([Senders(heads, z).edit()]))[1][0]
+        expected = next(last.finals([feed(heads, z)]))[1][0]
         torch.testing.assert_close(result[s, -1], expected, rtol=0, atol=1e-11)  # every route: the plain edit
     distance = (result - plain).abs().amax((-1, -2))
     assert (distance[:2, 1:] > 1e-5).all() and (distance[2, ROUTES.index(Route(False, True, False))] < 1e-11)

@@ -11,9 +11,8 @@ import pytest
 from browser import HEADS, PAGE, ROOT, browser, check_screen, fields, needs_browser, refuses, text
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.increases import increases
-from towerlab.model.ablated_runs import Ablation
 from towerlab.model.capture import capture
-from towerlab.model.hooks import changing_z
+from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.loading import load
 from towerlab.playground import EXAMPLE, head_logit_differences
 from towerlab.prompts.prompt import encode_all
@@ -34,7 +33,7 @@ def example():
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):
     model, e, plain, of_heads = example
-    with changing_z(model, {3: lambda z: Ablation(frozenset(map(Head.parse, HEADS))).apply(3, z)}):
+    with edited(model, zero([*map(Head.parse, HEADS)], everywhere([e]))):
         shares = [f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))]
     with browser(address) as page:
         cells = page.locator(".tinker-map button").evaluate_all("all => all.map((cell) => cell.ariaLabel)")

@@ -11,8 +11,8 @@ from tolerances import LOGITS
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.directions import BLOCKS, class_directions
 from towerlab.measure.tower_grid import COEFFICIENTS, tower_grid
+from towerlab.model.attention import changing_z
 from towerlab.model.capture import capture
-from towerlab.model.hooks import changing_z
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale

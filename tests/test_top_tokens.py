@@ -52,7 +52,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp
 
 def test_a_carried_query_meets_keys_as_the_model_without_positions_does(model):
     encoded = of_two_classes(2)
-    plain = capture(model, encoded, {"queries", "streams"})
+    plain = capture(model, encoded, {"streams"})
     normed = query_key.normed(model, 1, plain.stream_inputs[1])
     query, key = query_key.queries(model, 1, normed[:, -1]), query_key.keys(model, 1, normed)
     bias = model.key_weight(1)[1]

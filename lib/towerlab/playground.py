@@ -13,9 +13,7 @@ import base64
 import html
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import altair as alt
 import ipywidgets as widgets
@@ -31,12 +29,8 @@ from twotowers.forms import SEPARATORS
 from twotowers.heads import Head, check_inside, named
 
 from towerlab.model import loading
-from towerlab.model.ablated_runs import Ablation
-from towerlab.model.attention_edits import steer
-from towerlab.model.capture import Capture, capture
-from towerlab.model.hooks import changing_z
-from towerlab.model.label_positions import logit_difference_rows
-from towerlab.model.last_position import edited
+from towerlab.model.capture import Capture, capture, logit_difference_rows
+from towerlab.model.edits import edited, everywhere, steer, zero
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode
 from towerlab.scenes import PUSH, SCENES, SWITCH_OFF, push, true_label
@@ -79,14 +73,13 @@ def explore(model: Model, state: State, directions: dict | None = None) -> Effec
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
-    ablation = Ablation(frozenset(state.heads))
     push_heads: Sequence[Head] = ()
-    with ExitStack() as changes:
-        if state.dose:
-            push_heads, query = push(model, state.prompt, directions)
-            at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
-            changes.enter_context(edited(model, steer(push_heads, query, None, at)))
-        changes.enter_context(changing_z(model, {layer: partial(ablation.apply, layer) for layer, _ in state.heads}))
+    edits = [zero(state.heads, everywhere([encoded]))]
+    if state.dose:
+        push_heads, query = push(model, state.prompt, directions)
+        at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
+        edits.insert(0, steer(push_heads, query, None, at))
+    with edited(model, *edits):
         after = capture(model, [encoded], {"weights", "keys"})
     for layer, head in push_heads:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
         score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
@@ -205,7 +198,7 @@ class Playground(widgets.VBox):
             if scene:
                 state = self.state()
                 self._past.append(self._now)
-                heads = strongest(self.effect.heads) if scene == SWITCH_OFF else state.heads
+                heads = strongest(self.effect.heads) if scene == SWITCH_OFF and self.effect else state.heads
                 self._put(State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose))
             self.effect = explore(self.model, self.state(), directions=self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen

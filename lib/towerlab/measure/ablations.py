@@ -22,7 +22,8 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.sets import random_sets, with_by_increase, with_control
-from towerlab.model.ablated_runs import Ablation, at_all, at_last
+from towerlab.model.edits import UNCHANGED, answers, everywhere, zero
+from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import in_memory
 from towerlab.model.model import Model
 from towerlab.progress import progress
@@ -44,7 +45,7 @@ def ablations(
     """log_prob_true, log_prob_other (nats) and says with each set of heads ablated: (positions, replacement, heads, prompt).
 
     `heads` are the names of `sets` after "none", the plain run, which an empty set equals; `replacement` is "zero". Cost of
-    a set whose lowest head is of layer l of L: about L - l blocks, of all positions or of one (`model.ablated_runs`).
+    a set whose lowest head is of layer l of L: about L - l blocks, of all positions or of one (`model.edits`).
     Memory: `max_tokens` positions at a time, beside what a plain run of a quarter as many leaves behind. Raises
     TwoTowersError on a head outside the model and on unknown positions.
     """
@@ -55,7 +56,7 @@ def ablations(
     all_sets |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
     different = list(dict.fromkeys(heads for heads in all_sets.values() if heads))
     row: dict[frozenset[Head], int] = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
-    rows, runs = [row[heads] for heads in all_sets.values()], [Ablation(heads) for heads in different]
+    rows, runs = [row[heads] for heads in all_sets.values()], [sorted(heads) for heads in different]
     out = Answers(encoded, len(positions), 1, len(all_sets))
     with progress("ablations", len(positions) * len(encoded)) as bar:
         for p, where in enumerate(positions):
@@ -74,14 +75,16 @@ def check_positions(*positions: str) -> None:
 
 @torch.inference_mode()
 def ablated_answers(
-    model: Model, encoded: Sequence[Encoded], runs: Sequence[Ablation], positions: str, bar: tqdm, max_tokens: int = 1024
+    model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: str, bar: tqdm, max_tokens: int = 1024
 ) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
-    ablate = at_all if positions == "all" else at_last
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        out.put_each(np.ndindex(1 + len(runs)), index, *ablate(model, batch, runs))
+        at = everywhere(batch) if positions == "all" else None
+        edits = [UNCHANGED, *(zero(heads, at) for heads in runs)]
+        of_edits = answers(model, batch, edits) if positions == "all" else LastPosition(model, batch).answers(edits)
+        out.put_each(np.ndindex(len(edits)), index, *of_edits)
 
     for index, _ in in_memory(run, batches(encoded, max_tokens)):
         bar.update(len(index))

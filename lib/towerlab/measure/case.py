@@ -27,8 +27,7 @@ from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.paper import encoded_case, heads_of_case
 from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
-from towerlab.model.capture import Capture, read_all
-from towerlab.model.label_positions import label_values
+from towerlab.model.capture import Capture, label_values, read_all
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Encoded

@@ -30,8 +30,7 @@ from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.model.capture import Capture, read_all
-from towerlab.model.label_positions import check_labels_left, label_values, logit_difference_rows, own_label_sign
+from towerlab.model.capture import Capture, check_labels_left, label_values, logit_difference_rows, own_label_sign, read_all
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 

@@ -30,8 +30,8 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, with_other_halves
-from towerlab.model.attention_edits import EXCHANGES, exchange
 from towerlab.model.capture import label_log_probs
+from towerlab.model.edits import EXCHANGES, exchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model

@@ -24,9 +24,9 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.sets import present
-from towerlab.model.attention_edits import blocked
+from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
-from towerlab.model.hooks import block_outputs, restarted
+from towerlab.model.edits import edited, knockout
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
@@ -49,7 +49,7 @@ EDGES: dict[str, Callable[[Encoded], Edges]] = {
 
 
 def closed_edges(batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]) -> Bool[Tensor, "batch query position"]:
-    """Which attention the edges close, for prompts of one length: see `attention_edits.blocked`."""
+    """Which attention the edges close, for prompts of one length: see `edits.knockout`."""
     closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
     for row, encoded in enumerate(batch):
         for begin, end in edges(encoded):
@@ -87,12 +87,12 @@ def knockouts(
             closed = closed_edges(batch, maker)
             with block_outputs(model, [cut - 1 for cut in cuts if cut]) as plain:
                 answers.put((row, 0, 0), index, *answer(model, batch))
-            with block_outputs(model, [cut - 1 for cut in cuts if cut]) as shut, blocked(model, layers, closed):
+            with block_outputs(model, [cut - 1 for cut in cuts if cut]) as shut, edited(model, knockout(model, layers, closed)):
                 answers.put((row, 1, 0), index, *answer(model, batch))
             for c, cut in enumerate(cuts[1:], 1):
                 with restarted(model, cut, shut[cut - 1]):
                     answers.put((row, 0, c), index, *answer(model, batch))
-                with restarted(model, cut, plain[cut - 1]), blocked(model, layers[cut:], closed):
+                with restarted(model, cut, plain[cut - 1]), edited(model, knockout(model, layers[cut:], closed)):
                     answers.put((row, 1, c), index, *answer(model, batch))
 
     run_batches("knockouts", encoded, max_tokens, run)

@@ -33,8 +33,7 @@ from towerlab.measure.heads import at_labels, label_readings
 from towerlab.measure.observations import Answers, Variables, observations, variables_of
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import unembed
-from towerlab.model.capture import Capture, read_all
-from towerlab.model.label_positions import check_labels_left, label_values
+from towerlab.model.capture import Capture, check_labels_left, label_values, read_all
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 

@@ -17,7 +17,7 @@ prompt it has that prompt's preference. So both parts by keys are those by queri
 
 **What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
 minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
-reversed, values stay (`model.reversal`); *labels exchanged*, *texts exchanged*: what it feeds to W_O is that of the other
+reversed, values stay (`model.edits`); *labels exchanged*, *texts exchanged*: what it feeds to W_O is that of the other
 prompt: which label, which place. All that comes later responds. `direct_effect`: the same
 with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
 
@@ -42,21 +42,22 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
-from twotowers.heads import Head, Heads
+from twotowers.heads import Head
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.model.attention_hooks import reading_all
-from towerlab.model.capture import capture, plain_z
-from towerlab.model.label_positions import check_labels_left
-from towerlab.model.last_position import UNCHANGED, Edit, LastPosition, LayerState
+from towerlab.model.attention import Attention, reading_all
+from towerlab.model.capture import capture, check_labels_left, plain_z
+from towerlab.model.edits import UNCHANGED, Weights, attend, edited, feed, places_of, preference, reversed_weights
+from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.model.reversal import Weights, attention_weights, places_of, preference, reversed_weights, reversing, weighted
-from towerlab.model.routes import Outputs, Route, Senders, attention_block_output, logit_differences, routed
+from towerlab.model.routes import Route, attention_block_output, logit_differences, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
+Outputs = Mapping[int, Float[Tensor, "batch head d_head"]]
+"""Layer -> what all its heads feed to W_O at the last position"""
 CONTRASTS = ("reversed", *DONORS[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
@@ -66,11 +67,7 @@ ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
 
 
 def looks(
-    model: Model,
-    encoded: Sequence[Encoded],
-    contrasts: Sequence[str] = CONTRASTS,
-    senders: int = SENDERS,
-    max_tokens: int = 2048,
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS, senders: int = SENDERS, max_tokens: int = 2048
 ) -> xr.Dataset:
     """See the module. `contrasts`: "reversed", and others of CONTRASTS; `senders`: how many heads' ways are followed.
 
@@ -134,16 +131,15 @@ def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int]
         places = places_of(batch)
         donor_queries: dict[int, Tensor] = {}
 
-        def keep(layer: int, query: Tensor, *_) -> None:
-            donor_queries[layer] = query[:, :, -1].clone()
+        def keep(layer: int, attention: Attention) -> None:
+            donor_queries[layer] = attention.last().query.clone()
 
-        def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
-            other_query = query.clone()
-            other_query[:, :, -1] = donor_queries.pop(layer)
-            for row, one_query in enumerate((query, other_query)):
-                of_last = preference(attention_weights(one_query, key, *rest)[:, :, -1:], places).double().cpu().numpy()
+        def read(layer: int, attention: Attention) -> None:
+            own = attention.last()
+            for row, one in enumerate((own, own._replace(query=donor_queries.pop(layer)))):
+                of_last = preference(one.weights(), places).double().cpu().numpy()
                 for b, i in enumerate(index):
-                    if one_query is query or fits[b]:
+                    if one is own or fits[b]:
                         preferences[row, 0, i, layer] = of_last[b, :, 0]
 
         with reading_all(model, keep):
@@ -164,8 +160,7 @@ def _reversed_z(last: LastPosition) -> Outputs:
     """z of the last position with reversed weights."""
     places, z = places_of(last.batch), {}
     for layer, plain in last.plain.items():
-        weights = plain.scores(plain.query, plain.key).softmax(-1)[:, :, None]
-        z[layer] = weighted(reversed_weights(weights, places), plain.value)[:, :, 0]
+        z[layer] = plain.attention.z(reversed_weights(plain.attention.weights(), places))[:, :, 0]
     return z
 
 
@@ -190,8 +185,8 @@ def _effects(
         places = places_of(batch)
         of_layers: dict[int, Weights] = {}
 
-        def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
-            of_layers[layer] = reversed_weights(attention_weights(query, key, *rest), places)
+        def read(layer: int, attention: Attention) -> None:
+            of_layers[layer] = reversed_weights(attention.weights(), places)
 
         def difference(final: Tensor) -> np.ndarray:
             return logit_differences(model, final, batch).double().cpu().numpy()
@@ -200,8 +195,8 @@ def _effects(
             last = LastPosition(model, batch)
         reversed_z = _reversed_z(last)
         outputs = [z_of(name, index, reversed_z) for name in contrasts]
-        edits = [UNCHANGED, _reverse_all(each, of_layers)]
-        edits += [Senders([head], z).edit() for z in outputs for head in each]
+        edits = [UNCHANGED, attend(each, of_layers)]
+        edits += [feed([head], z) for z in outputs for head in each]
         differences = np.empty((len(edits), len(batch)))
         for rows, final in last.finals(edits):
             differences[rows] = difference(final)
@@ -212,29 +207,21 @@ def _effects(
             alone = difference(last.capture.resid_final + _messages(last, layer, z[layer]))
             direct[row, index, layer] = (difference(last.capture.resid_final) - alone).T
         for row, at in enumerate(positions_reversed(batch), start=1):
-            with reversing(model, of_layers, at):
+            with edited(model, attend(each, of_layers, at)):
                 everywhere[row, index] = difference(capture(model, batch).resid_final)
 
     run_batches("effects", encoded, max_tokens, run)
     return plain, everywhere, effect, direct
 
 
-def _reverse_all(heads: Heads, of_layers: Mapping[int, Weights]) -> Edit:
-    """Heads with these weights at the last position, whatever their queries have become; values are the run's."""
-
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
-        return weighted(of_layers[layer][:, in_layer, -1:], state.of(in_layer)[2])[:, :, 0]
-
-    return Edit(heads, output)
-
-
 def _messages(last: LastPosition, layer: int, z: Float[Tensor, "batch head d_head"]) -> Float[Tensor, "head batch d_model"]:
     """What each head of a layer, alone, changes in its attention block's output when it feeds its z to W_O."""
     plain = last.plain[layer].z
-    versions = plain.repeat(plain.shape[1], 1, 1, 1)
-    for head, version in enumerate(versions):
-        version[:, head] = z[:, head]
-    return attention_block_output(last.model, layer, versions) - attention_block_output(last.model, layer, plain)
+    versions = plain.repeat(1, 1, plain.shape[1], 1)  # as rows
+    for head in range(plain.shape[1]):
+        versions[:, head, head] = z[:, head]
+    changed = attention_block_output(last.model, layer, versions) - attention_block_output(last.model, layer, plain)
+    return changed.transpose(0, 1)
 
 
 def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
@@ -260,7 +247,7 @@ def _effects_by_route(
         last = LastPosition(model, batch)
         outputs = [z_of(name, index, _reversed_z(last)) for name in contrasts]
         each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]])]
-        versions = [(Senders([heads[h]], outputs[c]), ROUTES[r]) for c, r, h in each]
+        versions = [(feed([heads[h]], outputs[c]), ROUTES[r]) for c, r, h in each]
         final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
         plain, *differences = logit_differences(model, final, batch).double().cpu().numpy()
         for at, difference in zip(each, differences, strict=True):

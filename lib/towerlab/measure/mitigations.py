@@ -33,9 +33,9 @@ from towerlab.measure.conditions import CONDITIONS, check_one_can_go
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.sets import AT_LAST, present, random_sets, with_control
 from towerlab.model import query_key
-from towerlab.model.attention_hooks import last_scores
 from towerlab.model.capture import Capture, label_log_probs
-from towerlab.model.last_position import Edit, LastPosition, LayerState
+from towerlab.model.edits import Edit, LayerState
+from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model, norm_eps, widen
 from towerlab.model.unembed import final_logits
@@ -140,14 +140,14 @@ def recency_shortcut(
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
         part = capture.stream_inputs[0] - words.to(capture.stream_inputs)
 
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head d_head"]:
-        x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x[:, None]], 1)
+    def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head 1 d_head"]:
+        x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x], 1)
         free_query, free_key = without_position(model, layer, x, None if part is None else part.to(x))
-        free = last_scores(free_query, free_key, state.mask, 1.0, state.softcap)[:, in_layer]
-        query, key, value = state.of(in_layer)
-        weights = share[1] * free.softmax(-1) + share[0] * state.scores(query, key).softmax(-1)
-        seen(layer, in_layer, weights)
-        return torch.einsum("bhp,bhpd->bhd", weights.to(value), value)
+        free = state.attention._replace(query=free_query, key=free_key, scaling=1.0).last()
+        own = state.attention.of(in_layer)
+        weights = share[1] * free.of(in_layer).weights() + share[0] * own.weights()
+        seen(layer, in_layer, weights[:, :, 0])
+        return own.z(weights)
 
     return Edit(heads, output)
 

@@ -43,7 +43,6 @@ from towerlab.measure.mitigations import A_C, minority_shortcut, recency_shortcu
 from towerlab.measure.observations import Answers, Variables, observations, variables_of
 from towerlab.measure.paper import encoded_sets
 from towerlab.measure.sets import random_sets, with_control
-from towerlab.model.ablated_runs import Ablation
 from towerlab.model.capture import Capture, label_log_probs, read_all
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
@@ -86,7 +85,7 @@ def alone(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     deep = [Head(layer, head) for layer in range(middle, model.n_layers) for head in range(model.n_heads)]
     with progress("heads zeroed alone", len(encoded)) as bar:
-        log_prob = ablated_answers(model, encoded, [Ablation(frozenset({head})) for head in deep], "all", bar).log_prob[..., 0]
+        log_prob = ablated_answers(model, encoded, [[head] for head in deep], "all", bar).log_prob[..., 0]
     lost = np.full((len(encoded), model.n_layers, model.n_heads), np.nan)
     lost[(slice(None), *np.transpose(deep))] = (log_prob[:1] - log_prob[1:]).T
     return observations(encoded, {"log_prob_lost": (("prompt", "layer", "head"), lost, "nats")})

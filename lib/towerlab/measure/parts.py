@@ -105,7 +105,7 @@ def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]
     for layer, x in enumerate(states[:, 0]):
         p = unembed.bs_values(x, unembedding, scale[0]).softmax(-1)
         row = widen(unembedding.weight[word[0]]) - p @ widen(unembedding.weight)
-        slope = unembed.fold_norm(unembedding, row[None], row.dtype)[0] / scale[0]  # of the log-probability, along any vector
+        slope = unembed.fold_norm(unembedding, row[None])[0] / scale[0]  # of the log-probability, along any vector
         neurons = capture.neurons[layer, 0]
         first_order = neurons * (model.ffn_weight(layer).to(neurons) @ slope.to(neurons))
         at = first_order.topk(min(CANDIDATES, len(first_order))).indices

@@ -30,12 +30,12 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.model.attention_hooks import reading_all
+from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import Capture, plain_z, read_all
-from towerlab.model.last_position import UNCHANGED, Edit, LastPosition
+from towerlab.model.edits import UNCHANGED, feed
+from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import halved, run_batches
 from towerlab.model.model import Model, widen
-from towerlab.model.reversal import attention_weights
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
@@ -90,8 +90,8 @@ def induction_scores(
     second = torch.arange(len(begin) + length, len(begin) + 2 * length)
     total, sums = np.zeros((2, model.n_layers, model.n_heads))
 
-    def read(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest) -> None:
-        weights = attention_weights(query, key, *rest)[:, :, second, second - length + 1]
+    def read(layer: int, attention: Attention) -> None:
+        weights = attention.weights()[:, :, second, second - length + 1]
         sums[layer] = weights.mean(-1).sum(0).double().cpu().numpy()
 
     def run(sequences: list[list[int]]) -> None:
@@ -145,7 +145,8 @@ def function_vector_scores(
     @torch.inference_mode()
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        edits = [Edit([head], lambda layer, in_layer, state: means[index, layer][:, in_layer]) for head in heads]
+        z = dict(enumerate(means[index].transpose(0, 1)))
+        edits = [feed([head], z) for head in heads]
         _, log_prob = last.answers([UNCHANGED, *edits])
         p = log_prob[..., 0].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()

@@ -3,7 +3,7 @@
     data = single_ablations(model, encoded, "last")
     data.log_prob_lost.mean("prompt")               # (layer, head): the ranking of the EMNLP version
 
-Cost: as many runs as there are heads, each from its head's layer on (`model.ablated_runs`).
+Cost: as many runs as there are heads, each from its head's layer on (`model.edits`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from twotowers.recording import Recording
 from towerlab.measure.ablations import ablated_answers, check_positions
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.observations import observations, variables_of
-from towerlab.model.ablated_runs import Ablation
 from towerlab.model.model import Model
 from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
@@ -33,7 +32,7 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
     """
     check_positions(positions)
     shape = (model.n_layers, model.n_heads)
-    runs = [Ablation(frozenset({Head(layer, head)})) for layer in range(shape[0]) for head in range(shape[1])]
+    runs = [[Head(layer, head)] for layer in range(shape[0]) for head in range(shape[1])]
     with progress("single ablations", len(encoded)) as bar:
         log_prob = ablated_answers(model, encoded, runs, positions, bar).log_prob
     cost = (log_prob[:1] - log_prob[1:]).reshape(*shape, len(encoded), 2).transpose(2, 0, 1, 3)

@@ -35,8 +35,7 @@ from twotowers.store import RELATIONS
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import observations
 from towerlab.model import query_key, unembed
-from towerlab.model.capture import Capture, read_all
-from towerlab.model.label_positions import check_labels_left, label_values
+from towerlab.model.capture import Capture, check_labels_left, label_values, read_all
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
@@ -81,7 +80,7 @@ def top_tokens(
             vectors[capture.index, i] = torch.stack([value, *keys], 1).to(vectors)
             queries[capture.index, i] = carried_query(capture, model, layer, head).to(queries)
 
-    read_all("top tokens", model, encoded, {"values", "queries", "streams"}, read, max_tokens)
+    read_all("top tokens", model, encoded, {"values", "streams"}, read, max_tokens)
     all_relations = _all_relations(encoded, class_words() if classes is None else classes, lexicon)
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
@@ -113,11 +112,10 @@ def top_tokens(
 
 
 def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Float[Tensor, "batch d_model"]:
-    """The last query, before rotation and with its scaling, carried through W_K (needs "queries" and "streams")."""
-    last = torch.full((len(capture.prompts),), capture.prompts[0].last, device=capture.queries.device)
-    query = query_key.rotated(model, layer, capture.queries[layer][:, head] * capture.scaling[layer], last, back=True)
-    normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1:])
-    return query_key.query_in_input_space(model, layer, head, query, None, normed)[0][:, 0]
+    """The last query, before rotation and with its scaling, carried through W_K (needs "streams")."""
+    normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1])
+    query = query_key.queries(model, layer, normed)[:, head]
+    return query_key.query_in_input_space(model, layer, head, query, normed)
 
 
 def _of_classes(cls: str, all_classes: Iterable[str], words: Classes) -> dict[str, int]:

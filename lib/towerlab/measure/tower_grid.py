@@ -33,8 +33,8 @@ from towerlab.measure.chain import Run
 from towerlab.measure.directions import at_positions, directions_of_run, of_other_labels, random_directions
 from towerlab.measure.observations import Answers, joined, observations
 from towerlab.measure.sets import DRAWS, drawn, present, random_sets, with_by_increase, with_other_halves
-from towerlab.model.attention_edits import steer
-from towerlab.model.last_position import Edit, LastPosition
+from towerlab.model.edits import Edit, steer
+from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded

@@ -13,8 +13,7 @@ from twotowers.recording import Recording
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
 from towerlab.model import query_key
-from towerlab.model.capture import Capture, read_all
-from towerlab.model.label_positions import check_labels_left
+from towerlab.model.capture import Capture, check_labels_left, read_all
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 

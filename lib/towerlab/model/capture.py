@@ -5,8 +5,11 @@
         capture.index            # which of `encoded` these are
     read_all("heads", model, encoded, {"weights"}, read)    # the same with a bar; `read(capture)` too in what memory there is
 
-Nothing in transformers is edited: hooks read the residual stream, and `reading` sees attention where the model makes
-it. Hooks always come off again, also after an error.
+    rows = logit_difference_rows(capture, model)            # rows . v: what v adds to the logit of the true label over the other
+    label_values(capture, model, layer) @ W_O               # the value-output vectors at label positions
+
+Nothing in transformers is edited: hooks read the residual stream, and `reading_attention` sees attention where the model
+makes it. Hooks always come off again, also after an error.
 
 Prompts of equal token length form a batch, so there is no padding. Memory is bounded: one batch holds at most
 `max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of it are kept unless
@@ -15,42 +18,46 @@ more is asked for with `record`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from twotowers.errors import TwoTowersError
 
-from towerlab.model.attention_hooks import last_scores, reading_attention
-from towerlab.model.hooks import split_call
+from towerlab.model import unembed
+from towerlab.model.attention import Attention, reading_attention, split_call
 from towerlab.model.memory import in_memory, run_batches
 from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded, batches
 
 T = TypeVar("T")
-RECORDABLE = frozenset({"weights", "scores", "values", "queries", "keys", "neurons", "streams"})
-OPTIONAL = (
-    "weights", "scores", "values", "queries", "keys", "neurons", "stream_inputs", "stream_attention",
-    "attention_scale", "ffn_scale",
-)  # fmt: skip
+RECORDABLE = {
+    "weights": ("weights", "scores"),
+    "values": ("values",),
+    "keys": ("keys",),
+    "neurons": ("neurons", "ffn_out_input"),
+    "streams": ("stream_inputs", "stream_attention"),
+}
+"""What can be asked for -> what a capture then holds"""
 
 
-@dataclass
 class Capture:
     """What one batch (prompts of one length) left behind; all at the last position unless a shape says `position`.
 
     `resid_pre[l]` is the paper's Lin_l, `resid_final` the residual stream before the final norm; `z[l, b, h]` is the head's
     attention-weighted sum of value vectors, so `z @ W_O^h` is the head vector (paper, Definitions).
-    `scaling[l] * queries . keys` is the score before a soft cap and a mask (`scores` has both); `scaling` comes with
-    `queries`.
+    `scores` are those before the softmax.
 
-    Where a norm follows W_O (Gemma 2), `z` and `values` are divided by its scale at the last position of the same
-    pass (`attention_scale`), and where one follows fc2 so are `neurons` (`ffn_scale`). That scale frozen, everything here
-    is linear, and with `Model.output_weight` / `ffn_weight` (which hold the norm's weight) adds up to what the block writes.
+    Where a norm follows W_O (Gemma 2), `z` and `values` are divided by its scale at the last position of the same pass, and
+    where one follows fc2 so are `neurons`. That scale frozen, everything here is linear, and with `Model.output_weight` /
+    `ffn_weight` (which hold the norm's weight) adds up to what the block writes. `attention_out_input` and `ffn_out_input` are
+    what the model itself feeds to W_O and fc2.
+
+    What was not asked for raises TwoTowersError, saying how to.
     """
 
     prompts: list[Encoded]
@@ -58,25 +65,29 @@ class Capture:
     resid_pre: Float[Tensor, "layer batch d_model"]
     attention_output: Float[Tensor, "layer batch d_model"]
     ffn_output: Float[Tensor, "layer batch d_model"]
+    attention_out_input: Float[Tensor, "layer batch head d_head"]
     z: Float[Tensor, "layer batch head d_head"]
     resid_final: Float[Tensor, "batch d_model"]
     logits: Float[Tensor, "batch vocabulary"]
-    weights: Float[Tensor, "layer batch head position"] | None = None
-    scores: Float[Tensor, "layer batch head position"] | None = None
-    values: Float[Tensor, "layer batch kv_head position d_head"] | None = None
-    queries: Float[Tensor, "layer batch head d_head"] | None = None
-    scaling: tuple[float, ...] | None = None
-    keys: Float[Tensor, "layer batch kv_head position d_head"] | None = None
-    neurons: Float[Tensor, "layer batch neuron"] | None = None
-    stream_inputs: Float[Tensor, "layer batch position d_model"] | None = None
-    stream_attention: Float[Tensor, "layer batch position d_model"] | None = None
-    attention_scale: Float[Tensor, "layer batch"] | None = None
-    ffn_scale: Float[Tensor, "layer batch"] | None = None
+    weights: Float[Tensor, "layer batch head position"]
+    scores: Float[Tensor, "layer batch head position"]
+    values: Float[Tensor, "layer batch kv_head position d_head"]
+    keys: Float[Tensor, "layer batch kv_head position d_head"]
+    neurons: Float[Tensor, "layer batch neuron"]
+    ffn_out_input: Float[Tensor, "layer batch neuron"]
+    stream_inputs: Float[Tensor, "layer batch position d_model"]
+    stream_attention: Float[Tensor, "layer batch position d_model"]
 
-    @property
-    def attention_out_input(self) -> Float[Tensor, "layer batch head d_head"]:
-        """`z` as the model feeds it to W_O: differs where a norm follows W_O."""
-        return self.z if self.attention_scale is None else _times(self.z, self.attention_scale)
+    def __init__(self, **recorded: Any):
+        vars(self).update(recorded)
+
+    if not TYPE_CHECKING:  # which would then know no wrong name
+
+        def __getattr__(self, name):
+            for record, held in RECORDABLE.items():
+                if name in held:
+                    raise TwoTowersError(f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})")
+            raise AttributeError(name)
 
     @property
     def true_ids(self) -> Int[Tensor, "batch"]:
@@ -87,132 +98,85 @@ class Capture:
         """Needs the same number of demonstrations in every prompt of the batch."""
         return torch.tensor([e.label_positions for e in self.prompts], device=self.resid_final.device)
 
-    def require(self, *names: str) -> None:
-        """Raise when something was not recorded, saying how to ask for it."""
-        for name in names:
-            if getattr(self, name) is None:
-                record = "streams" if name.startswith("stream") else name
-                raise TwoTowersError(f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})")
+
+@contextmanager
+def _recording(model: Model, batch: int, record: Collection[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """Name -> what the pass inside leaves behind, layer by layer."""
+    entries: dict[str, list[Tensor]] = defaultdict(list)
+
+    def rows(tensor: Tensor) -> Tensor:
+        """(batch, position, width); some models flatten batch and position before their FFN."""
+        return tensor.reshape(batch, -1, tensor.shape[-1]).clone()
+
+    def last(tensor: Tensor) -> Tensor:
+        return tensor.reshape(batch, -1, tensor.shape[-1])[:, -1].clone()
+
+    def given(module: nn.Module, name: str, read: Callable = last) -> None:
+        def hook(_, args, kwargs):
+            entries[name].append(read(split_call(args, kwargs)[0]))
+
+        stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def returned(module: nn.Module, name: str, read: Callable = last) -> None:
+        def hook(_, args, output):
+            entries[name].append(read(output))
+
+        stack.enter_context(module.register_forward_hook(hook))
+
+    def attended(attention: Attention) -> None:
+        if "weights" in record:
+            entries["scores"].append(attention.last().scores()[:, :, 0])
+            entries["weights"].append(entries["scores"][-1].softmax(-1))
+        for name, part in (("keys", attention.key), ("values", attention.value)):
+            if name in record:
+                entries[name].append(part.clone())
+
+    with ExitStack() as stack:
+        for layer, block in enumerate(model.blocks):
+            given(block, "resid_pre")
+            given(model.part(layer, "attention_out"), "attention_out_input")
+            returned(model.part(layer, "attention_block"), "attention_output")
+            returned(model.part(layer, "ffn_block"), "ffn_output")
+            for kind in ("attention", "ffn"):
+                norm = model.norm_after(layer, kind)
+                if norm is not None:
+                    eps = norm_eps(norm)
+                    returned(model.part(layer, f"{kind}_out"), f"{kind}_scale", lambda x, eps=eps: rms(last(x), eps))
+            if "neurons" in record:
+                given(model.part(layer, "ffn_out"), "ffn_out_input")
+            if "streams" in record:
+                given(block, "stream_inputs", rows)
+                returned(model.part(layer, "attention_block"), "stream_attention", rows)
+            if {"weights", "values", "keys"} & set(record):
+                stack.enter_context(reading_attention(model, layer, attended))
+        given(model.final_norm, "resid_final")
+        yield entries
 
 
-@dataclass
-class _Recorder:
-    """Hooks for one forward pass. `entries[name][layer]` is filled as the pass goes up."""
-
-    model: Model
-    record: frozenset[str]
-    entries: dict[str, dict[int, Tensor | float]] = field(default_factory=dict)
-
-    def put(self, name: str, layer: int, tensor: Tensor | float) -> None:
-        self.entries.setdefault(name, {})[layer] = tensor
-
-    def stack(self, name: str) -> Tensor:
-        layers = self.entries[name]
-        # Layers may live on several devices (device_map); what is analysed together is brought together.
-        return torch.stack([torch.as_tensor(layers[i]).to(self.model.device) for i in range(len(layers))])
-
-    def _attention(self, layer: int) -> Callable:
-        def read(query, key, value, mask, scaling, softcap):
-            if self.record & {"weights", "scores"}:
-                last = last_scores(query, key, mask, scaling, softcap)
-                if "scores" in self.record:
-                    self.put("scores", layer, last)
-                if "weights" in self.record:
-                    self.put("weights", layer, last.softmax(-1))
-            if "values" in self.record:
-                self.put("values", layer, value.clone())
-            if "queries" in self.record:
-                self.put("queries", layer, query[:, :, -1].clone())
-                self.put("scaling", layer, scaling)
-            if "keys" in self.record:
-                self.put("keys", layer, key.clone())
-
-        return read
-
-    @contextmanager
-    def hooks(self, batch: int) -> Iterator[None]:
-        model, record = self.model, self.record
-
-        def rows(tensor: Tensor) -> Tensor:
-            """(batch, position, width); some models flatten batch and position before their FFN."""
-            return tensor.reshape(batch, -1, tensor.shape[-1])
-
-        def last(tensor: Tensor) -> Tensor:
-            return rows(tensor)[:, -1].clone()
-
-        with ExitStack() as stack:
-
-            def before(module: nn.Module, name: str, layer: int, read: Callable) -> None:
-                def hook(_, args, kwargs):
-                    self.put(name, layer, read(split_call(args, kwargs)[0]))
-
-                stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-            def after(module: nn.Module, name: str, layer: int, read: Callable) -> None:
-                def hook(_, args, output):
-                    self.put(name, layer, read(output))
-
-                stack.enter_context(module.register_forward_hook(hook))
-
-            for layer, block in enumerate(model.blocks):
-                before(block, "resid_pre", layer, last)
-                before(model.part(layer, "attention_out"), "z", layer, last)
-                after(model.part(layer, "attention_block"), "attention_output", layer, last)
-                after(model.part(layer, "ffn_block"), "ffn_output", layer, last)
-                if "neurons" in record:
-                    before(model.part(layer, "ffn_out"), "neurons", layer, last)
-                if "streams" in record:
-                    before(block, "stream_inputs", layer, lambda x: rows(x).clone())
-                    after(model.part(layer, "attention_block"), "stream_attention", layer, lambda x: rows(x).clone())
-                for kind in ("attention", "ffn"):
-                    norm = model.norm_after(layer, kind)
-                    if norm is not None:
-                        eps = norm_eps(norm)
-                        read = lambda x, eps=eps: rms(last(x), eps)  # noqa: E731
-                        after(model.part(layer, f"{kind}_out"), f"{kind}_scale", layer, read)
-                if record & {"weights", "scores", "values", "queries", "keys"}:
-                    stack.enter_context(reading_attention(model, layer, self._attention(layer)))
-            before(model.final_norm, "final", 0, last)
-            yield
-
-
-def _times(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batch"]) -> Tensor:
-    return (x * scale.reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
+def _divided(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer batch"]) -> Tensor:
+    return (x * (1 / scale).reshape(*scale.shape, *[1] * (x.dim() - 2))).to(x.dtype)
 
 
 @torch.inference_mode()
 def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None) -> Capture:
-    """One forward pass over prompts of equal length. `record` is a subset of `RECORDABLE`. TwoTowersError on others."""
-    record = frozenset(record)
-    if record - RECORDABLE:
-        raise TwoTowersError(f"cannot record {sorted(record - RECORDABLE)}: choose from {sorted(RECORDABLE)}")
+    """One forward pass over prompts of equal length. `record`: some of `RECORDABLE`. TwoTowersError on others."""
+    if unknown := {*record} - RECORDABLE.keys():
+        raise TwoTowersError(f"cannot record {sorted(unknown)}: choose from {sorted(RECORDABLE)}")
     if len({len(e.ids) for e in encoded}) != 1:
         raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
-    recorder = _Recorder(model, record)
-    with recorder.hooks(len(encoded)):
+    with _recording(model, len(encoded), record) as entries:
         logits = model.logits(encoded)
-    optional = {name: recorder.stack(name) for name in OPTIONAL if name in recorder.entries}
-    if "scaling" in recorder.entries:
-        optional["scaling"] = tuple(float(s) for _, s in sorted(recorder.entries["scaling"].items()))
-    z = recorder.stack("z")
-    z = z.reshape(*z.shape[:2], model.n_heads, model.d_head)
-    if "attention_scale" in optional:
-        z = _times(z, 1 / optional["attention_scale"])
-        if "values" in optional:
-            optional["values"] = _times(optional["values"], 1 / optional["attention_scale"])
-    if "ffn_scale" in optional and "neurons" in optional:
-        optional["neurons"] = _times(optional["neurons"], 1 / optional["ffn_scale"])
-    return Capture(
-        prompts=list(encoded),
-        index=list(range(len(encoded))) if index is None else list(index),
-        resid_pre=recorder.stack("resid_pre"),
-        attention_output=recorder.stack("attention_output"),
-        ffn_output=recorder.stack("ffn_output"),
-        z=z,
-        resid_final=recorder.stack("final")[0],
-        logits=logits.to(model.device),
-        **optional,
-    )
+    # Layers may live on several devices (device_map); what is analysed together is brought together.
+    parts = {name: torch.stack([part.to(model.device) for part in layers]) for name, layers in entries.items()}
+    z = parts["attention_out_input"].unflatten(-1, (model.n_heads, model.d_head))
+    parts |= {"attention_out_input": z, "z": z, "resid_final": parts["resid_final"][0], "logits": logits.to(model.device)}
+    if "ffn_out_input" in parts:
+        parts["neurons"] = parts["ffn_out_input"]
+    for scale, names in (("attention_scale", ("z", "values")), ("ffn_scale", ("neurons",))):
+        for name in names:
+            if scale in parts and name in parts:
+                parts[name] = _divided(parts[name], parts[scale])
+    return Capture(prompts=list(encoded), index=list(range(len(encoded)) if index is None else index), **parts)
 
 
 @torch.inference_mode()
@@ -256,12 +220,42 @@ def read_all(
 
 
 def plain_z(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Float[Tensor, "prompt layer head d_head"]:
-    """z of the last position."""
-    z: list[Tensor] = [torch.empty(0)] * len(encoded)
+    """What heads feed to W_O at the last position."""
+    z = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head, dtype=model.dtype)
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        for i, of_prompt in zip(index, capture(model, batch).attention_out_input.transpose(0, 1), strict=True):
-            z[i] = of_prompt.cpu()
+    def read(capture: Capture) -> None:
+        z[capture.index] = capture.attention_out_input.transpose(0, 1).cpu()
 
-    run_batches("plain runs", encoded, max_tokens, run)
-    return torch.stack(z)
+    read_all("plain runs", model, encoded, (), read, max_tokens)
+    return z
+
+
+def check_labels_left(encoded: Sequence[Encoded]) -> None:
+    """Raise TwoTowersError unless every prompt has both kinds of labels, and all have as many demonstrations."""
+    if not encoded:
+        raise TwoTowersError("no prompts to measure: draw at least one block")
+    if any(len(set(e.prompt.is_true)) != 2 for e in encoded):
+        raise TwoTowersError("a prompt lacks a true or a false demonstration: draw with k of at least 1")
+    if len({len(e.label_positions) for e in encoded}) != 1:
+        raise TwoTowersError("prompts with different numbers of demonstrations: measure them apart")
+
+
+def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
+    """The true label's row of E minus the other's, the final norm's weight and centring folded in, divided by its scale
+    at the last position: `row . v` is what a vector v adds to the logit difference (nats)."""
+    unembedding = model.unembedding
+    true, other = widen(unembedding.weight[torch.tensor([e.label_pair for e in capture.prompts]).T])
+    rows = unembed.fold_norm(unembedding, true - other)
+    return rows / unembed.norm_scale(capture.resid_final, unembedding).to(rows)[:, None]
+
+
+def label_values(capture: Capture, model: Model, layer: int) -> Float[Tensor, "batch head place d_head"]:
+    """Every query head's value vector at every label position (grouped-query attention: shared ones repeated)."""
+    values, at = capture.values[layer], capture.label_positions
+    values = values.gather(2, at[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1]))
+    return values.repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+
+
+def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch place"]:
+    """+1 at the positions of the true label, -1 at those of the other."""
+    return torch.tensor([[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]).to(like)

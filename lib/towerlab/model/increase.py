@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from towerlab.model.model import Model, Unembedding
+from towerlab.model.model import Model, widen
 from towerlab.model.unembed import check_norm, direction, fold_norm, log_sum_exp, norm_scale
 
 SLAB = 1024  # words at a time
@@ -50,19 +50,16 @@ def increases_along(
 
     `scale` is the final norm's at the last position, `words` the words followed.
     """
-    at_once = _prompts_at_once(model, z)
-    if at_once < len(scale):
-        parts = [t.split(at_once, 1) for t in (resid_pre, z, ffn)] + [t.split(at_once) for t in (scale, words)]
-        results = [increases_along(model, *five, norm) for five in zip(*parts, strict=True)]  # type: ignore[call-arg]
-        return tuple(torch.cat(pieces) for pieces in zip(*results, strict=True))
-    wide, divide = _scales(resid_pre.dtype, scale, norm)
-    steps = []
-    for layer in range(model.n_layers):
-        x, own_z, own_ffn = (part[layer].to(wide) for part in (resid_pre, z, ffn))
-        weight, bias = model.output_weight(layer), model.output_bias(layer)
-        steps.append(_Layer(model.unembedding, weight, bias, x, own_z, own_ffn, divide, norm, continues_layer=layer > 0))
-    increases = stream_vocabulary(steps, model.unembedding, words, wide)
-    return tuple(torch.stack(parts, 1) for parts in zip(*increases, strict=True))
+    check_norm(norm)
+    # All of a prompt's vectors are divided by the frozen scale at the start, or every state by its own as it comes.
+    divide = widen(scale) if norm == "frozen" else torch.ones_like(widen(scale))
+    walks, at_once = [], _prompts_at_once(model, z)
+    for start in range(0, len(words), at_once):
+        some = slice(start, start + at_once)
+        x, own_z, own_ffn = (widen(part[:, some]) for part in (resid_pre, z, ffn))
+        walks.append(_walk(model, x, own_z, own_ffn, divide[some], words[some], norm == "recomputed"))
+    attention, of_ffn, heads = (torch.cat(parts) for parts in zip(*walks, strict=True))
+    return attention, of_ffn, heads
 
 
 def _full_width(prompts: int, d_model: int, d_head: int) -> bool:
@@ -84,30 +81,28 @@ def _sizes(device: torch.device) -> tuple[int, int]:
     return times * ROWS, times * SLAB
 
 
-def _scales(dtype: torch.dtype, scale: Tensor, norm: str) -> tuple[torch.dtype, Float[Tensor, "prompt"]]:
-    """The dtype to work in, and what all of a prompt's vectors are divided by at the start: the frozen scale, or 1."""
-    check_norm(norm)
-    wide = torch.promote_types(dtype, torch.float32)
-    return wide, scale.to(wide) if norm == "frozen" else torch.ones_like(scale, dtype=wide)
-
-
-def stream_vocabulary(steps: list[_Layer], unembedding: Unembedding, words: Tensor, wide: torch.dtype) -> list[tuple]:
-    target = fold_norm(unembedding, unembedding.weight[words], wide)
-    for step in steps:
-        step.set_targets(target)
-    rows = [step.rows() for step in steps]
+def _walk(model: Model, resid_pre: Tensor, z: Tensor, ffn: Tensor, divide: Tensor, words: Tensor, recomputed: bool) -> list[Tensor]:
+    """`increases_along` of prompts that fit in memory."""
+    unembedding = model.unembedding
+    target = fold_norm(unembedding, unembedding.weight[words])
+    layers = [
+        _Layer(model, layer, *of, divide[:, None], target, recomputed)
+        for layer, of in enumerate(zip(resid_pre, z, ffn, strict=True))
+    ]
+    rows = [layers[0].x, *(layer.rows() for layer in layers)]
     together, sizes = torch.cat(rows), [len(r) for r in rows]
     _, size = _sizes(together.device)
     for start in range(0, unembedding.vocabulary, size):
-        slab, values = fold_norm(unembedding, unembedding.weight[start : start + size], wide), None
+        slab = fold_norm(unembedding, unembedding.weight[start : start + size])
         # One large product for all layers is faster than many small ones.
-        for step, products in zip(steps, (together @ slab.T).split(sizes), strict=True):
-            values = step.accumulate(slab, products, values)
-    return [step.increases() for step in steps]
+        values, *of_layers = (together @ slab.T).split(sizes)
+        for layer, products in zip(layers, of_layers, strict=True):
+            values = layer.accumulate(slab, products, values)
+    return [torch.stack(parts, 1) for parts in zip(*(layer.increases() for layer in layers), strict=True)]
 
 
 class _Layer:
-    """One layer of many prompts: what stands before, between and after its blocks, and with each head.
+    """One layer of many prompts: its states are what stands before, between and after its blocks, and what enters it with each head.
 
     Sums of exponentials are kept relative to the followed word w: sum_j exp(bs_j - bs_w) = 1 / p(w). No pass for a
     maximum is needed: the sum holds the word itself, so it cannot vanish, and it overflows only where p(w) < e^-88
@@ -116,73 +111,58 @@ class _Layer:
     finds both and computes them again the careful way.
     """
 
-    def __init__(self, unembedding, weight, bias, x, z, ffn, divide, norm, continues_layer):
-        self.unembedding, self.continues_layer = unembedding, continues_layer
-        self.x, self.z, self.ffn = x / divide[:, None], z / divide[:, None, None], ffn / divide[:, None]
+    def __init__(
+        self, model: Model, layer: int, x: Tensor, z: Tensor, ffn: Tensor, divide: Tensor, target: Tensor, recomputed: bool
+    ):
+        self.unembedding = model.unembedding
         # The parameters stay where they are: a float32 copy of every layer at once would double the model.
-        self._weight, self._bias, self.divide = weight, bias, divide
+        self.weight, self._bias = model.output_weight(layer), model.output_bias(layer)
+        self.divide, self.x, self.z, self.ffn = divide, x / divide, z / divide[..., None], ffn / divide
         n, self.heads, self.d_head = z.shape
         self.full_width, (most, _) = _full_width(n, x.shape[-1], self.d_head), _sizes(x.device)
         at_once = max(1, most // n) if self.full_width else 1
         self.chunks = [
             (slice(h, h + at_once), slice(at, at + most)) for h in range(0, self.heads, at_once) for at in range(0, n, most)
         ]
+        states = range(3 + self.heads)
+        self.own = torch.stack([(self.state(i) * target).sum(-1) for i in states])  # bs-values of the followed words
         self.scales = None
-        if norm == "recomputed":
-            by_head = torch.stack([norm_scale(self._head(h), unembedding) for h in range(self.heads)], 1)
-            self.scales = [1 / s for s in (*(norm_scale(v, unembedding) for v in self._states()), by_head)]
-        self.sums = [x.new_zeros(n) for _ in range(3)] + [x.new_zeros(n, self.heads)]
+        if recomputed:
+            self.scales = 1 / torch.stack([norm_scale(self.state(i), self.unembedding) for i in states])
+            self.own *= self.scales
+        self.sums = torch.zeros_like(self.own)
 
     @property
-    def weight(self) -> Float[Tensor, "head d_head d_model"]:
-        return self._weight.to(self.x)
+    def bias(self) -> Float[Tensor, "d_model"]:
+        return torch.zeros_like(self.x[0]) if self._bias is None else self._bias.to(self.x)
 
-    @property
-    def bias(self) -> Float[Tensor, "prompt d_model"]:
-        bias = torch.zeros_like(self.x[0]) if self._bias is None else self._bias.to(self.x)
-        return bias / self.divide[:, None]
-
-    def _head(self, h: int) -> Float[Tensor, "prompt d_model"]:
-        """x plus the vector of one head."""
-        return self.x + self.z[:, h] @ self.weight[h]
-
-    def _states(self) -> list[Float[Tensor, "prompt d_model"]]:
-        """The residual stream before, between and after the two blocks."""
-        between = self.x + torch.einsum("nhk,hkd->nd", self.z, self.weight) + self.bias
-        return [self.x, between, between + self.ffn]
-
-    def set_targets(self, target: Float[Tensor, "prompt d_model"]) -> None:
-        """Set the followed word of each prompt; `own` holds its bs-values, unscaled, as the sums will need them."""
-        self.target = target
-        heads = torch.einsum("nhk,hkd,nd->nh", self.z, self.weight, target)
-        x = (self.x * target).sum(-1)
-        between = x + heads.sum(1) + (self.bias * target).sum(-1)
-        own = [x, between, between + (self.ffn * target).sum(-1), x[:, None] + heads]
-        self.own = own if self.scales is None else [a * s for a, s in zip(own, self.scales, strict=True)]
+    def state(self, i: int) -> Float[Tensor, "prompt d_model"]:
+        """0: before, 1: between, 2: after the two blocks; 3 + h: before, and the vector of head h."""
+        if i >= 3:
+            return self.x + self.z[:, i - 3] @ self.weight[i - 3].to(self.x)
+        state = self.x
+        if i >= 1:
+            state = state + self.z.flatten(1) @ self.weight.flatten(0, 1).to(state) + self.bias / self.divide
+        return state + self.ffn if i == 2 else state
 
     def rows(self) -> Float[Tensor, "row d_model"]:
-        """What is projected in full width: the FFN block, the bias, x unless the layer below ends there, and heads."""
-        out = [self.ffn, torch.zeros_like(self.x[:1]) if self._bias is None else self._bias.to(self.x)[None]]
-        out += [] if self.continues_layer else [self.x]
-        if self.full_width:
-            out.append((self.z.transpose(0, 1) @ self.weight).flatten(0, 1))
-        return torch.cat(out)
+        """What is projected in full width: the FFN block, the bias, and heads where that is cheaper."""
+        heads = (self.z.transpose(0, 1) @ self.weight.to(self.x)).flatten(0, 1) if self.full_width else self.x[:0]
+        return torch.cat([self.ffn, self.bias[None], heads])
 
     def accumulate(
-        self, slab: Float[Tensor, "word d_model"], products: Float[Tensor, "row word"], below: Tensor | None
+        self, slab: Float[Tensor, "word d_model"], products: Float[Tensor, "row word"], before: Float[Tensor, "prompt word"]
     ) -> Float[Tensor, "prompt word"]:
-        """Take in one slab: from the values before this layer (`below`, of the layer under it) to those after it.
-
-        `products` are the slab's values of `rows`.
-        """
+        """Take in one slab: from the values before this layer to those after it. `products` are the slab's values of `rows`."""
         n = len(self.x)
-        ffn, bias, products = products[:n], products[n], products[n + 1 :]
-        before, products = (below, products) if self.continues_layer else (products[:n], products[n:])
+        ffn, bias = products[:n], products[n]
         # Rows of heads start from bs(x) relative to the word; with scales of their own that must wait.
         level = self.own[0][:, None]
         base = before - level if self.scales is None else before
-        by_head = products.view(self.heads, n, -1) if self.full_width else None
-        factors = None if self.full_width else (slab @ self.weight.flatten(0, 1).T).split(self.d_head, 1)
+        if self.full_width:
+            by_head = products[n + 1 :].view(self.heads, n, -1)
+        else:
+            factors = (slab @ self.weight.flatten(0, 1).to(slab).T).split(self.d_head, 1)
         sum_of_heads = torch.zeros_like(base)
         for heads, rows in self.chunks:
             if self.full_width:
@@ -192,10 +172,9 @@ class _Layer:
             # Every head's row holds the base once. A sum of one row would be a copy of it.
             sum_of_heads[rows] += values[0] if len(values) == 1 else values.sum(0)
             if self.scales is not None:
-                scales = self.scales[3][rows, heads].transpose(0, 1)[..., None]
-                values = values.mul_(scales).sub_(level[rows])
-            self.sums[3][rows, heads] += values.exp_().sum(-1).transpose(0, 1)
-        between = sum_of_heads - self.heads * base + before + bias / self.divide[:, None]
+                values = values.mul_(self.scales[3:][heads, rows, None]).sub_(level[rows])
+            self.sums[3:][heads, rows] += values.exp_().sum(-1)
+        between = sum_of_heads - self.heads * base + before + bias / self.divide
         after = between + ffn
         for i, values in enumerate((before, between, after)):
             values = values if self.scales is None else values * self.scales[i][:, None]
@@ -204,25 +183,20 @@ class _Layer:
 
     def increases(self) -> tuple[Float[Tensor, "prompt"], Float[Tensor, "prompt"], Float[Tensor, "prompt head"]]:
         """From the finished sums: the attention block's, the FFN block's, and each head's increase."""
-        level = [*self.own[:3], self.own[0][:, None]]
-        total = [s.log() + a for s, a in zip(self.sums, level, strict=True)]
+        total = self.sums.log()
+        total[:3] += self.own[:3]
+        total[3:] += self.own[0]
         self.recompute_lost(total)
-        before, between, after, heads = (own - t for own, t in zip(self.own, total, strict=True))
-        return between - before, after - between, heads - before[:, None]
+        before, between, after, *heads = self.own - total
+        return between - before, after - between, torch.stack(heads, 1) - before[:, None]
 
-    def recompute_lost(self, total: list[Tensor]) -> None:
+    def recompute_lost(self, total: Float[Tensor, "state prompt"]) -> None:
         """Compute again, with a maximum taken out first, what overflowed or is too small to hold all its digits."""
         info = torch.finfo(self.x.dtype)
         # Each exponential below `tiny` may be off by as much; of all words together that must not show.
         least = self.unembedding.vocabulary * info.tiny / info.eps
-        imprecise = [s.isinf() | (s < least) for s in self.sums]
-        for i, rows in enumerate(self._states() if any(bad.any() for bad in imprecise[:3]) else ()):
-            self._again(total[i], rows, imprecise[i], None if self.scales is None else self.scales[i])
-        for h in range(self.heads) if imprecise[3].any() else ():
-            scales = None if self.scales is None else self.scales[3][:, h]
-            self._again(total[3][:, h], self._head(h), imprecise[3][:, h], scales)
-
-    def _again(self, total: Tensor, rows: Tensor, bad: Tensor, scales: Tensor | None) -> None:
-        if bad.any():
-            rows = rows[bad] if scales is None else rows[bad] * scales[bad][:, None]
-            total[bad] = log_sum_exp(direction(rows, self.unembedding), self.unembedding)
+        lost = self.sums.isinf() | (self.sums < least)
+        for i in lost.any(1).nonzero()[:, 0].tolist():
+            rows = self.state(i)
+            rows = (rows if self.scales is None else rows * self.scales[i][:, None])[lost[i]]
+            total[i, lost[i]] = log_sum_exp(direction(rows, self.unembedding), self.unembedding)

@@ -21,7 +21,7 @@ from twotowers.errors import TwoTowersError
 
 from towerlab.model import files, own_tokenizer
 from towerlab.model.architectures import ARCHITECTURES, REFUSED, Architecture
-from towerlab.model.attention_hooks import implementation
+from towerlab.model.attention import implementation
 from towerlab.model.model import Model
 from towerlab.model.proof import prove
 from towerlab.model.weights import check_config, check_files, check_loaded, reading

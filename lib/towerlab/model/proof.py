@@ -7,6 +7,7 @@ identity_errors(model, seen)                 # the relative error of each
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from twotowers.errors import TwoTowersError
 
 from towerlab.model import query_key, unembed
@@ -20,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torc
 
 WIDER = "take dtype=bfloat16 or float32, or if these are too narrow, float64"
 """What helps where activations overflow"""
-PROVEN = frozenset({"weights", "values", "neurons", "scores", "streams"})  # what a proof records
+PROVEN = frozenset({"weights", "values", "neurons", "streams"})  # what a proof records
 
 
 def prove(model: Model) -> dict[str, float]:
@@ -54,53 +55,45 @@ def _probe(model: Model) -> Encoded:
 
 def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
     """Largest relative error of every identity over layers and prompts. Needs record=PROVEN."""
-    capture.require("weights", "values", "neurons", "scores", "stream_inputs")
-    unembedding = model.unembedding
+    unembedding, errors = model.unembedding, dict[str, float]()
+
+    def compare(identity: str, ours: Tensor, theirs: Tensor) -> None:
+        ours, theirs = widen(ours), widen(theirs)
+        error = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+        errors[identity] = max(error, errors.get(identity, error))
+
     # Summed in float32 at least: of a narrow model only its own rounding is left.
     total = widen(capture.resid_pre[0]) + widen(capture.attention_output).sum(0) + widen(capture.ffn_output).sum(0)
-    heads, positions, neurons, scores, coefficients = 0.0, 0.0, 0.0, 0.0, 0.0
+    compare("the sum of embeddings and blocks", total, capture.resid_final)
     places = torch.arange(len(capture.prompts[0].ids), device=capture.resid_final.device)
     for layer in range(model.n_layers):
-        vectors = torch.einsum("bhk,hkd->bhd", capture.z[layer], model.output_weight(layer).to(capture.z.device))
-        heads = max(heads, _error(_plus(vectors.sum(1), model.output_bias(layer)), capture.attention_output[layer]))
+        vectors = torch.einsum("bhk,hkd->bd", capture.z[layer], model.output_weight(layer).to(capture.z.device))
+        compare("the sum of heads", _plus(vectors, model.output_bias(layer)), capture.attention_output[layer])
         values = capture.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
         z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
-        positions = max(positions, _error(z, capture.z[layer]))
+        compare("the sum of positions", z, capture.z[layer])
         normed = query_key.normed(model, layer, capture.stream_inputs[layer])
-        own, inside = query_key.last_scores(model, layer, normed, places), capture.scores[layer] > -1e30  # not masked
-        scores = max(scores, _error(own[inside], capture.scores[layer][inside]))
+        scores, inside = query_key.last_scores(model, layer, normed, places), capture.scores[layer].isfinite()  # not masked
+        compare("a product of query and key", scores[inside], capture.scores[layer][inside])
         ffn = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
-        neurons = max(neurons, _error(_plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer]))
-        coefficients = max(coefficients, _error(_coefficients(model, layer, capture), capture.neurons[layer]))
+        compare("the sum of neurons", _plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer])
+        compare("a product with a subkey", _coefficients(model, layer, capture), capture.ffn_out_input[layer])
     logits = unembed.bs_values(capture.resid_final, unembedding, unembed.norm_scale(capture.resid_final, unembedding))
     if unembedding.norm_bias is not None:
         logits = logits + (unembedding.norm_bias @ unembedding.weight.T).to(logits.dtype)
-    return {
-        "the sum of embeddings and blocks": _error(total, capture.resid_final),
-        "the sum of heads": heads,
-        "the sum of positions": positions,
-        "a product of query and key": scores,
-        "the sum of neurons": neurons,
-        "a product with a subkey": coefficients,
-        "our logits": _error(unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap), capture.logits),
-    }
+    compare("our logits", unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap), capture.logits)
+    return errors
 
 
-def _coefficients(model: Model, layer: int, capture: Capture) -> torch.Tensor:
+def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
     """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
     x = capture.resid_pre[layer] if model.parallel else capture.resid_pre[layer] + capture.attention_output[layer]
     key, bias = model.subkeys(layer)
     if model.architecture.ffn_norm:
         x = query_key.through_norm(model.part(layer, "ffn_norm"), x)
     first, *second = _plus(torch.einsum("bd,mnd->bmn", x, key.to(x)), bias).unbind(1)
-    coefficients = model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
-    return coefficients if capture.ffn_scale is None else coefficients / capture.ffn_scale[layer][:, None]
+    return model.part(layer, "ffn_activation")(first) * (second[0] if second else 1)
 
 
-def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.to(x.device)
-
-
-def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    ours, theirs = widen(ours), widen(theirs)
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))

@@ -2,7 +2,7 @@
 
     normed = query_key.normed(model, layer, capture.stream_inputs[layer])       # what W_Q and W_K multiply
     key = query_key.keys(model, layer, normed)                                  # before rotation
-    u, c = query_key.query_in_input_space(model, layer, head, query, positions, normed)   # score = u . normed + c
+    u = query_key.query_in_input_space(model, layer, head, query, normed)       # u . normed: the score before rotation and bias
 
 A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures differ: the rotation R
 is there in rotary models only (SmolLM3: in most layers), turns all or some of a head's numbers, in halves or as
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from twotowers.errors import TwoTowersError
 
-from towerlab.model.attention_hooks import scores
+from towerlab.model.attention import products
 from towerlab.model.model import Model, norm_eps, rms
 
 
@@ -62,18 +62,16 @@ def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
 
 
 def rotated(
-    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"], back: bool = False
+    model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"]
 ) -> Float[Tensor, "*rows d_head"]:
-    """Queries or keys turned to their positions, which broadcast to the rows; `back` turns them back.
+    """Queries or keys turned to their positions, which broadcast to the rows; v itself in a layer that does not rotate.
 
-    Leaves v alone in a layer that does not rotate. `back` is the transpose of the rotation: also its inverse, unless
-    the rotation lengthens (YaRN, LongRoPE). Raises TwoTowersError beyond the length up to which the angles are the
-    same for all prompts (dynamic angles, LongRoPE).
+    Raises TwoTowersError beyond the length up to which the angles are the same for all prompts (dynamic angles, LongRoPE).
     """
     if not model.rotates(layer):
         return v
     cos, sin = (x.to(v) for x in _cos_sin(model, layer, positions))
-    n, sin = cos.shape[-1], -sin if back else sin
+    n = cos.shape[-1]
     rotary, rest = v[..., :n], v[..., n:]
     if model.architecture.rotates_neighbours:
         other = torch.stack((-rotary[..., 1::2], rotary[..., ::2]), -1).flatten(-2)
@@ -111,38 +109,23 @@ def last_scores(
     """
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
-    return scores(query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None))[:, :, 0]
+    return products(query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None))[:, :, 0]
 
 
 def query_in_input_space(
-    model: Model,
-    layer: int,
-    head: int,
-    query: Float[Tensor, "batch d_head"],
-    positions: Int[Tensor, "*batch position"] | None,
-    normed: Float[Tensor, "batch position d_model"],
-) -> tuple[Float[Tensor, "batch position d_model"], Float[Tensor, "batch position"]]:
-    """The last query of a head carried through W_K into the input space of the keys: (u, c), so that
+    model: Model, layer: int, head: int, query: Float[Tensor, "batch d_head"], normed: Float[Tensor, "batch d_model"]
+) -> Float[Tensor, "batch d_model"]:
+    """The query of a head, before rotation, carried through W_K into the input space of the keys.
 
-        score at a position (before a soft cap) = u . normed + c
-
-    `query` holds the scaling: one of `queries`, turned, or of `capture.queries[layer] * capture.scaling[layer]`.
-    `normed` is the attention norm's output at `positions`, (position,) or one row a prompt. Exact for every
-    architecture; a norm of the keys (Qwen 3) is frozen at `normed`, elsewhere u does not depend on it. With
-    positions=None the keys are not turned: give a query turned back as well (`rotated(..., back=True)`), and the score
-    is the one without the positions' influence. Raises as `rotated`.
+    Its product with `normed`, the attention norm's output, is that of `query` with the key that `keys` makes of it, but for what
+    a bias adds to every key. A norm of keys (Qwen 3) is frozen at `normed`; elsewhere the result does not depend on it.
     """
-    query = query[:, None].expand(-1, normed.shape[1], -1)
-    if positions is not None:
-        query = rotated(model, layer, query, positions, back=True)
-    (weight, bias), kv_head = model.key_weight(layer), model.value_head(head)
-    weight, bias = weight[kv_head], None if bias is None else bias[kv_head]
-    name = model.architecture.head_norms[1]
-    if name:
+    weight, kv_head = model.key_weight(layer)[0], model.value_head(head)
+    if name := model.architecture.head_norms[1]:
         norm = model.part(layer, "attention").get_submodule(name)
         gain = model.norm_gain(norm).unflatten(0, (-1, model.d_head))
+        together = len(gain) > 1  # one norm of all heads, or of each by itself
         key = _through(*model.key_weight(layer), normed)
-        key = key.flatten(-2) if len(gain) > 1 else key[..., kv_head, :]  # one norm of all heads, or of each by itself
-        query = query * gain[kv_head if len(gain) > 1 else 0].to(query) / rms(key, norm_eps(norm))[..., None]
-    constant = torch.zeros_like(query[..., 0]) if bias is None else query @ bias.to(query)
-    return query @ weight.to(query), constant
+        scale = rms(key.flatten(-2) if together else key[:, kv_head], norm_eps(norm))
+        query = query * gain[kv_head if together else 0].to(query) / scale[:, None]
+    return query @ weight[kv_head].to(query)

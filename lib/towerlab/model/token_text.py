@@ -88,14 +88,13 @@ def _spell(token: str | None, byte_level: bool, special: bool) -> tuple[str, str
         return token, ""
     if byte := _BYTE.fullmatch(token):
         return f"byte {byte[1].upper()}", ""
+    text = token.replace("▁", " ")
     if byte_level and all(letter in _BYTE_OF for letter in token):
         raw = bytes(_BYTE_OF[letter] for letter in token)
         try:
-            text = raw.decode("utf-8")
+            text = raw.decode()
         except UnicodeDecodeError:
-            return "bytes " + raw.hex(" ").upper() if len(raw) > 1 else f"byte {raw.hex().upper()}", ""
-    else:
-        text = token.replace("▁", " ")
+            return f"{'byte' if len(raw) == 1 else 'bytes'} {raw.hex(' ').upper()}", ""
     if not text.strip():
         return "space" if text in (" ", "") else repr(text).strip("'"), ""
     # Only letters can go on a word: a colon is no piece of one.

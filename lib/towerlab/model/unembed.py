@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 
-from towerlab.model.model import Model, Unembedding, widen
+from towerlab.model.model import Model, Unembedding, rms, widen
 
 NORMS = ("frozen", "recomputed")
 SLAB = 4096  # vocabulary entries projected at a time
@@ -41,7 +41,7 @@ def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float
 
 def norm_scale(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows"]:
     """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
-    return (centre(widen(v), unembedding).square().mean(-1) + unembedding.eps).sqrt()
+    return rms(centre(widen(v), unembedding), unembedding.eps)
 
 
 def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
@@ -71,9 +71,10 @@ def bs_values(
     return prepared(v, unembedding, scale) @ widen(unembedding.weight).T
 
 
-def fold_norm(unembedding: Unembedding, rows: Float[Tensor, "word d_model"], dtype: torch.dtype) -> Float[Tensor, "word d_model"]:
+def fold_norm(unembedding: Unembedding, rows: Float[Tensor, "word d_model"]) -> Float[Tensor, "word d_model"]:
     """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
-    return centre(rows.to(dtype) * unembedding.gamma.to(dtype), unembedding)
+    rows = widen(rows)
+    return centre(rows * unembedding.gamma.to(rows.dtype), unembedding)
 
 
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
@@ -99,25 +100,22 @@ def rank(
     v, d_model = widen(v), unembedding.weight.shape[-1]
     if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
         v, through = v @ through.to(v), None
-    if through is None:
-        v = direction(v, unembedding)
-    weight = None if through is None else through.to(v)
 
     def read(words: Tensor) -> Tensor:
-        return widen(words) if weight is None else fold_norm(unembedding, words, v.dtype) @ weight.T
+        folded = fold_norm(unembedding, words)
+        return folded if through is None else folded @ through.to(folded).T
 
-    above = []
-    for rows, targets in zip(v.split(ROWS), words.split(ROWS), strict=True):
-        own = torch.stack([(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T], -1)
-        above.append(torch.zeros_like(targets))
+    ranks = torch.ones_like(words)
+    for rows, targets, ranks_of_rows in zip(v.split(ROWS), words.split(ROWS), ranks.split(ROWS), strict=True):
+        own = [(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T]
         for start, slab in vocab_chunks(unembedding):
             product = rows @ read(slab).T
-            for column, (target, value) in enumerate(zip(targets.T, own.T, strict=True)):
-                above[-1][:, column] += (product > value[:, None]).sum(-1)
+            for rank_of_word, target, value in zip(ranks_of_rows.T, targets.T, own, strict=True):
+                rank_of_word += (product > value[:, None]).sum(-1)
                 # A word must not outrank itself by the rounding of another product.
                 here = ((target >= start) & (target < start + len(slab))).nonzero()[:, 0]
-                above[-1][here, column] -= (product[here, target[here] - start] > value[here]).long()
-    return torch.cat(above) + 1
+                rank_of_word[here] -= (product[here, target[here] - start] > value[here]).long()
+    return ranks
 
 
 def top_words(
@@ -136,24 +134,16 @@ def top_words(
     if without is not None:
         mask[without.to(p.device)] = True
     k = min(k, int((~mask).sum()))
-    best = [_top_words(rows, k, unembedding, mask) for rows in p.reshape(-1, p.shape[-1]).split(ROWS)]
-    values, ids = (torch.cat(parts).reshape(*p.shape[:-1], k) for parts in zip(*best, strict=True))
-    return values, ids
-
-
-def _top_words(
-    rows: Float[Tensor, "row d_model"], k: int, unembedding: Unembedding, mask: Bool[Tensor, "word"]
-) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
-    """Of prepared rows. A slab is sorted only for the rows in which one of its words beats the k-th best so far."""
-    values = torch.full((len(rows), k), float("-inf"), dtype=rows.dtype, device=rows.device)
-    ids = torch.zeros(len(rows), k, dtype=torch.long, device=rows.device)
-    for start, slab in vocab_chunks(unembedding):
-        product = rows @ slab.T
-        product[:, mask[start : start + len(slab)]] = float("-inf")
-        better = (product.amax(-1) > values[:, -1]).nonzero()[:, 0]
-        value, word = product[better].topk(min(k, len(slab)), -1)
-        value, order = torch.cat([values[better], value], -1).topk(k, -1)
-        values[better], ids[better] = value, torch.cat([ids[better], word + start], -1).gather(-1, order)
+    values = p.new_full((*p.shape[:-1], k), -torch.inf)
+    ids = torch.zeros_like(values, dtype=torch.long)
+    each = (x.flatten(0, -2).split(ROWS) for x in (p, values, ids))
+    for rows, best, best_ids in zip(*each, strict=True):
+        for start, slab in vocab_chunks(unembedding):
+            product = (rows @ slab.T).masked_fill_(mask[start : start + len(slab)], -torch.inf)
+            better = (product.amax(-1) > best[:, -1]).nonzero()[:, 0]  # only these rows are sorted
+            value, word = product[better].topk(min(k, len(slab)), -1)
+            best[better], order = torch.cat([best[better], value], -1).topk(k, -1)
+            best_ids[better] = torch.cat([best_ids[better], word + start], -1).gather(-1, order)
     return values, ids
 
 

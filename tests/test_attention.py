@@ -2,7 +2,7 @@
 
 import torch
 from conftest import random_prompts
-from towerlab.model.attention_hooks import reading_attention
+from towerlab.model.attention import reading_attention
 
 
 def test_a_model_with_a_cache_says_what_it_says_without(model):
@@ -16,23 +16,14 @@ def test_a_model_with_a_cache_says_what_it_says_without(model):
     torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-9, rtol=1e-9)
 
 
-def test_generation_with_a_cache_goes_on_as_without(model):
-    ids = torch.tensor([random_prompts(1, lengths=(11,))[0].ids])
-    settings = dict(attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6, pad_token_id=0)
-    result, expected = (model.hf.generate(ids, use_cache=cached, **settings) for cached in (True, False))
-    assert result.tolist() == expected.tolist() and result.shape == (1, 17)
-
-
 def test_what_is_read_with_a_cache_is_the_last_querys(model):
     ids, parts = torch.tensor([random_prompts(1, lengths=(11,))[0].ids]), []
 
-    def reader(query, key, value, mask, scaling, softcap):
-        parts.append((query, key))
-
-    with reading_attention(model, 1, reader):
+    with reading_attention(model, 1, parts.append):
         model.hf(ids, use_cache=False)
         cache = model.hf(ids[:, :10], use_cache=True).past_key_values
         model.hf(ids[:, 10:], past_key_values=cache, use_cache=True)
-    (query, key), _, (last, key_of_last) = parts
-    torch.testing.assert_close(last, query[:, :, -1:])
-    torch.testing.assert_close(key_of_last, key[:, :, -key_of_last.shape[2] :])
+    whole, _, last = parts
+    torch.testing.assert_close(last.query, whole.query[:, :, -1:])
+    torch.testing.assert_close(last.key, whole.key[:, :, -last.key.shape[2] :])
+    assert last.mask.any(-1).all() and last.mask.shape[-1] == last.key.shape[2]
