@@ -32,7 +32,6 @@ from twotowers.claims import Claim
 from twotowers.data_files import shown_name
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
-from twotowers.exhibits import Found
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.intervals import Interval
@@ -321,7 +320,7 @@ class Chapter:
         if exhibit is None or exhibit.not_run:
             raise TwoTowersError(f"no rule for '{item}' in data/figures.csv: add one with its date")
         why = {m: reason for m, reason in self.left_out.items() if m not in found}
-        of_models = exhibits.rows(exhibit, figure, {m: Found(*of) for m, of in found.items()}, why)
+        of_models = exhibits.rows(exhibit, figure, found, why)
         self.exhibits[item] = of_models
         display(HTML(exhibits.sentence(exhibit, of_models)))
 

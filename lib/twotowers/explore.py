@@ -22,7 +22,6 @@ from twotowers import figures, pages
 from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
-from twotowers.schema import DIMENSIONS
 
 Files = Mapping[str, xr.Dataset]
 ALL, LABORATORY = "all", "towerlab.playground"
@@ -33,9 +32,7 @@ PROMPTS = ("text", "query", "pair", "labels")  # coordinates by which prompts ar
 def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
     """Control -> what it offers: heads, entries of other dimensions with names, and prompts, unless they are averaged over groups.
     Dimensions that are left are shown."""
-    found = {
-        "head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if DIMENSIONS.get(str(dim)) is str
-    }
+    found = {"head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if data[dim].dtype.kind in "UO"}
     if {"layer", "head"} <= {*data.dims}:  # with most of the first variable first
         first = next(iter(data.values()))
         mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).transpose("layer", "head")
