@@ -89,7 +89,7 @@ def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapte
     refused("no claim 'learnt' in data", chapter.compare, "learnt", values)
     refused("claim 'learned', a: give whole= for this model, too", chapter.compare, "learned", values, whole={})
     refused(
-        r"claim 'learned': values over \(layer, prompt\)",
+        r"claim 'learned', a: values over \(layer, prompt\)",
         chapter.compare,
         "learned",
         {m: x.expand_dims(layer=2) for m, x in values.items()},

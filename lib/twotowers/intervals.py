@@ -15,8 +15,10 @@ of clusters less one as degrees of freedom. The estimate is the mean over class 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -129,6 +131,40 @@ def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float
         return np.nan, np.nan
     spread = np.sqrt(max(linear**2 - square * constant, 0.0))  # below zero by rounding only: part / whole lies between
     return float((linear - spread) / square), float((linear + spread) / square)
+
+
+def table(
+    values: Mapping[str, xr.DataArray],
+    by: Sequence[str] = (),
+    *,
+    whole: Mapping[str, xr.DataArray] | None = None,
+    clusters: Sequence[str] = CLUSTERS,
+    **columns: Any,
+) -> pd.DataFrame:
+    """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
+
+    values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share
+    of; a share of what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
+    of the first factor), and those given; they are there without rows, too. Where all values are missing, as of a set
+    without heads, so are the numbers. Raises TwoTowersError for other dimensions, and for values that are missing in part.
+    """
+    rows = []
+    for model, data in values.items():
+        if set(data.dims) != {"prompt", *by}:
+            dims, expected = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
+            raise TwoTowersError(f"a table of values over ({dims}), wanted ({expected}): name them in by=, or take means")
+        for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
+            at = dict(zip(by, entries, strict=True))
+            part = data.sel(at)
+            if part.isnull().all():
+                number = Interval(np.nan, (0,))
+            elif whole is None:
+                number = mean(part, clusters)
+            else:
+                of = whole[model]
+                number = ratio(part, of.sel({dim: entry for dim, entry in at.items() if dim in of.dims}), clusters)
+            rows.append([model, *entries, number.estimate, number.low, number.high, number.n[0]])
+    return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
 
 
 def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
