@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
-from twotowers import book, claims, evidence, pages, recorded, store
+from twotowers import book, evidence, pages, recorded, store
 from twotowers.intervals import Interval
 from twotowers.recording import Recording
 
@@ -76,12 +76,6 @@ def test_too_few_blocks_are_not_a_model_that_does_not_learn():
     assert pages.not_learned(Interval(0.5, (20, 9), 0.45, 0.56)) == "does not learn the task: accuracy 50% [45%, 56%]"
     assert pages.not_learned(Interval(1.0, (1, 1))).startswith("too few blocks")
     assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
-
-
-def test_effects_in_nats_are_measured_by_the_models_choice(chapter):
-    tiny = {"a": chapter.measured("heads")["a"].logit_difference * 0 + 0.04}
-    chapter.compare("attention-chooses", tiny)
-    assert chapter.rows[0].smallest == pytest.approx(0.05 * 2, abs=0.02) and chapter.rows[0].verdict == claims.ABSENT
 
 
 def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapter):

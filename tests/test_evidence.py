@@ -133,8 +133,6 @@ def names(values):
     [
         (prompts(UP).expand_dims(layer=2), {}, r"values over \(layer, prompt\), wanted \(prompt\): take means"),
         (prompts(UP).drop_vars("labels"), {}, "without the coordinates pair, labels"),
-        (prompts([np.nan] * 4), {}, "all values are missing"),
-        (prompts([0.1, 0.2, 0.1, np.inf]), {}, "4 of 16 values are missing or infinite"),
         (prompts(UP), {"whole": prompts(UP[:3])}, "whole are of different prompts"),
         (prompts(UP), {"whole": prompts([1.0, np.nan, 1.0, 1.0])}, "missing or infinite"),
         (prompts(UP), {"control": prompts(UP)}, r"control over \(prompt\), wanted \(draw, prompt\)"),

@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import ast
-import html
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class Chapter:
         self.exhibits: dict[str, list[dict]] = {}
         self.left_out: dict[str, str] = {}
         self.not_recorded: dict[str, list[str]] = {}
-        self._laboratories = {settings.suite: Laboratory(settings)}
+        self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
         if settings.blocks < pages.QUICK and self.model not in recorded.recorded_models():
             pages.quick_look(self.model, settings.blocks)
@@ -120,9 +120,9 @@ class Chapter:
         """
         return {model: of.data for model, of in self._recordings(name, suite, labels).items()}
 
-    def control(self, name: str, suite: str | None = None) -> dict[str, xr.Dataset]:
+    def control(self, name: str) -> dict[str, xr.Dataset]:
         """Model -> the same measurement of random sets or directions: variables over (heads, draw, prompt)."""
-        return {model: of.control for model, of in self._recordings(name, suite).items() if of.control is not None}
+        return {model: of.control for model, of in self._recordings(name).items() if of.control is not None}
 
     def _recordings(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, Recording]:
         suite = suite or self.settings.suite
@@ -219,7 +219,9 @@ class Chapter:
                 of = self._learned(model, gate)
                 if whole is not None and model not in whole:
                     raise TwoTowersError("give whole= for this model, too")
-                rows.append(self._row(line, of, values[model], whole and whole[model], control and control.get(model)))
+                all_of = None if whole is None else whole[model]
+                random = None if control is None else control.get(model)
+                rows.append(self._row(line, of, values[model], all_of, random))
             except NotTestable as error:
                 rows.append(evidence.not_testable(line, model, str(error)))
             except TwoTowersError as error:
@@ -292,7 +294,7 @@ class Chapter:
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         of = f"{'Table' if table else 'Figure'} {number}"
-        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {html.escape(caption)}</p>'))
+        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {escape(caption)}</p>'))
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
         """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.

@@ -9,9 +9,9 @@ A chapter computes one number for each model (`Chapter.beside_paper`), the rule 
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 
 import pandas as pd
@@ -81,14 +81,14 @@ def rows(exhibit: Exhibit, figure: str, found: Mapping[str, tuple[float, str]], 
 
 def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
     """What the paper says and whether ours agrees, model by model, as HTML."""
-    item = html.escape(exhibit.item)
+    item = escape(exhibit.item)
     lines = ""
     for row in of_models:
         verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
-        lines += f"<li>{html.escape(shown_name(row['model']))}: {verdict}, {html.escape(row['words'])}</li>"
-    says = f"<p><b>The paper's {item}.</b> {html.escape(exhibit.says)}</p>"
+        lines += f"<li>{escape(shown_name(row['model']))}: {verdict}, {escape(row['words'])}</li>"
+    says = f"<p><b>The paper's {item}.</b> {escape(exhibit.says)}</p>"
     rule = f"Rule of {exhibit.rule}: {exhibit.statistic}. From {exhibit.agrees:g} on it agrees, from {exhibit.part:g} on in part."
-    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{html.escape(rule)}</small></p></div>'
+    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{escape(rule)}</small></p></div>'
 
 
 def css(text: str) -> str:

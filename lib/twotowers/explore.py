@@ -8,10 +8,10 @@ On a page of the book, where no Python runs, one line stands in their place (`bo
 
 from __future__ import annotations
 
-import html
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 
 import ipywidgets as widgets
 import numpy as np
@@ -94,7 +94,7 @@ def _places(data: xr.Dataset) -> list[str]:
 
 
 def _alert(error: Exception) -> str:
-    return f"<span style='color:#c0392b' role='alert'>{html.escape(str(error))}</span>"
+    return f"<span style='color:#c0392b' role='alert'>{escape(str(error))}</span>"
 
 
 class Explorer(widgets.VBox):
@@ -146,11 +146,11 @@ class Explorer(widgets.VBox):
         except TwoTowersError as error:
             self.line.value = _alert(error)
             return
-        self.frame, self.line.value, n = table(data, self.over), html.escape(note), data.sizes["prompt"]
+        self.frame, self.line.value, n = table(data, self.over), escape(note), data.sizes["prompt"]
         grid = bool(self.frame.columns.name)
         caption = f"{_words(str(next(iter(data))))}, " * grid + (f"mean over {n} prompts" if n > 1 else "one prompt")
         styler = pages.shown(self.frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(
-            html.escape(caption)
+            escape(caption)
         )
         styler = styler.bar(axis=None if grid else 0, align="zero", color=[figures.ORANGE, figures.BLUE], props="width: 7em;")
         self.shown.value = styler.to_html()

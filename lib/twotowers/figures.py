@@ -66,14 +66,14 @@ def _theme() -> alt.theme.ThemeConfig:
     }
 
 
-def colour(field: str, names: Iterable[str], title: str | None = None, legend: bool = True) -> alt.Color:
+def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
     """A colour scale over `names`: known names keep their colour in every figure of the book."""
     names = list(dict.fromkeys(names))
     taken = {COLOURS.get(name) for name in names}
     spare = itertools.cycle([c for c in OF_ANYTHING if c not in taken])
     scale = alt.Scale(domain=names, range=[COLOURS.get(name) or next(spare) for name in names])
     key = alt.Legend(columns=2 if max(map(len, names), default=0) > 18 else 3, symbolOpacity=1)  # marks may be faint
-    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key if legend else None)
+    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key)
 
 
 def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:

@@ -188,7 +188,7 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
         with _deferred_signals(), writing(path):
             for group, part in groups.items():
                 mode = "w" if group == "/" else "a"
-                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[arg-type]
+                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
             os.replace(scratch, path)
     finally:
         with suppress(OSError):  # a disk that can only be read says so above
@@ -286,9 +286,6 @@ def load(path: Path, limit: float = math.inf) -> Recording:
     if size > limit:
         raise TwoTowersError(f"it would take {size / 2**30:,.0f} GiB, more than {limit / 2**30:g}")
     data = groups.pop("")
-    for name in ("true", "true_first"):
-        if name in data.coords:
-            data[name] = data[name].astype(bool)
     try:
         recording = Recording(data, with_shared(groups["control"], data) if "control" in groups else None)
         schema.check(str(data.attrs.get("measurement")), recording)
