@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
-from twotowers import book, claims, evidence, pages, recorded, store
+from twotowers import book, evidence, pages, recorded, store
 from twotowers.intervals import Interval
 from twotowers.recording import Recording
 
@@ -78,18 +78,12 @@ def test_too_few_blocks_are_not_a_model_that_does_not_learn():
     assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
 
 
-def test_effects_in_nats_are_measured_by_the_models_choice(chapter):
-    tiny = {"a": chapter.measured("heads")["a"].logit_difference * 0 + 0.04}
-    chapter.compare("attention-chooses", tiny)
-    assert chapter.rows[0].smallest == pytest.approx(0.05 * 2, abs=0.02) and chapter.rows[0].verdict == claims.ABSENT
-
-
 def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     refused("no claim 'learnt' in data", chapter.compare, "learnt", values)
     refused("claim 'learned', a: give whole= for this model, too", chapter.compare, "learned", values, whole={})
     refused(
-        r"claim 'learned': values over \(layer, prompt\)",
+        r"claim 'learned', a: values over \(layer, prompt\)",
         chapter.compare,
         "learned",
         {m: x.expand_dims(layer=2) for m, x in values.items()},

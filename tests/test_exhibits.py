@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from conftest import refused
 from twotowers import book, exhibits
-from twotowers.exhibits import AGREES, DISAGREES, IN_PART, UNTESTABLE, Found, judge
+from twotowers.exhibits import AGREES, DISAGREES, IN_PART, UNTESTABLE, judge
 
 
 def test_every_exhibit_of_both_versions_has_its_line():
@@ -46,7 +46,7 @@ def test_a_chapter_keeps_its_rows_for_the_page(tmp_path, monkeypatch, capsys):
 
 def test_the_sentence_has_the_words_and_no_tag_of_theirs():
     exhibit = exhibits.exhibits()["figure 6"]
-    rows = exhibits.rows(exhibit, "4.1", {"m": Found(1.0, "all <heads>")}, {"n": "too small"})
+    rows = exhibits.rows(exhibit, "4.1", {"m": (1.0, "all <heads>")}, {"n": "too small"})
     text = exhibits.sentence(exhibit, rows)
     assert "all &lt;heads&gt;" in text and '<b class="agrees">agrees</b>' in text and "too small" in text
 

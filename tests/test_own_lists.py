@@ -24,7 +24,7 @@ def home(tmp_path, monkeypatch):
     """A copy of the lists, to change."""
     for name in ("words", "sentences", "models"):
         shutil.copytree(ROOT / "data" / name, tmp_path / "data" / name)
-    for name in ("versions.csv", "published.csv", "claims.csv"):
+    for name in ("versions.csv", "variables.csv", "published.csv", "claims.csv"):
         shutil.copy(ROOT / "data" / name, tmp_path / "data")
     monkeypatch.setenv(HOME, str(tmp_path))
     forget()

@@ -101,10 +101,10 @@ def head_beyond(folder: Path) -> None:
 
 
 ODD = [
-    (lambda f: change(f, "singles", parameters=None), "'parameters' is no count"),
-    (lambda f: change(f, "singles", layers="many"), "'layers' is no count"),
-    (lambda f: change(f, "singles", identity="[1]"), "'identity' is no list of settings"),
-    (lambda f: change(f, "singles", identity="{"), "'identity' is no list of settings"),
+    (lambda f: change(f, "singles", parameters=None), "its attribute parameters "),
+    (lambda f: change(f, "singles", layers="many"), "its attribute layers 'many'"),
+    (lambda f: change(f, "singles", identity="[1]"), "its attribute identity "),
+    (lambda f: change(f, "singles", identity="{"), "its attribute identity "),
     (lambda f: change(f, "singles", identity=identity(f, locate="a lot")), "locate='a lot': give a whole number"),
     (lambda f: change(f, "singles", identity=identity(f, seed=1)), "its seed is 1, that of others 0"),
     (lambda f: change(f, "singles", identity=identity(f, model="other@1")), "its identity is of 'other@1'"),
@@ -114,11 +114,11 @@ ODD = [
     (lambda f: change(f, "singles", model="smollm2-135m"), "and lies where 'someone' belongs"),
     (lambda f: change(f, "singles", measurement="norms"), "has another form"),
     (lambda f: change(f, "singles", layers=31), "'layer' does not count from 0 to 30"),
-    (lambda f: (f / "words/singles.nc").write_bytes(b"CDF"), "it is damaged"),
+    (lambda f: (f / "words/singles.nc").write_bytes(b"CDF"), "is damaged (OSError)"),
     (edited(lambda data: data.renameVariable("pair", "pears")), "it lacks pair"),
     (tag_in_a_name, "its 'pair' holds a sign of HTML"),
     (huge, "it would take 22 GiB"),
-    (head_beyond, "its 'layer' goes beyond 29"),
+    (head_beyond, "its 'layer' does not count from 0 to 29"),
 ]
 
 
@@ -155,7 +155,9 @@ def test_what_cannot_be_had_is_not_recorded(home, tmp_path, monkeypatch, capfd):
 def test_recorded_files_are_sound():
     for model, folder in recorded.recorded_models().items():
         files = [path.relative_to(folder) for path in folder.rglob("*.nc")]
-        settings = [(path.parts[0], recorded.settings_of(recorded.open_recorded(model, path.parts[0], path.stem))) for path in files]
+        settings = [
+            (path.parts[0], recorded.settings_of(recorded.open_recorded(model, path.parts[0], path.stem))) for path in files
+        ]
         shared = {}
         for suite, of in settings:
             first = shared.setdefault(suite, of)

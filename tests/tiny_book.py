@@ -34,7 +34,15 @@ def make(home):
     """The book's folder."""
     for name in ("book/_ext", "book/_page", "data/words", "data/sentences", "data/models/mini-gpt2"):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Snakefile", "_config.yml", "data/published.csv", "data/claims.csv", "data/versions.csv", "data/models/names.csv"):
+    for name in (
+        "Snakefile",
+        "_config.yml",
+        "data/published.csv",
+        "data/claims.csv",
+        "data/versions.csv",
+        "data/variables.csv",
+        "data/models/names.csv",
+    ):
         shutil.copy(ROOT / name, home / name)
     (home / "_toc.yml").write_text(
         "format: jb-book\nroot: book/intro\nparts:\n- chapters:\n  - file: book/91-one\n  - file: book/92-two\n"

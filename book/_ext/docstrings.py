@@ -26,7 +26,8 @@ def plain(lines: list[str]) -> list[str]:
 
 def setup(app) -> dict:
     def process(app, what, name, obj, options, lines):
-        lines[:] = [*plain(lines), ""]
+        more = obj.listing() if name == "twotowers.schema" else []
+        lines[:] = [*plain([*lines, *more]), ""]
 
     app.connect("autodoc-process-docstring", process)
     return {"parallel_read_safe": True}

@@ -7,13 +7,13 @@ Each table is read through one model (`data_files`): a wrong cell is named with 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pandas as pd
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from twotowers.choose import SETS
-from twotowers.data_files import Row, Text, damaged, read_table
+from twotowers.data_files import Optional, Row, Text, damaged, one_of, read_table
 from twotowers.paths import data_folder
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
@@ -45,25 +45,13 @@ class Claim(Row):
     statement: Text = Field(pattern=r"\.$")
     measure: Text
     null: float
-    smallest: float | None
+    smallest: Optional
     unit: Literal["nats", "share", "AUC", "words of ten"]
-    heads: str
+    heads: Annotated[str, one_of(("", *SETS))]
     control: Literal["random sets", "random directions", "random sets and directions", "none"]
     source: Text
     rule: Text
     seen: Text
-
-    @field_validator("smallest", mode="before")
-    @classmethod
-    def _empty_is_none(cls, cell: object) -> object:
-        return None if cell == "" else cell
-
-    @field_validator("heads")
-    @classmethod
-    def _a_rule_defines_them(cls, heads: str) -> str:
-        if heads and heads not in SETS:
-            raise ValueError(f"no rule defines these heads: choose one of {', '.join(SETS)}, or none")
-        return heads
 
     @model_validator(mode="after")
     def _smallest_fits(self) -> Claim:
@@ -79,65 +67,29 @@ def claims() -> dict[str, Claim]:
     return {claim.id: claim for claim in read_table(data_folder() / "claims.csv", Claim, ("id",))}
 
 
-class Finding(Row):
-    """A line of data/findings.csv: a verdict on which a sentence rests. Page, sentence and chapter stand in its first line."""
-
-    page: str
-    sentence: str
-    chapter: str
-    claim: Text
-    model: Text
-    verdict: str
-
-    @field_validator("verdict")
-    @classmethod
-    def _is_one(cls, verdict: str) -> str:
-        if verdict not in VERDICTS:
-            raise ValueError(f"no verdict: choose one of {', '.join(VERDICTS)}")
-        return verdict
-
-    @model_validator(mode="after")
-    def _begins_or_goes_on(self) -> Finding:
-        if len({bool(cell) for cell in (self.page, self.sentence, self.chapter)}) > 1:
-            raise ValueError("give page, sentence and chapter, or leave all three empty to go on with the sentence before")
-        return self
-
-
 def findings() -> pd.DataFrame:
     """Each hand-written finding of the opening page ("intro") and of chapters, a row for each verdict that it rests on.
 
     Columns page, sentence, chapter (where it is shown how we know), claim, model, verdict. Raises TwoTowersError for a
     claim that is no more, and for a verdict that a sentence names twice.
     """
-    path, every_claim = data_folder() / "findings.csv", claims()
-    rows: list[Finding] = []
-    verdicts: set[tuple[str, str]] = set()  # of one sentence
-    for line, row in enumerate(read_table(path, Finding), 2):
-        if row.sentence:
-            verdicts = set()
-        elif not rows:
-            raise damaged(path, "the first line has no sentence", line)
-        else:
-            row = row.model_copy(update=rows[-1].model_dump(include={"page", "sentence", "chapter"}))
-        if row.claim not in every_claim:
-            raise damaged(path, f"no claim '{row.claim}' in data/claims.csv", line)
-        if (row.claim, row.model) in verdicts:
-            twice = f"'{row.claim}' of {row.model} stands twice under a sentence: has the next one lost its first line?"
-            raise damaged(path, twice, line)
-        verdicts.add((row.claim, row.model))
-        rows.append(row)
-    return pd.DataFrame([row.model_dump() for row in rows])
-
-
-class Rule(Row):
-    """A line of data/rules.csv: a change of rules, what had been seen by then, and the verdicts under the rule before."""
-
-    date: Text
-    rule: Text
-    seen: Text
-    before: Text
+    path, first = data_folder() / "findings.csv", ["page", "sentence", "chapter"]
+    table = pd.read_csv(path, dtype=str)
+    rows = table.assign(**table[first].ffill())  # these stand in the first line of a sentence
+    faults = {
+        "no such claim in data/claims.csv": ~rows["claim"].isin(claims()),
+        f"no such verdict: choose one of {', '.join(VERDICTS)}": ~rows["verdict"].isin(VERDICTS),
+        "give page, sentence and chapter, or leave all three empty to go on with the sentence before": (
+            table[first].notna().sum(axis=1).isin([1, 2]) | rows["sentence"].isna()
+        ),
+        "it stands twice under a sentence: has the next one lost its first line?": rows.duplicated([*first, "claim", "model"]),
+    }
+    for what, wrong in faults.items():
+        if wrong.any():
+            raise damaged(path, what, int(wrong.argmax()) + 2)
+    return rows
 
 
 def rules() -> pd.DataFrame:
-    """data/rules.csv, checked."""
-    return pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "rules.csv", Rule)])
+    """data/rules.csv: changes of rules, what had been seen by then, and the verdicts under the rule before."""
+    return pd.read_csv(data_folder() / "rules.csv", dtype=str)

@@ -15,12 +15,12 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
@@ -51,9 +51,24 @@ ClassName = Annotated[Text, StringConstraints(pattern="^[^/]*$")]
 """A class of texts: "/" stands between two of them in the name of a pair"""
 
 
+Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
+"""A number, or an empty cell"""
+
+
+def one_of(names: Iterable[str]) -> AfterValidator:
+    """A cell that holds one of some names."""
+
+    def check(cell: str) -> str:
+        if cell not in names:
+            raise ValueError(f"choose one of {', '.join(names)}")
+        return cell
+
+    return AfterValidator(check)
+
+
 def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
     """The error for a file, or for one line of it (they count from 1)."""
-    at = "" if line is None else f"line {line}: "
+    at = f"line {line}: " if line else ""
     return TwoTowersError(f"'{path}' is damaged ({at}{what}): correct it, or restore it from the repository")
 
 
@@ -63,16 +78,13 @@ def read_text(path: Path) -> str:
     Raises TwoTowersError when it is missing, empty, or something else.
     """
     try:
-        text = path.read_bytes().decode("utf8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        text = unicodedata.normalize("NFC", text)
+        text = unicodedata.normalize("NFC", path.read_text("utf-8-sig"))
     except OSError as error:
         raise TwoTowersError(f"there is no '{path}' ({error.strerror}): restore it from the repository") from None
     except UnicodeDecodeError:
         raise damaged(path, "it is no UTF-8 text") from None
-    if not text.strip():
-        raise damaged(path, "it is empty")
-    if "\0" in text:
-        raise damaged(path, "it is no text")
+    if not text.strip() or "\0" in text:
+        raise damaged(path, "it is empty, or no text")
     return text
 
 
@@ -93,38 +105,35 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
     does not take, and a line that stands twice.
     """
     text = read_text(path)
-    try:
-        header, *lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    except csv.Error as error:
-        raise damaged(path, str(error)) from None
-    fields = {field.alias or name: field for name, field in row.model_fields.items()}
-    if len(set(header)) < len(header) or not {n for n, f in fields.items() if f.is_required()} <= set(header) <= {*fields}:
-        raise damaged(path, f"its columns are {', '.join(header)}, not {', '.join(fields)}", 1)
-    if not lines:
-        raise damaged(path, "it has no rows")
     if not text.endswith("\n"):
         raise damaged(path, "its last line is cut off")
+    try:
+        lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        raise damaged(path, str(error)) from None
+    if not lines:
+        raise damaged(path, "it has no rows")
     rows: list[AnyRow] = []
     line_of: dict[tuple[str, ...], int] = {}
     for line, cells in enumerate(lines, 2):
-        if len(cells) != len(header):
-            raise damaged(path, f"{len(cells)} cells, not {len(header)}", line)
-        if any("\n" in cell for cell in cells):
+        if None in cells or None in cells.values():
+            raise damaged(path, "it has more cells than there are columns, or fewer", line)
+        written = "".join(cells.values())
+        if "\n" in written:
             raise damaged(path, "an open quote", line)
-        if sign := unseen("".join(cells)):
+        if sign := unseen(written):
             raise damaged(path, f"it holds {sign}, which cannot be seen", line)
-        columns = dict(zip(header, cells, strict=True))
         try:
-            rows.append(row.model_validate(columns))
+            rows.append(row.model_validate(cells))
         except ValidationError as error:
-            raise damaged(path, _why(error), line) from None
-        key = tuple(columns[name] for name in unique)
+            raise damaged(path, first_fault(error), line) from None
+        key = tuple(cells[name] for name in unique)
         if unique and line_of.setdefault(key, line) != line:
             raise damaged(path, f"{', '.join(unique)} '{', '.join(key)}' stands in line {line_of[key]}, too", line)
     return rows
 
 
-def _why(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """What pydantic says of the first wrong cell, or of the line as a whole."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")

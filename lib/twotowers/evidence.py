@@ -28,9 +28,10 @@ a share of what is not clear of zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -41,12 +42,13 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads
 from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
 
+if TYPE_CHECKING:
+    from twotowers.book import Model
+
 LEAST, MOST = 20, 0.05
 SAME, COMPARED = 0.95, 400
 """Two random sets are the same where so many of their numbers are equal; how many prompts are compared"""
 SHARE_OF_CHOICE = 0.05
-Turns = Callable[[xr.DataArray], Iterable[tuple[Mapping[str, Heads], xr.DataArray]]]
-Draw = Callable[[Heads], Sequence[Heads]]
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,12 @@ class EvidenceRow:
     note: str = ""
 
 
-def _row(claim: Claim, model: str, verdict: str, **numbers) -> EvidenceRow:
-    about = EvidenceRow(claim.id, claim.statement, claim.chapter, model, verdict, null=claim.null, unit=claim.unit, rule=claim.rule)
-    return replace(about, **numbers)
+COLUMNS = [field.name for field in fields(EvidenceRow)]
+
+
+def _row(claim: Claim, model: str, verdict: str, **numbers: Any) -> EvidenceRow:
+    about = {name: getattr(claim, name) for name in ("statement", "chapter", "null", "unit", "rule")}
+    return EvidenceRow(claim=claim.id, model=model, verdict=verdict, **about, **numbers)
 
 
 def not_testable(claim: Claim, model: str, why: str) -> EvidenceRow:
@@ -139,27 +144,24 @@ def compare(
     choice: the model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control, values that
     are not finite, and names of classes among arbitrary labels.
     """
-    try:
-        check_prompts(values, whole, control)
-        if not values.size:
-            return not_testable(claim, model, "there are no such prompts")
-        effect = _effect(values, whole)
-        if np.isnan(effect.estimate) and whole is not None:
-            return not_testable(claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}")
-        against = None if control is None else _control(effect, values, whole, control)
-        p = mean(values - claim.null * (1.0 if whole is None else whole)).p
-    except TwoTowersError as error:
-        raise TwoTowersError(f"claim '{claim.id}', {model}: {error}") from None
+    check_prompts(values, whole, control)
+    if not values.size:
+        return not_testable(claim, model, "there are no such prompts")
+    effect = _effect(values, whole)
+    if np.isnan(effect.estimate) and whole is not None:
+        return not_testable(claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}")
+    against = None if control is None else _control(effect, values, whole, control)
+    p = mean(values - claim.null * (1.0 if whole is None else whole)).p
     smallest = SHARE_OF_CHOICE * choice if claim.smallest is None else claim.smallest
-    numbers = _numbers("effect", effect)
+    numbers = _bounds("effect", effect)
     if against is not None:
-        numbers |= _numbers("control", against.mean) | _numbers("difference", against.difference)
+        numbers |= _bounds("control", against.mean) | _bounds("difference", against.difference)
         numbers |= {"share": against.share, "draws": against.draws}
-    numbers |= {"p": p, "prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form, "smallest": smallest}
-    return _row(claim, model, judge(effect, claim.null, smallest, against), **numbers)
+    rests_on = {"prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form}
+    return _row(claim, model, judge(effect, claim.null, smallest, against), p=p, smallest=smallest, **numbers, **rests_on)
 
 
-def _numbers(name: str, part: Interval) -> dict[str, object]:
+def _bounds(name: str, part: Interval) -> dict[str, Any]:
     return {name: part.estimate, f"{name}_low": part.low, f"{name}_high": part.high}
 
 
@@ -202,22 +204,22 @@ def p_of_sets(share: float, draws: int) -> float:
 def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None) -> None:
     """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw, prompt), all of the same prompts,
     and labels are either all arbitrary or all names of classes."""
-    _check_dims("values", values, ("prompt",))
-    for name, part, dims in (("whole", whole, ("prompt",)), ("control", control, ("draw", "prompt"))):
+    for name, part, dims in (
+        ("values", values, {"prompt"}),
+        ("whole", whole, {"prompt"}),
+        ("control", control, {"draw", "prompt"}),
+    ):
+        if part is not None and {*part.dims} != dims:
+            remedy = "take means over the others first, or name the set of heads in data/claims.csv"
+            there, wanted = (", ".join(sorted(map(str, names))) for names in (part.dims, dims))
+            raise TwoTowersError(f"{name} over ({there}), wanted ({wanted}): {remedy}")
         if part is not None:
-            _check_dims(name, part, dims)
             _check_same_prompts(name, part, values)
     if not set(CLUSTERS) <= set(values.coords):
-        raise TwoTowersError(f"values without the coordinates {_list(CLUSTERS)}, which tell their clusters: keep them")
-    are_names = (values["labels"] == values["pair"]).values
-    if 0 < are_names.sum() < len(are_names):
+        raise TwoTowersError(f"values without the coordinates {', '.join(CLUSTERS)}, which tell their clusters: keep them")
+    are_names = values["labels"] == values["pair"]
+    if are_names.any() and not are_names.all():
         raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
-
-
-def _check_dims(name: str, values: xr.DataArray, dims: Sequence[str]) -> None:
-    if set(values.dims) != set(dims):
-        remedy = "take means over the others first, or name the set of heads in data/claims.csv"
-        raise TwoTowersError(f"{name} over ({_list(values.dims)}), wanted ({_list(dims)}): {remedy}")
 
 
 def _check_same_prompts(name: str, part: xr.DataArray, values: xr.DataArray) -> None:
@@ -226,81 +228,65 @@ def _check_same_prompts(name: str, part: xr.DataArray, values: xr.DataArray) -> 
         raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
 
 
-def _list(names: Iterable[object]) -> str:
-    return ", ".join(map(str, names))
-
-
-def of_set(
-    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, sets: Mapping[str, Heads], turns: Turns, draw: Draw
+def select(
+    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, model: Model
 ) -> tuple[xr.DataArray, xr.DataArray | None]:
     """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control that a chapter gives.
 
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
     for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then it is cross-fit, and
-    random sets are drawn. sets: name -> heads of the model; turns: values -> (sets chosen on other class pairs and label
-    pairs, the prompts of values that these judge), each in turn; draw: heads -> random sets of others. Raises NotTestable
-    where the rule names no heads in this model, TwoTowersError for other dimensions, and a control that is missing, not asked
-    for, or of another kind.
+    random sets are drawn. Raises NotTestable where the rule names no heads in this model, TwoTowersError for a set that was not
+    measured, and a control that is missing, not asked for, or of another kind.
     """
-    try:
-        if not claim.heads:
-            _check_dims("values", values, ("prompt",))
-            _check_control(claim, control)
-            return values, control
-        if {"layer", "head"} <= set(values.dims):
-            return _of_single_heads(claim, values, control, turns, draw)
-        return _of_sets(claim, values, control, sets)
-    except NotTestable:
-        raise
-    except TwoTowersError as error:
-        raise TwoTowersError(f"claim '{claim.id}': {error}") from None
+    single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
+    named = bool(claim.heads) and not single
+    if named:
+        values = _of_set(claim, values, model)
+    _check_control(claim, control, drawn=single and claim.control == "random sets")
+    if single:
+        return _cross_fit(claim, values, model)
+    if named and control is not None:
+        control = _of_set(claim, control, model)
+    return values, control
 
 
-def _of_single_heads(claim, values, control, turns, draw):
-    """Each turn's heads on the prompts that it judges, which keep their order."""
-    _check_dims("values", values, ("prompt", "layer", "head"))
-    needs_draws = claim.control == "random sets"
-    _check_control(claim, control, needs_draws)
-    parts = []
-    for sets, judges in turns(values.assign_coords(at=("prompt", range(values.sizes["prompt"])))):
+def _of_set(claim: Claim, values: xr.DataArray, model: Model) -> xr.DataArray:
+    there = values["heads"].values.tolist() if "heads" in values.dims else []
+    if claim.heads in there:
+        return values.sel(heads=claim.heads)
+    if not model.sets.get(claim.heads):
+        raise NotTestable(f"the rule names no {claim.heads}")
+    raise TwoTowersError(f"no '{claim.heads}' among the heads ({', '.join(there)}) of values or control: add this set")
+
+
+def _cross_fit(claim: Claim, values: xr.DataArray, model: Model) -> tuple[xr.DataArray, xr.DataArray | None]:
+    """Each turn's heads, and random ones in their place, on the prompts that it judges, which keep their order."""
+    turns = []
+    for sets, judges in model.turns(values.assign_coords(at=("prompt", range(values.sizes["prompt"])))):
         if claim.heads not in sets:
             raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
         if not sets[claim.heads]:
             raise NotTestable(f"the rule names no {claim.heads}")
-        parts.append((sets[claim.heads], judges))
-
-    def join(sets_of: Callable[[Heads], Sequence[Heads]]) -> xr.DataArray:
-        each = [over_sets(judges, [sorted(of) for of in sets_of(heads)]) for heads, judges in parts]  # equal sets, equal numbers
-        return xr.concat(each, "prompt").sortby("at").drop_vars("at")
-
-    effect = join(lambda heads: [heads]).isel(draw=0, drop=True)
-    if not needs_draws:
-        return effect, control
-    union = list(dict.fromkeys(head for heads, _ in parts for head in heads))
-    stands_for = [dict(zip(union, random, strict=True)) for random in draw(union)]  # the same random head in every turn
-    return effect, join(lambda heads: [[of[head] for head in heads] for of in stands_for])
+        turns.append((sets[claim.heads], judges))
+    chosen = list(dict.fromkeys(head for heads, _ in turns for head in heads))
+    draws = model.drawn(chosen) if claim.control == "random sets" else []
+    in_place_of = [dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)]  # the same random head in every turn
+    parts = []
+    for heads, judges in turns:
+        each = [sorted(other[head] for head in heads) for other in in_place_of]  # in order: equal sets, equal numbers
+        parts.append(over_sets(judges, each))
+    every = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
+    return every.isel(draw=0, drop=True), every.isel(draw=slice(1, None)) if draws else None
 
 
-def _of_sets(claim, values, control, sets):
-    _check_dims("values", values, ("heads", "prompt"))
-    if claim.heads not in values["heads"] and not sets.get(claim.heads):
-        raise NotTestable(f"the rule names no {claim.heads}")
-    _check_control(claim, control)
-    if control is not None:
-        _check_dims("control", control, ("heads", "draw", "prompt"))
-    for name, part in (("values", values), ("control", control)):
-        if part is not None and claim.heads not in part["heads"]:
-            raise TwoTowersError(f"no '{claim.heads}' among the heads of {name} ({_list(part['heads'].values)}): add this set")
-    return values.sel(heads=claim.heads), None if control is None else control.sel(heads=claim.heads)
-
-
-def _check_control(claim: Claim, control: xr.DataArray | None, draws: bool = False) -> None:
-    if (control is None) != (draws or claim.control == "none"):
-        remedy = "give control=" if control is None else "it is drawn here, give none" if draws else "give none"
+def _check_control(claim: Claim, control: xr.DataArray | None, drawn: bool) -> None:
+    """`drawn`: random sets are drawn here, and none are given."""
+    wanted = "none" if drawn else claim.control
+    if (control is None) != (wanted == "none"):
+        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
         raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
-    kind = claim.control if control is None or "control" not in control.coords else control["control"].item()
-    if kind != claim.control:
-        raise TwoTowersError(f"its control is '{claim.control}', and {kind} are given: change one of them")
+    if control is not None and "control" in control.coords and control["control"] != wanted:
+        raise TwoTowersError(f"its control is '{claim.control}', and {control['control'].item()} are given: change one of them")
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
@@ -315,9 +301,9 @@ def read(folder: Path) -> pd.DataFrame:
 
     The column `p_holm` is p, corrected for all rows of the same model.
     """
-    parts = [pd.read_csv(path, dtype={"chapter": str}, keep_default_na=True) for path in sorted(folder.glob("*.csv"))]
+    parts = [pd.read_csv(path, dtype={"chapter": str}) for path in sorted(folder.glob("*.csv"))]
     if not parts:
-        return pd.DataFrame(columns=["claim", "statement", "chapter", "model", "verdict"])
+        return pd.DataFrame(columns=COLUMNS)
     order = {claim: i for i, claim in enumerate(claims())}
     rows = pd.concat(parts).sort_values("claim", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
@@ -327,12 +313,3 @@ def holm(p: pd.Series) -> pd.Series:
     """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below one before. NaN stays."""
     ascending = p.dropna().sort_values()
     return (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
-
-
-def check_rows(rows: Sequence[EvidenceRow]) -> pd.DataFrame:
-    """Rows as one table. Raises TwoTowersError when a claim is judged twice for one model."""
-    table = pd.DataFrame([asdict(row) for row in rows])
-    if len(table) and table.duplicated(["claim", "model"]).any():
-        twice = table[table.duplicated(["claim", "model"])].iloc[0]
-        raise TwoTowersError(f"claim '{twice['claim']}' is judged twice for {twice['model']}: judge it once")
-    return table

@@ -9,21 +9,19 @@ A chapter computes one number for each model (`Chapter.beside_paper`), the rule 
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 import pandas as pd
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
-from twotowers.data_files import Row, Text, read_table, shown_name
+from twotowers.data_files import Optional, Row, Text, read_table, shown_name
 from twotowers.paths import data_folder
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
 NEXT = "next"
-Threshold = Annotated[float | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
 
 
 class Exhibit(Row):
@@ -39,8 +37,8 @@ class Exhibit(Row):
     says: Text
     published: str
     statistic: str
-    agrees: Threshold
-    part: Threshold
+    agrees: Optional
+    part: Optional
     rule: str
     seen: str
     chapter: str
@@ -56,13 +54,6 @@ class Exhibit(Row):
         return self
 
 
-class Found(NamedTuple):
-    """What came of an exhibit in a model: the number that the rule judges, and in words what it rests on, with sizes."""
-
-    value: float
-    words: str
-
-
 def exhibits() -> dict[str, Exhibit]:
     """Item -> exhibit, in the paper's order."""
     return {row.item: row for row in read_table(data_folder() / "figures.csv", Exhibit, ("item",))}
@@ -75,23 +66,29 @@ def judge(exhibit: Exhibit, value: float) -> str:
     return AGREES if value >= exhibit.agrees - 1e-9 else IN_PART if value >= exhibit.part - 1e-9 else DISAGREES
 
 
-def rows(exhibit: Exhibit, figure: str, found: Mapping[str, Found], untestable: Mapping[str, str]) -> list[dict]:
-    """A row for each model: item, figure (the book's own, such as "4.1"), model, verdict, value, words."""
-    out = [{"model": m, "verdict": judge(exhibit, x.value), "value": x.value, "words": x.words} for m, x in found.items()]
-    out += [{"model": m, "verdict": UNTESTABLE, "value": math.nan, "words": why} for m, why in untestable.items()]
-    return [{"item": exhibit.item, "chapter": exhibit.chapter, "figure": figure, **row} for row in out]
+def rows(exhibit: Exhibit, figure: str, found: Mapping[str, tuple[float, str]], untestable: Mapping[str, str]) -> list[dict]:
+    """A row for each model: item, figure (the book's own, such as "4.1"), model, verdict, value, words.
+
+    found: model -> the number that the rule judges, and in words what it rests on, with sizes; untestable: model -> why.
+    """
+    about = {"item": exhibit.item, "chapter": exhibit.chapter, "figure": figure}
+    every = {**found, **{model: (math.nan, why) for model, why in untestable.items()}}
+    return [
+        {**about, "model": model, "verdict": judge(exhibit, value), "value": value, "words": words}
+        for model, (value, words) in every.items()
+    ]
 
 
 def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
     """What the paper says and whether ours agrees, model by model, as HTML."""
-    item = html.escape(exhibit.item)
+    item = escape(exhibit.item)
     lines = ""
     for row in of_models:
         verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
-        lines += f"<li>{html.escape(shown_name(row['model']))}: {verdict}, {html.escape(row['words'])}</li>"
-    says = f"<p><b>The paper's {item}.</b> {html.escape(exhibit.says)}</p>"
+        lines += f"<li>{escape(shown_name(row['model']))}: {verdict}, {escape(row['words'])}</li>"
+    says = f"<p><b>The paper's {item}.</b> {escape(exhibit.says)}</p>"
     rule = f"Rule of {exhibit.rule}: {exhibit.statistic}. From {exhibit.agrees:g} on it agrees, from {exhibit.part:g} on in part."
-    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{html.escape(rule)}</small></p></div>'
+    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{escape(rule)}</small></p></div>'
 
 
 def css(text: str) -> str:
@@ -101,11 +98,7 @@ def css(text: str) -> str:
 
 def read(folder: Path) -> pd.DataFrame:
     """All rows that the chapters of a book wrote, in the paper's order. Empty where none did."""
-    order = {item: i for i, item in enumerate(exhibits())}
+    nothing = pd.DataFrame(columns=["item", "chapter", "figure", "model", "verdict", "value", "words"])
     parts = [pd.read_csv(path, dtype={"chapter": str, "figure": str}) for path in sorted(folder.glob("*.csv"))]
-    if not parts:
-        return pd.DataFrame(columns=["item", "chapter", "figure", "model", "verdict", "value", "words"])
-    every = pd.concat(parts, ignore_index=True)
-    return every[every["item"].isin(list(order))].sort_values(
-        "item", key=lambda of: of.map(order), kind="stable", ignore_index=True
-    )
+    every = pd.concat(parts or [nothing]).set_index("item", drop=False)
+    return pd.concat([every.loc[[item]] for item in exhibits() if item in every.index] or [nothing], ignore_index=True)

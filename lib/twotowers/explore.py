@@ -8,10 +8,10 @@ On a page of the book, where no Python runs, one line stands in their place (`bo
 
 from __future__ import annotations
 
-import html
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 
 import ipywidgets as widgets
 import numpy as np
@@ -22,7 +22,6 @@ from twotowers import figures, pages
 from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
-from twotowers.schema import DIMENSIONS
 
 Files = Mapping[str, xr.Dataset]
 ALL, LABORATORY = "all", "towerlab.playground"
@@ -33,9 +32,7 @@ PROMPTS = ("text", "query", "pair", "labels")  # coordinates by which prompts ar
 def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
     """Control -> what it offers: heads, entries of other dimensions with names, and prompts, unless they are averaged over groups.
     Dimensions that are left are shown."""
-    found = {
-        "head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if DIMENSIONS.get(str(dim)) is str
-    }
+    found = {"head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if data[dim].dtype.kind in "UO"}
     if {"layer", "head"} <= {*data.dims}:  # with most of the first variable first
         first = next(iter(data.values()))
         mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).transpose("layer", "head")
@@ -97,7 +94,7 @@ def _places(data: xr.Dataset) -> list[str]:
 
 
 def _alert(error: Exception) -> str:
-    return f"<span style='color:#c0392b' role='alert'>{html.escape(str(error))}</span>"
+    return f"<span style='color:#c0392b' role='alert'>{escape(str(error))}</span>"
 
 
 class Explorer(widgets.VBox):
@@ -149,11 +146,11 @@ class Explorer(widgets.VBox):
         except TwoTowersError as error:
             self.line.value = _alert(error)
             return
-        self.frame, self.line.value, n = table(data, self.over), html.escape(note), data.sizes["prompt"]
+        self.frame, self.line.value, n = table(data, self.over), escape(note), data.sizes["prompt"]
         grid = bool(self.frame.columns.name)
         caption = f"{_words(str(next(iter(data))))}, " * grid + (f"mean over {n} prompts" if n > 1 else "one prompt")
         styler = pages.shown(self.frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(
-            html.escape(caption)
+            escape(caption)
         )
         styler = styler.bar(axis=None if grid else 0, align="zero", color=[figures.ORANGE, figures.BLUE], props="width: 7em;")
         self.shown.value = styler.to_html()

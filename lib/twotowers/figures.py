@@ -6,8 +6,10 @@ each through the book (COLOURS); models are told apart by panels, never by colou
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -15,22 +17,26 @@ import pandas as pd
 from twotowers.data_files import shown_name
 
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
-BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9", "#b8a100", "#8c8c8c"
+OF_ANYTHING = BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = (
+    "#2a87c4",
+    "#d9691e",
+    "#1f9e77",
+    "#c678a8",
+    "#56b4c9",
+    "#b8a100",
+    "#8c8c8c",
+)
 VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"  # for what is neither head nor label
 RED, ROSE = "#b8324c", "#e59aa8"  # of labels
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through, light or dark
 COLOURS = {
-    "nonsense labels": VIOLET, "plain labels": LILAC,
-    "by writing": ORANGE, "located heads": GREEN, "by increase": PINK,
-    "by attribution": GREEN, "by attention": BLUE, "other heads": GREY, "random direction": OLIVE, "none": "#555555",
-    "query alone": SKY, "keys alone": PINK, "both": GREEN, "true label": RED, "own label": RED, "other label": ROSE,
-    "false label": ROSE, "another token": GREY, "attention": GREEN, "FFN": PINK, "own class": VIOLET, "same class": VIOLET,
-    "other class": LILAC, "kept": SAND, "taken out": BROWN, "labels exchanged": RED, "choice": VIOLET, "label words": SAND,
-    "first class of the pair": VIOLET, "second class": TAN, "one true fewer": VIOLET,
-    "one other fewer": LILAC, "true first": BROWN, "true nearest": TAN, "mostly far": SAND, "even": TAN, "mostly near": BROWN,
-    "both lists": VIOLET, "judged layers": RED, "other layers": GREY, "space": SAND, "line break": BROWN, "measured": VIOLET,
-    "softmax alone": LILAC, "logit difference": VIOLET, "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND,
-    "the rest": GREY,
+    "nonsense labels": VIOLET, "plain labels": LILAC, "by increase": PINK, "by attribution": GREEN,
+    "by attention": BLUE, "other heads": GREY, "true label": RED, "own label": RED, "other label": ROSE,
+    "false label": ROSE, "attention": GREEN, "FFN": PINK, "own class": VIOLET, "other class": LILAC,
+    "kept": SAND, "taken out": BROWN, "first class of the pair": VIOLET, "second class": TAN,
+    "mostly far": SAND, "even": TAN, "mostly near": BROWN, "both lists": VIOLET, "judged layers": RED,
+    "other layers": GREY, "measured": VIOLET, "softmax alone": LILAC, "logit difference": VIOLET,
+    "match": VIOLET, "order": BROWN, "query": LILAC, "preference": SAND, "the rest": GREY,
 }  # fmt: skip
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of a model of 2,560 beside others; Altair would stop at 5,000
@@ -55,18 +61,19 @@ def _theme() -> alt.theme.ThemeConfig:
             "bar": {"color": BLUE},
             "point": {"filled": True, "size": 50, "color": BLUE},
             "line": {"strokeWidth": 2},
-            "range": {"category": [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]},
+            "range": {"category": [*OF_ANYTHING]},
         }
     }
 
 
-def colour(field: str, names: Sequence[str], title: str | None = None, legend: bool = True) -> alt.Color:
+def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Color:
     """A colour scale over `names`: known names keep their colour in every figure of the book."""
     names = list(dict.fromkeys(names))
-    spare = iter([c for c in (BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY) if c not in {COLOURS.get(n) for n in names}] * 4)
-    scale = alt.Scale(domain=names, range=[COLOURS.get(n) or next(spare) for n in names])
+    taken = {COLOURS.get(name) for name in names}
+    spare = itertools.cycle([c for c in OF_ANYTHING if c not in taken])
+    scale = alt.Scale(domain=names, range=[COLOURS.get(name) or next(spare) for name in names])
     key = alt.Legend(columns=2 if max(map(len, names), default=0) > 18 else 3, symbolOpacity=1)  # marks may be faint
-    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key if legend else None)
+    return alt.Color(f"{field}:N", scale=scale, title=title, legend=key)
 
 
 def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
@@ -92,40 +99,46 @@ def facets(
     if table.empty:
         chart = alt.Chart().mark_point()  # Altair cannot tell of which types nothing is
     table = table.assign(model=table["model"].map(shown_name))
-    models = list(dict.fromkeys(table["model"]))
-    of_row = list(dict.fromkeys(table[row])) if row else []
-    beside = models if row and len(models) <= SIDE_BY_SIDE else of_row or models[:columns]
-    width = max(120, WIDTH // max(1, len(beside)) - 65)  # room for an axis and its title
-    panel = chart.properties(width=width, height=height)
-    if row:
-        across, down = (("model", models), (row, of_row)) if beside is models else ((row, of_row), ("model", models))
-        above = alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start") if beside is of_row else alt.Header()
-        grid = {"row": alt.Row(f"{down[0]}:N", sort=down[1], title=None, header=above),
-                "column": alt.Column(f"{across[0]}:N", sort=across[1], title=None)}  # fmt: skip
-        return _freed(panel.facet(**grid, data=table), free)
-    every = _freed(panel.facet(facet=alt.Facet("model:N", sort=models, title=None), columns=columns, data=table), free)
-    # Where the last row is not full, the axis of what stands above the gap would lie below the gap.
-    return every.resolve_axis(x="independent") if columns < len(models) and len(models) % columns else every
+    across, down = "model", row
+    if row and table["model"].nunique() > SIDE_BY_SIDE:
+        across, down = row, "model"
+    names = {column: list(dict.fromkeys(table[column])) for column in (across, down) if column}
+    beside = len(names[across]) if row else min(columns, len(names[across]))
+    panel = chart.properties(width=max(120, _room(beside)), height=height)
+    if down:
+        above = alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start") if down == "model" else alt.Header()
+        rows = alt.Row(f"{down}:N", sort=names[down], title=None, header=above)
+        shown = panel.facet(row=rows, column=alt.Column(f"{across}:N", sort=names[across], title=None), data=table)
+    else:
+        shown = panel.facet(facet=alt.Facet("model:N", sort=names["model"], title=None), columns=columns, data=table)
+        if beside < len(names["model"]) and len(names["model"]) % columns:
+            # Where the last row is not full, the axis of what stands above the gap would lie below the gap.
+            shown = shown.resolve_axis(x="independent")
+    own = {scale: "independent" for axis in free for scale in (axis, f"{axis}Offset")}
+    return shown.resolve_scale(**own) if free else shown
 
 
-def _freed(chart: alt.FacetChart, free: str) -> alt.FacetChart:
-    """The chart, each panel with its own scale along the axes in `free`, and of what is offset along them."""
-    return chart.resolve_scale(**{name: "independent" for axis in free for name in (axis, f"{axis}Offset")}) if free else chart
+def _room(panels: int) -> int:
+    """Width of each of so many panels beside each other, with an axis and its title."""
+    return WIDTH // max(1, panels) - 65
+
+
+def _numbers(columns: Iterable[str], fmt: str) -> list[alt.Tooltip]:
+    return [alt.Tooltip(column, format=fmt) for column in columns]
 
 
 def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:
     """Effects with 95% intervals, one line a row: columns row (its name), effect, effect_low, effect_high, verdict;
     control where there is one (a grey tick)."""
-    rows = alt.Y("row:N", sort=None, title=None)
-    base = alt.Chart(table)
-    tip = ["row", *(alt.Tooltip(c, format="+.3f") for c in ("effect", "effect_low", "effect_high", "control")), "verdict"]
+    tip = ["row", *_numbers(("effect", "effect_low", "effect_high", "control"), "+.3f"), "verdict"]
     clear = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
     ticks = alt.Axis(tickCount=6, labelOverlap=True)
     x = alt.X("effect_low:Q", title=textwrap.wrap(title, 60), axis=ticks, scale=alt.Scale(zero=False))
-    line = base.mark_rule(strokeWidth=2).encode(y=rows, x=x, x2="effect_high:Q", color=clear)
-    dot = base.mark_point(size=70).encode(y=rows, x="effect:Q", color=clear, tooltip=tip)
-    control = base.mark_tick(color=GREY, thickness=2, size=14).encode(y=rows, x="control:Q", tooltip=tip)
-    marks = line + control + dot if table["control"].notna().any() else line + dot
+    base = alt.Chart(table).encode(y=alt.Y("row:N", sort=None, title=None))
+    marks = base.mark_rule(strokeWidth=2).encode(x=x, x2="effect_high:Q", color=clear)
+    if table["control"].notna().any():
+        marks += base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q", tooltip=tip)
+    marks += base.mark_point(size=70).encode(x="effect:Q", color=clear, tooltip=tip)
     zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
     return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
@@ -136,31 +149,29 @@ def _order(names: pd.Series) -> list[str]:
     return sorted(dict.fromkeys(names), key=lambda name: order.index(name) if name in COLOURS else -1)
 
 
-def _as(fmt: str) -> alt.Axis:
+def _as(fmt: str, **axis: Any) -> alt.Axis:
     """An axis in percent where the values are, else as Vega writes numbers."""
-    return alt.Axis(format=".0%") if fmt.endswith("%") else alt.Axis()
+    return alt.Axis(**axis, format=".0%") if fmt.endswith("%") else alt.Axis(**axis)
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", row: str | None = None, line: float = 0.0,
-    free: str = "",
+    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", line: float = 0.0, free: str = ""
 ) -> alt.FacetChart:
     """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance.
     `free`: "y" where each panel has its own scale."""
     names, sort = _order(table[group]), _order(table[x])
-    models = table["model"].nunique()
-    room = WIDTH // max(1, min(3, table[row].nunique() if row and models > SIDE_BY_SIDE else models)) - 65
-    axis = alt.Axis(labelAngle=0 if len(sort) * max((7 * len(str(name)) + 8 for name in sort), default=0) < room else -30)
-    base = alt.Chart().encode(x=alt.X(f"{x}:N", sort=sort, title=None, axis=axis), xOffset=alt.XOffset(f"{group}:N", sort=names))
+    widest = max((7 * len(str(name)) + 8 for name in sort), default=0)
+    level = len(sort) * widest < _room(min(3, table["model"].nunique()))
+    across = alt.X(f"{x}:N", sort=sort, title=None, axis=alt.Axis(labelAngle=0 if level else -30))
+    base = alt.Chart().encode(x=across, xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
         color=colour(group, names),
-        tooltip=["model", x, group, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))],
+        tooltip=["model", x, group, *_numbers((y, "low", "high"), fmt)],
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
-    # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error + rule, table, row=row, free=f"x{free}")
+    return facets(bar + error + rule, table, free=f"x{free}")  # a panel has room for its own names only: a model may lack some
 
 
 def curves(
@@ -172,60 +183,49 @@ def curves(
     x_title: str,
     y_title: str,
     fmt: str = "+.2f",
-    height: int = 180,
     x_values: Sequence[float] | None = None,
-    row: str | None = None,
-    free: str = "",
+    **panels: Any,
 ) -> alt.FacetChart:
-    """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model; ticks at `x_values`."""
-    names = list(dict.fromkeys(table[group]))
-    integers = pd.api.types.is_integer_dtype(table[x])
-    ticks = alt.Axis(values=list(x_values), format="~g") if x_values else alt.Axis(tickMinStep=1) if integers else alt.Axis()
-    base = alt.Chart().encode(x=alt.X(f"{x}:Q", title=x_title, axis=ticks), color=colour(group, names))
-    tip = ["model", group, x, *(alt.Tooltip(c, format=fmt) for c in (y, "low", "high"))]
+    """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model (`facets`); ticks at `x_values`."""
+    if x_values:
+        ticks = alt.Axis(values=list(x_values), format="~g")
+    else:
+        ticks = alt.Axis(tickMinStep=1) if pd.api.types.is_integer_dtype(table[x]) else alt.Axis()
+    across = alt.X(f"{x}:Q", title=x_title, axis=ticks)
+    base = alt.Chart().encode(x=across, color=colour(group, table[group]))
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
+    tip = ["model", group, x, *_numbers((y, "low", "high"), fmt)]
     line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
-    return facets(band + line, table, height=height, row=row, free=free)
+    return facets(band + line, table, **panels)
 
 
 def dots(
-    table: pd.DataFrame,
-    y: str,
-    x: str,
-    *,
-    x_title: str | None,
-    group: str | None = None,
-    fmt: str = "+.2f",
-    null: float = 0.0,
-    row: str | None = None,
-    height: int = 180,
-    ends: Sequence[float] | None = None,
-    free: str = "",
+    table: pd.DataFrame, y: str, x: str, *, x_title: str, group: str | None = None, fmt: str = "+.2f", height: int = 180
 ) -> alt.FacetChart:
-    """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: `null`.
+    """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: zero.
 
-    group: values of this column beside each other, each in its colour; ends: of the axis, at which intervals are cut.
+    group: values of this column beside each other, each in its colour.
     """
-    tip = ["model", y, *([group] if group else []), *(alt.Tooltip(c, format=fmt) for c in (x, "low", "high"))]
+    tip = ["model", y, *([group] if group else []), *_numbers((x, "low", "high"), fmt)]
     base = alt.Chart().encode(y=alt.Y(f"{y}:N", sort=list(dict.fromkeys(table[y])), title=None), tooltip=tip)
     if group:
         names = list(dict.fromkeys(table[group]))
         base = base.encode(color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names))
-    axis = alt.Axis(tickCount=4, labelOverlap=True, **({"format": ".0%"} if fmt.endswith("%") else {}))
-    scale = alt.Scale(domain=list(ends), clamp=True) if ends else alt.Scale()
-    at_null = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(null))
-    point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis, scale=scale))
-    marks = at_null + base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q") + point
-    return facets(marks, table, height=height, row=row, free=free)
+    zero = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(0.0))
+    interval = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
+    axis = _as(fmt, tickCount=4, labelOverlap=True)
+    point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis))
+    return facets(zero + interval + point, table, height=height)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
     """Layer x head, deepest layer on top, a panel a model; violet above zero and brown below, each model on its own scale."""
     table = table.assign(scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1))
-    x = alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    y = alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True))
     scale = alt.Scale(domain=[-1, 0, 1], range=[BROWN, CLEAR, VIOLET])
-    fill = alt.Color("scaled:Q", title=f"{title}, as a share of the largest", scale=scale)
-    tip = ["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")]
-    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(x=x, y=y, color=fill, tooltip=tip)
+    marks = alt.Chart().mark_rect(stroke=GREY, strokeWidth=0.2).encode(
+        x=alt.X("head:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        y=alt.Y("layer:O", sort="descending", axis=alt.Axis(labelOverlap=True)),
+        color=alt.Color("scaled:Q", title=f"{title}, as a share of the largest", scale=scale),
+        tooltip=["model", "layer", "head", alt.Tooltip(f"{value}:Q", title=title, format="+.3f")],
+    )  # fmt: skip
     return facets(marks, table, height=260, free="xy")

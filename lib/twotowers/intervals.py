@@ -15,8 +15,10 @@ of clusters less one as degrees of freedom. The estimate is the mean over class 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,11 +58,22 @@ class Interval:
 class Sample:
     """Variables (variable, prompt) of the same prompts: their means (variable,), and how these vary together."""
 
-    def __init__(self, variables: np.ndarray, factors: Sequence[np.ndarray]):
-        """factors: (prompt,) each, the number of every prompt's cluster."""
-        self.factors = factors
-        self.n = tuple(len(np.unique(codes)) for codes in factors)
-        first = factors[0]
+    def __init__(self, variables: np.ndarray, of: xr.DataArray, clusters: Sequence[str]):
+        """of: an array over the same prompts, with the coordinates that tell their clusters. Raises TwoTowersError for other
+        dimensions, values that are not finite, and a missing coordinate."""
+        if variables.ndim != 2:
+            raise TwoTowersError(f"values over ({', '.join(map(str, of.dims))}), wanted (prompt): take means over the others first")
+        for name in clusters:
+            if name not in of.coords:
+                raise TwoTowersError(f"values without the coordinate '{name}', which tells their clusters: keep it, or give it")
+        bad = int((~np.isfinite(variables)).sum())
+        if bad:
+            many = "all" if bad == variables.size else f"{bad} of {variables.size}"
+            raise TwoTowersError(f"{many} values are missing or infinite: find out why, or leave such prompts out by name")
+        variables = variables.astype(float)
+        self.factors = [pd.factorize(of[name].values)[0] for name in clusters]
+        self.n = tuple(len(np.unique(codes)) for codes in self.factors)
+        first = self.factors[0]
         weights = 1 / (self.n[0] * np.bincount(first)[first]) if len(first) else np.full(0, np.nan)
         self.means = variables @ weights if len(first) else np.full(len(variables), np.nan)
         self._residuals = (variables - self.means[:, None]) * weights
@@ -92,9 +105,9 @@ class Sample:
 def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
     """The mean of values (prompt,) with clusters of one or two coordinates. All equal: its bounds equal it.
 
-    Raises TwoTowersError for other dimensions, values that are not finite, and a missing coordinate.
+    Raises TwoTowersError as `Sample`.
     """
-    sample = _sample([values], clusters)
+    sample = Sample(values.values[None], values, clusters)
     estimate = float(sample.means[0])
     if sample.n[0] < 2:
         return Interval(estimate, sample.n)
@@ -109,7 +122,7 @@ def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLU
 
     All NaN where the whole is not clear of zero: then any ratio is possible. Raises TwoTowersError as `mean`.
     """
-    sample, size = _sample([part, whole], clusters), mean(whole, clusters)
+    sample, size = Sample(np.stack([part.values, whole.values]), part, clusters), mean(whole, clusters)
     numerator, denominator = map(float, sample.means)
     if sample.n[0] < 2 and denominator > 0:
         return Interval(numerator / denominator, sample.n)
@@ -131,6 +144,40 @@ def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float
     return float((linear - spread) / square), float((linear + spread) / square)
 
 
+def table(
+    values: Mapping[str, xr.DataArray],
+    by: Sequence[str] = (),
+    *,
+    whole: Mapping[str, xr.DataArray] | None = None,
+    clusters: Sequence[str] = CLUSTERS,
+    **columns: Any,
+) -> pd.DataFrame:
+    """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
+
+    values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share
+    of; a share of what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
+    of the first factor), and those given; they are there without rows, too. Where all values are missing, as of a set
+    without heads, so are the numbers. Raises TwoTowersError for other dimensions, and for values that are missing in part.
+    """
+    rows = []
+    for model, data in values.items():
+        if set(data.dims) != {"prompt", *by}:
+            dims, expected = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
+            raise TwoTowersError(f"a table of values over ({dims}), wanted ({expected}): name them in by=, or take means")
+        for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
+            at = dict(zip(by, entries, strict=True))
+            part = data.sel(at)
+            if part.isnull().all():
+                number = Interval(np.nan, (0,))
+            elif whole is None:
+                number = mean(part, clusters)
+            else:
+                of = whole[model]
+                number = ratio(part, of.sel({dim: entry for dim, entry in at.items() if dim in of.dims}), clusters)
+            rows.append([model, *entries, number.estimate, number.low, number.high, number.n[0]])
+    return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
+
+
 def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
     """Values (prompt,) whose mean is mean(part) / mean(whole) and which spread as that ratio does (delta method).
 
@@ -142,20 +189,4 @@ def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
 
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
     """The estimate of each of many variables: (draw, prompt) -> (draw,). Raises TwoTowersError as `mean`."""
-    return _sample(values.transpose("draw", "prompt"), clusters).means
-
-
-def _sample(variables: Sequence[xr.DataArray] | xr.DataArray, clusters: Sequence[str]) -> Sample:
-    """Variables, each (prompt,) and finite, with the clusters of their prompts."""
-    first = variables[0]
-    if first.dims != ("prompt",):
-        raise TwoTowersError(f"values over ({', '.join(map(str, first.dims))}), wanted (prompt): take means over the others first")
-    for name in clusters:
-        if name not in first.coords:
-            raise TwoTowersError(f"values without the coordinate '{name}', which tells their clusters: keep it, or give it")
-    array = np.array([v.values for v in variables] if not isinstance(variables, xr.DataArray) else variables.values, dtype=float)
-    bad = int((~np.isfinite(array)).sum())
-    if bad:
-        many = "all" if bad == array.size else f"{bad} of {array.size}"
-        raise TwoTowersError(f"{many} values are missing or infinite: find out why, or leave such prompts out by name")
-    return Sample(array, [pd.factorize(first[name].values)[0] for name in clusters])
+    return Sample(values.transpose("draw", "prompt").values, values, clusters).means

@@ -7,9 +7,9 @@ pages.note("A sentence made in a cell.")
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,7 @@ def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
     return "{:{f}} [{:{f}},\u00a0{:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
 
 
-def sentence(
-    claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]] | None = None, elsewhere: Collection[str] = ()
-) -> str:
+def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]], elsewhere: Collection[str] = ()) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
 
     `missing`: model -> commands that would record what it lacks; `elsewhere`: models whose random sets are of other layers.
@@ -66,24 +64,24 @@ def sentence(
     items, alike = "", {shown_name(model) for model in elsewhere}
     rests_on: dict[str, list[str]] = {}
     for row in table.assign(model=table["model"].map(shown_name)).to_dict("records"):
-        text = f"<b>{html.escape(row['verdict'])}</b>"
+        text = f"<b>{escape(row['verdict'])}</b>"
         if row["verdict"] == NOT_TESTABLE:
-            text += f": {html.escape(row['note'])}"
+            text += f": {escape(row['note'])}"
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
                 reach, p = round(row["share"] * row["draws"]), evidence.p_of_sets(row["share"], row["draws"])
-                of = f"{reach:,} of {row['draws']:,} different {html.escape(claim.control)}"
+                of = f"{reach:,} of {row['draws']:,} different {escape(claim.control)}"
                 text += f"; control {row['control']:{_format(claim)}}, {of} reach it (p = {p:.2g})"
                 text += ", from other layers, since all heads of a layer share their keys" if row["model"] in alike else ""
             each = f"{row['prompts'] / row['n']:.3g} prompts a class pair, {row['n']} × {row['label_pairs']} class and label pairs"
-            rests_on.setdefault(f"{each}, {html.escape(row['form'])}", []).append(html.escape(row["model"]))
-        items += f"<li>{html.escape(row['model'])}: {text}</li>"
-    for model, commands in (missing or {}).items():
-        items += f"<li>{html.escape(shown_name(model))}: not recorded; <code>{html.escape(joined(commands))}</code> makes it</li>"
+            rests_on.setdefault(f"{each}, {escape(row['form'])}", []).append(escape(row["model"]))
+        items += f"<li>{escape(row['model'])}: {text}</li>"
+    for model, commands in missing.items():
+        items += f"<li>{escape(shown_name(model))}: not recorded; <code>{escape(joined(commands))}</code> makes it</li>"
     small = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
     small = f"<p><small>{small}</small></p>" if small else ""
-    return f'<div class="claim" id="claim-{claim.id}"><p>{html.escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
+    return f'<div class="claim" id="claim-{claim.id}"><p>{escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
 
 
 def joined(commands: Sequence[str]) -> str:
@@ -119,14 +117,14 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """
     pages = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
     models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
-    titles = ["claim", *(html.escape(shown_name(model)) for model in models)]
+    titles = ["claim", *(escape(shown_name(model)) for model in models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for (claim, _), row in cells.items() if claim == name)
-        link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{html.escape(name)}">{html.escape(first["statement"])}</a>'
-        source = "" if only or name not in every_claim else f"<br><small>{html.escape(every_claim[name].source)}</small>"
+        link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
+        source = "" if only or name not in every_claim else f"<br><small>{escape(every_claim[name].source)}</small>"
         parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
         lines.append(f'<tr><th scope="row">{link}{source}</th>{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
@@ -134,13 +132,13 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
 
 def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> str:
     """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
-    verdict = html.escape(row["verdict"])
+    verdict = escape(row["verdict"])
     if verdict in ("", NOT_TESTABLE) or claim is None:
         detail = row.get("note", "")
     else:
         detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()
         detail += f"; control {row['control']:{_format(claim)}}" if row["draws"] and not numbers else ""
-    visible, title = (f"<br><small>{html.escape(detail)}</small>", "") if numbers else ("", html.escape(detail))
+    visible, title = (f"<br><small>{escape(detail)}</small>", "") if numbers else ("", escape(detail))
     return f'<td class="{verdict.replace(" ", "-")}" title="{title}">{verdict}{visible}</td>'
 
 
@@ -153,7 +151,7 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
     models = list(dict.fromkeys(rows["model"]))
     cells = {(row["item"], row["model"]): row for row in rows.to_dict("records")}
     lines = [
-        "| the paper | says | " + " | ".join(html.escape(shown_name(model)) for model in models) + " |",
+        "| the paper | says | " + " | ".join(escape(shown_name(model)) for model in models) + " |",
         "|---" * (2 + len(models)) + "|",
     ]
     for item, exhibit in exhibits.exhibits().items():
@@ -165,7 +163,7 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
         if first and first["chapter"] in chapters:
             at = f"{chapters[first['chapter']]}.html#fig-{str(first['figure']).replace('.', '-')}"
             name += f' <br> <a href="{at}">ours: {first["figure"]}</a>'
-        says = html.escape(exhibit.says, quote=False) + (f" *{published}*" if published else "")
+        says = escape(exhibit.says, quote=False) + (f" *{published}*" if published else "")
         parts = [_exhibit_cell(exhibit, row) for row in of] or [_exhibit_cell(exhibit, None)]
         lines.append("| " + " | ".join([name, says, *parts]) + " |")
     return Markdown("\n".join(lines))
@@ -173,8 +171,8 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
 
 def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None) -> str:
     if row is None:
-        return f'<span title="{html.escape(exhibit.not_run)}">{"next" if exhibit.not_run == exhibits.NEXT else "not run"}</span>'
-    verdict, words = row["verdict"], html.escape(str(row["words"]))
+        return f'<span title="{escape(exhibit.not_run)}">{"next" if exhibit.not_run == exhibits.NEXT else "not run"}</span>'
+    verdict, words = row["verdict"], escape(str(row["words"]))
     return f'<span class="verdict {exhibits.css(verdict)}" title="{words}">{verdict}</span>'
 
 
@@ -210,7 +208,7 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
 def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
     """A table of what heads read, for a page: model and head, what is read, at which text, words in order, in bold those that
     count."""
-    cells = [(*map(html.escape, of), ", ".join(f"<b>{html.escape(word)}</b>" if counts else html.escape(word)
+    cells = [(*map(escape, of), ", ".join(f"<b>{escape(word)}</b>" if counts else escape(word)
                                                for word, counts in words)) for *of, words in rows]  # fmt: skip
     names = ["model and head", "read", "at", "top ten words"]
     return pd.DataFrame(cells, columns=names).set_index(names[:3]).style
@@ -220,4 +218,4 @@ def note(text: str) -> None:
     """Show a sentence made in a cell, as it stands: nothing in it is Markdown or a tag. Models have the names that pages show, but
     in commands."""
     words = re.sub(r"(?<!record )(?<!check )(?<!verdicts )(?<![\w./-])[\w.-]*\w(?![\w/-])", lambda word: shown_name(word[0]), text)
-    display(HTML(f'<p class="note">{html.escape(words)}</p>'))
+    display(HTML(f'<p class="note">{escape(words)}</p>'))

@@ -9,27 +9,41 @@ version, of another model than its folder says, or names heads that the model do
 
 from __future__ import annotations
 
-import json
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import netCDF4
 import numpy as np
 import xarray as xr
+from pydantic import BaseModel, Json, PositiveInt, ValidationError
 
 from twotowers import store
+from twotowers.data_files import first_fault
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.paths import data_folder
 from twotowers.recording import Recording
 from twotowers.settings import Settings
 
-LIMIT, TEXT_BYTES = 2**30, 64
-"""Bytes that a file may take once it is unpacked, of which the largest here take a tenth; and those of a text, whatever it is"""
-COUNTS = ("parameters", "layers", "heads", "key_value_heads", "vocabulary")
+LIMIT = 2**30
+"""Bytes that a file may take once it is unpacked, of which the largest here take a tenth"""
 FREE = {"query", "text"}
 """Coordinates that hold text of any kind; all others are names, which stand in charts, too, and hold no sign of HTML"""
+
+
+class Attributes(BaseModel):
+    """What a file says of itself."""
+
+    measurement: str
+    suite: str
+    model: str
+    fingerprint: str
+    identity: Json[dict[str, Any]]
+    parameters: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    key_value_heads: PositiveInt
+    vocabulary: PositiveInt
 
 
 def recorded_models() -> dict[str, Path]:
@@ -43,8 +57,7 @@ def open_recorded(model: str, suite: str, name: str) -> Recording | None:
     if not path.is_file():
         return None
     try:
-        _check_size(path)
-        recording = store.load(path)
+        recording = store.load(path, LIMIT)
         _check_origin(recording.data.attrs, model, suite, name)
         _check_names(recording.data)
     except TwoTowersError as error:
@@ -54,58 +67,47 @@ def open_recorded(model: str, suite: str, name: str) -> Recording | None:
 
 def settings_of(recording: Recording) -> dict[str, Any]:
     """What all files of a model and suite share: the model's fingerprint and the settings, but for how many prompts there are."""
-    origin = json.loads(recording.data.attrs["identity"])
-    shared = {*Settings.model_fields} - {"blocks", "locate", "prompts"} | {"model"}
-    return {name: value for name, value in origin.items() if name in shared}
+    shared = Settings.model_fields.keys() - store.NUMBERS
+    return {name: value for name, value in store.origin(recording).items() if name in shared}
 
 
 def command(model: str, suite: str, name: str) -> str:
     """What records a measurement that a recorded model lacks, on as many blocks as its others."""
     like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
     of_like = open_recorded(model, suite, like)
-    many = "" if of_like is None else f" --{option} {json.loads(of_like.data.attrs['identity'])[option]}"
+    many = "" if of_like is None else f" --{option} {store.origin(of_like)[option]}"
     return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")
 
 
-def _check_size(path: Path) -> None:
+def _check_origin(attributes: Mapping[str, Any], model: str, suite: str, name: str) -> None:
     try:
-        with netCDF4.Dataset(path) as file:
-            variables = [v for group in (file, *file.groups.values()) for v in group.variables.values()]
-            size = sum(math.prod(v.shape) * (TEXT_BYTES if v.dtype is str else v.dtype.itemsize) for v in variables)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise TwoTowersError(f"it is damaged ({type(error).__name__})") from None
-    if size > LIMIT:
-        raise TwoTowersError(f"it would take {size / 2**30:,.0f} GiB, more than {LIMIT / 2**30:g}")
-
-
-def _check_origin(attributes: dict[Any, Any], model: str, suite: str, name: str) -> None:
-    for attribute, place in (("measurement", name), ("suite", suite), ("model", model)):
-        if attributes.get(attribute) != place:
-            raise TwoTowersError(f"it says '{attributes.get(attribute)}', and lies where '{place}' belongs")
-    if odd := [count for count in COUNTS if not isinstance(attributes.get(count), int | np.integer) or attributes[count] < 1]:
-        raise TwoTowersError(f"its attribute '{odd[0]}' is no count")
-    try:
-        origin = json.loads(attributes.get("identity", ""))
-        if not isinstance(origin, dict) or not isinstance(origin.get("versions"), dict):
-            raise ValueError
-    except ValueError:
-        raise TwoTowersError("its attribute 'identity' is no list of settings") from None
-    Settings.of({setting: value for setting, value in origin.items() if setting in Settings.model_fields and setting != "model"})
-    if (origin.get("model"), origin.get("suite")) != (attributes.get("fingerprint"), suite):
-        raise TwoTowersError(f"its identity is of '{origin.get('model')}', '{origin.get('suite')}'")
-    store.check_current(origin, model, suite, name)
+        about = Attributes(**attributes)
+    except ValidationError as error:
+        raise TwoTowersError("its attribute " + first_fault(error)) from None
+    for says, place in ((about.measurement, name), (about.suite, suite), (about.model, model)):
+        if says != place:
+            raise TwoTowersError(f"it says '{says}', and lies where '{place}' belongs")
+    origin = about.identity
+    Settings.of({setting: value for setting, value in origin.items() if setting in Settings.model_fields.keys() - {"model"}})
+    if origin.get("model") != about.fingerprint:
+        raise TwoTowersError(f"its identity is of '{origin.get('model')}'")
+    if origin.get("texts") != store.texts(suite):
+        raise TwoTowersError(f"it is of other texts than data/{', data/'.join(store.TEXTS[suite])}: record it again")
+    for part, version in store.versions(name).items():
+        before = origin.get("versions", {}).get(part)
+        if before != version:
+            raise TwoTowersError(f"it rests on version {before} of '{part}', the code is of version {version}: record it again")
 
 
 def _check_names(data: xr.Dataset) -> None:
     """Heads are those that the model has, and no name is a tag."""
     for name, n in (("layer", data.attrs["layers"]), ("head", data.attrs["heads"])):
-        if name in data.dims and data[name].values.tolist() != list(range(n)):
+        every = {*range(n)}
+        if name in data.coords and not ({*data[name].values} == every if name in data.dims else {*data[name].values} <= every):
             raise TwoTowersError(f"its '{name}' does not count from 0 to {n - 1}")
-        if name in data.coords and not ((data[name] >= 0) & (data[name] < n)).all():
-            raise TwoTowersError(f"its '{name}' goes beyond {n - 1}")
     if "listed_head" in data.dims:
-        at = zip(data["layer"].values, data["head"].values, strict=True)
-        if data["listed_head"].values.tolist() != named(at):
+        heads = named(zip(data["layer"].values, data["head"].values, strict=True))
+        if data["listed_head"].values.tolist() != heads:
             raise TwoTowersError("its 'listed_head' are not the names of its heads")
     for key, values in data.coords.items():
         if key not in FREE and values.dtype.kind in "UO" and any(set(text) & set("<>&") for text in np.unique(values)):

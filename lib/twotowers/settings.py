@@ -67,6 +67,11 @@ def _none(value: Any) -> Any:
     return None if value in NONE else value
 
 
+REMEDIES = {
+    "greater_than_equal": "give a whole number of at least {ge}", "less_than_equal": "give a whole number of at most {le:,}",
+    "int_type": "give a whole number", "literal_error": "choose {expected}", "string_too_short": "give {what}",
+}  # fmt: skip
+"""pydantic's kind of error -> what to do"""
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST, strict=True)]
 
 
@@ -132,17 +137,8 @@ def _one_line(error: ValidationError, values: dict[str, Any]) -> str:
     """pydantic's first complaint as one line that names the parameter, its value and what it may be."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "settings"
-    context = first.get("ctx", {})
-    if "ge" in context:
-        remedy = f"give a whole number of at least {context['ge']}"
-    elif "le" in context:
-        remedy = f"give a whole number of at most {context['le']:,}"
-    elif first["type"] in ("string_too_short", "too_short"):
-        remedy = f"give {Settings.model_fields[name].description}"
-    elif first["type"].startswith("int"):
-        remedy = "give a whole number"
-    elif first["type"] == "literal_error":
-        remedy = f"choose {context['expected']}"
-    else:
-        remedy = first["msg"].removeprefix("Value error, ")
+    remedy = first["msg"].removeprefix("Value error, ")
+    if first["type"] in REMEDIES:
+        about = {"what": Settings.model_fields[name].description, **first.get("ctx", {})}
+        remedy = REMEDIES[first["type"]].format(**about)
     return f"{name}={values.get(name)!r}: {remedy}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import os
 import platform
 import signal
@@ -30,7 +31,7 @@ import xarray as xr
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from twotowers import schema
-from twotowers.data_files import Row, Text, read_table, read_text
+from twotowers.data_files import Optional, Row, Text, read_table, read_text
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, is_own, slug
 from twotowers.recording import Recording, each_part, own, with_shared
@@ -48,6 +49,8 @@ NOT_TESTABLE = "not_testable"
 """Attribute of a file that holds nothing: why the measurement has no meaning for the model"""
 RELATIONS = ("none", "own label", "other label", "own text", "own class", "other class")
 """How a token relates to its prompt: the values of `relation`"""
+NUMBERS = {"blocks", "locate", "prompts"}
+"""Settings that say how many prompts there are"""
 OWN_SETS = ("suite", "prompts", "seed", "dtype")
 """Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads are its own"""
 DIGITS_OF_NAMES = 6
@@ -69,7 +72,7 @@ class Version(Row):
     from the paper's own sets, so that only what `OWN_SETS` names decides it"""
     passes: PositiveFloat
     """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
-    sentences: Annotated[PositiveFloat | None, BeforeValidator(lambda cell: cell or None)]
+    sentences: Optional
     """the same on sentences, where it is another"""
     sources: str
     """what its code was when this version was pinned: see tests/test_versions.py"""
@@ -101,48 +104,34 @@ def about(name: str) -> Version:
 
 def versions(name: str) -> dict[str, int]:
     """Versions of the code of a measurement and of all that it needs."""
-    row = about(name)
-    every = {part: version for need in row.needs for part, version in versions(need).items()}
-    return dict(sorted({**every, name: row.version}.items()))
+    every = {name: about(name).version}
+    for need in about(name).needs:
+        every |= versions(need)
+    return dict(sorted(every.items()))
 
 
 def texts(suite: str) -> str:
     """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made of."""
-    digest = hashlib.sha256()
-    for file in TEXTS[suite]:
-        digest.update(read_text(data_folder() / file).encode())
-    return digest.hexdigest()[:12]
+    every = "".join(read_text(data_folder() / file) for file in TEXTS[suite])
+    return hashlib.sha256(every.encode()).hexdigest()[:12]
 
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
     """What decides the numbers of a measurement, as JSON; `fingerprint` is that of the model."""
-    deciding = about(name).deciding(settings.deciding())
-    origin = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
-    return json.dumps(deciding | origin, sort_keys=True)
+    made_from = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
+    return json.dumps(about(name).deciding(settings.deciding()) | made_from, sort_keys=True)
+
+
+def origin(recording: Recording) -> dict[str, Any]:
+    """The identity of a measurement: setting -> its value, and "model", "texts", "versions"."""
+    return json.loads(recording.data.attrs["identity"])
 
 
 def serves(recording: Recording, settings: Settings) -> bool:
     """Whether a recorded measurement stands for its model under these settings: of those that decide it, it has every one that
     is not a default, but for how many blocks and prompts there are, which are its own."""
-    origin = json.loads(recording.data.attrs["identity"])
-    changed = {name: value for name, value in settings.changed().items() if name not in ("blocks", "locate", "prompts")}
-    return all(origin[name] == value for name, value in changed.items() if name in origin)
-
-
-def check_current(origin: Mapping[str, Any], model: str, suite: str, name: str) -> None:
-    """Raises TwoTowersError where an identity is of other texts, or of an older version of a measurement or of its needs."""
-    if origin.get("texts") != texts(suite):
-        raise TwoTowersError(
-            f"the recorded measurement '{name}.nc' of {model} is of other texts than data/{', data/'.join(TEXTS[suite])}: "
-            "record it again"
-        )
-    file_versions = origin.get("versions", {})
-    for part, version in versions(name).items():
-        if file_versions.get(part) != version:
-            raise TwoTowersError(
-                f"the recorded measurement '{name}.nc' of {model} rests on version {file_versions.get(part)} of '{part}', "
-                f"the code is of version {version}: record it again"
-            )
+    of = origin(recording)
+    return all(of.get(name, value) == value for name, value in settings.changed().items() if name not in NUMBERS)
 
 
 def folder(settings: Settings, model: str, name: str = "heads") -> Path:
@@ -186,19 +175,20 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
 
     Raises TwoTowersError when it has another form than the schema says, and when it cannot be written.
     """
-    about = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in provenance.items()}
-    data = recording.data.assign_attrs(about)
+    data = recording.data.assign_attrs(provenance)
     try:
         schema.check(str(data.attrs.get("measurement")), recording)
     except schema.OtherForm as error:
-        raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or twotowers/schema.py") from None
-    parts = {"/": data} | ({} if recording.control is None else {"control": own(recording.control, data)})
+        raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or data/variables.csv") from None
+    groups = {"/": data}
+    if recording.control is not None:
+        groups["control"] = own(recording.control, data)
     scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         with _deferred_signals(), writing(path):
-            for group, part in parts.items():
-                mode: Literal["w", "a"] = "w" if group == "/" else "a"
-                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))
+            for group, part in groups.items():
+                mode = "w" if group == "/" else "a"
+                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
             os.replace(scratch, path)
     finally:
         with suppress(OSError):  # a disk that can only be read says so above
@@ -215,7 +205,7 @@ def kept(name: str, recording: Recording) -> Recording:
         if "log_prob_true" in part and part["log_prob_true"].ndim > 2:
             difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
             part = part.assign(logit_difference=difference.assign_attrs(units="nats"))
-        return part[[variable for variable in part.data_vars if variable in schema.VARIABLES[name]]]
+        return part[[variable for variable in part.data_vars if variable in schema.variables()[name]]]
 
     return each_part(recording, of)
 
@@ -229,15 +219,16 @@ def rounded(x: xr.DataArray) -> xr.DataArray:
 def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
     """How each variable is kept: see `kept` for logit differences."""
     encoding: dict[str, dict[str, Any]] = {}
-    for name, array in {str(name): array for name, array in data.variables.items()}.items():
+    for name, array in data.variables.items():
+        how = encoding[str(name)] = {}
         if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
-            encoding[name] = {"dtype": "S1", "zlib": True, "complevel": 6}
+            how |= {"dtype": "S1", "zlib": True, "complevel": 6}
         elif array.ndim:
-            encoding[name] = {"zlib": True, "complevel": 6, "shuffle": True}
+            how |= {"zlib": True, "complevel": 6}
         if array.dtype.kind == "f" and array.ndim:
-            encoding[name]["dtype"] = "float32"
+            how["dtype"] = "float32"
             if array.ndim > 2 and name != "logit_difference":
-                encoding[name] |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
+                how |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
     return encoding
 
 
@@ -277,23 +268,24 @@ def writing(path: Path, folder: Path | None = None) -> Iterator[None]:
         raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
 
 
-def load(path: Path, lazy: bool = False) -> Recording:
-    """A saved measurement, in memory; `lazy`: its form is checked, values are read when asked for.
+def load(path: Path, limit: float = math.inf) -> Recording:
+    """A saved measurement, in memory.
 
-    Raises TwoTowersError for a file that is missing or damaged, OtherForm for one of another form."""
+    Raises TwoTowersError for a file that is missing, damaged, or takes more than `limit` bytes, OtherForm for one of another form.
+    """
     try:
         with _deferred_signals():
             groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
-            for part in () if lazy else groups.values():
+            size = sum(part.nbytes for part in groups.values())
+            for part in groups.values() if size <= limit else ():
                 part.load().close()
     except FileNotFoundError:
         raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
     except (OSError, ValueError, RuntimeError) as error:
         raise TwoTowersError(f"the measurement '{path}' is damaged ({type(error).__name__}): delete it") from None
+    if size > limit:
+        raise TwoTowersError(f"it would take {size / 2**30:,.0f} GiB, more than {limit / 2**30:g}")
     data = groups.pop("")
-    for name in ("true", "true_first"):
-        if name in data.coords:
-            data[name] = data[name].astype(bool)
     try:
         recording = Recording(data, with_shared(groups["control"], data) if "control" in groups else None)
         schema.check(str(data.attrs.get("measurement")), recording)

@@ -15,7 +15,7 @@ import xarray as xr
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.recording import Recording
-from twotowers.schema import VARIABLES
+from twotowers.schema import variables
 
 from towerlab.model.capture import Capture, label_log_probs
 from towerlab.model.proof import WIDER
@@ -38,7 +38,7 @@ def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates
 
 def variables_of(measurement: str, **values: Any) -> dict[str, tuple[Sequence[str], Any, str]]:
     """Arrays with the dimensions and units that the schema gives to the variables of a measurement."""
-    schema = VARIABLES[measurement]
+    schema = variables()[measurement]
     return {name: (schema[name].dims, array, schema[name].units) for name, array in values.items()}
 
 
