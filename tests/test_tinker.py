@@ -15,9 +15,9 @@ from towerlab.model.ablated_runs import Ablation
 from towerlab.model.capture import capture
 from towerlab.model.hooks import changing_z
 from towerlab.model.loading import load
-from towerlab.playground import EXAMPLE, head_logit_differences
+from towerlab.playground import SCENES, head_logit_differences
+from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
-from towerlab.scenes import SCENES
 from twotowers import choose
 from twotowers.heads import Head
 
