@@ -71,7 +71,7 @@ def fingerprint(name: str, path: Path | None = None) -> str:
     Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
     catalogued model's is known without fetching it; one from the hub is fetched.
     """
-    if name in packages.catalogue():
+    if name not in shipped_models() and name in packages.catalogue():
         return f"{name}@{packages.catalogue()[name].sha256[:12]}"
     path, label = path or local(name), name
     if name not in shipped_models() and _here(name) is not None:
