@@ -144,14 +144,10 @@ def test_a_hundred_damaged_models_are_refused_in_one_line(folder, tmp_path, capf
     assert refusals >= 80, harmless
 
 
-@pytest.mark.parametrize("damage", [damage_weights, damage_tokenizer, damage_config])
-def test_the_same_from_outside(damage, folder, tmp_path):
+def test_the_same_from_outside(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "it")
-    what = damage(tmp_path / "it", random.Random(3))
+    what = damage_weights(tmp_path / "it", random.Random(3))
     command = [sys.executable, "-m", "towerlab.cli", "measure", "answers", "--model", "it", "--out", "out"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert process.returncode == 2 and process.stderr.count("\n") == 1 and process.stderr.startswith("twotowers: "), (
-        what,
-        process.stderr,
-    )
+    assert (process.returncode, process.stderr.count("\n"), process.stderr[:11]) == (2, 1, "twotowers: "), (what, process.stderr)
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 import pytest
 from conftest import refused
 from towerlab import cache
-from towerlab.prompts import download
+from towerlab.prompts import sentences
 
 CONTENT = b"two lines\nof a set\n"
 FILE = "mine/some file.txt"
@@ -24,10 +24,10 @@ class Quiet(SimpleHTTPRequestHandler):
 def pinned(tmp_path, monkeypatch):
     """One pinned file, an empty cache, no folder of the user's."""
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    pin = download.Pin(set="mine", file=FILE, repository="someone/repo", path="data/some file.txt", commit=COMMIT,
-                       sha256=sha256, bytes=len(CONTENT))  # fmt: skip
-    monkeypatch.setattr(download, "pins", lambda: {FILE: pin})
-    monkeypatch.delenv(download.DATA, raising=False)
+    pin = sentences.Pin(set="mine", file=FILE, repository="someone/repo", path="data/some file.txt", commit=COMMIT, sha256=sha256,
+                        bytes="18")  # fmt: skip
+    monkeypatch.setattr(sentences, "pins", lambda: {"mine": pin})
+    monkeypatch.delenv(sentences.DATA, raising=False)
     monkeypatch.setenv(cache.CACHE, str(tmp_path / "cache"))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
@@ -44,19 +44,19 @@ def server(pinned, monkeypatch):
         http.paths, http.remote = [], remote
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
-        monkeypatch.setattr(download, "SERVER", f"http://127.0.0.1:{http.server_port}")
+        monkeypatch.setattr(sentences, "SERVER", f"http://127.0.0.1:{http.server_port}")
         yield http
         http.shutdown()
         thread.join()
 
 
 def not_fetched(words):
-    refused(words, download.fetch, FILE)
+    refused(words, sentences.fetch, "mine")
 
 
 def test_a_file_is_downloaded_once(server, pinned, monkeypatch):
-    monkeypatch.setenv(download.DATA, "")  # an empty name of a folder is none
-    assert download.fetch(FILE) == download.fetch(FILE) == CONTENT
+    monkeypatch.setenv(sentences.DATA, "")  # an empty name of a folder is none
+    assert sentences.fetch("mine") == sentences.fetch("mine") == CONTENT
     assert server.paths == [f"/someone/repo/{COMMIT}/data/some%20file.txt"]
     assert (pinned / "cache" / FILE).read_bytes() == CONTENT
 
@@ -64,7 +64,7 @@ def test_a_file_is_downloaded_once(server, pinned, monkeypatch):
 def test_a_changed_cache_is_fetched_again(server, pinned):
     (pinned / "cache" / "mine").mkdir(parents=True)
     (pinned / "cache" / FILE).write_bytes(b"half a fi")
-    assert download.fetch(FILE) == CONTENT and len(server.paths) == 1
+    assert sentences.fetch("mine") == CONTENT and len(server.paths) == 1
 
 
 def test_a_download_that_is_another_file_is_thrown_away(server, pinned):
@@ -79,7 +79,7 @@ def test_a_missing_file_on_the_server_is_refused(server):
 
 
 def test_offline_names_the_folder_to_set(pinned, monkeypatch):
-    monkeypatch.setattr(download, "SERVER", "http://127.0.0.1:9")  # nothing listens on the discard port
+    monkeypatch.setattr(sentences, "SERVER", "http://127.0.0.1:9")  # nothing listens on the discard port
     not_fetched("cannot be fetched.*ConnectionError.*set TWOTOWERS_DATA to a folder that holds mine/some file.txt")
 
 
@@ -90,17 +90,15 @@ def test_a_cache_that_cannot_be_written_is_refused(server, pinned, monkeypatch):
 
 
 def test_the_users_folder_goes_first_and_is_proved_too(server, pinned, monkeypatch):
-    monkeypatch.setenv(download.DATA, str(pinned / "own"))
+    monkeypatch.setenv(sentences.DATA, str(pinned / "own"))
     not_fetched("own' lacks mine/some file.txt: put it there")
     (pinned / "own" / "mine").mkdir(parents=True)
     (pinned / "own" / FILE).write_bytes(CONTENT.replace(b"\n", b"\r\n"))
     not_fetched("not the pinned file")
     (pinned / "own" / FILE).write_bytes(CONTENT)
-    assert download.fetch(FILE) == CONTENT
+    assert sentences.fetch("mine") == CONTENT
     assert server.paths == []
 
 
-def test_the_shipped_pins_name_the_file_of_each_set():
-    from towerlab.prompts.corpora import SETS
-
-    assert {pin.set: pin.file for pin in download.pins.__wrapped__().values()} == {n: s.file for n, s in SETS.items()}
+def test_every_set_is_pinned():
+    assert list(sentences.pins.__wrapped__()) == list(sentences.SETS)

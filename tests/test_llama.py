@@ -1,36 +1,23 @@
 """Chapter 9 on Llamas that a user may bring: grouped and full key-value heads, tokenizers of both kinds of file."""
 
-import io
-
 import pandas as pd
 import pytest
-import sentencepiece
 import torch
 from chapter_runs import evidence_of
-from tokenizers.implementations import ByteLevelBPETokenizer
-from towerlab.prompts import sentences
+from test_own_tokenizer import byte_level, sentence_piece
 from transformers import LlamaConfig, LlamaForCausalLM
 
-TEXTS = [f"{text} : foo {text} : bar" for of in sentences.class_texts("sentences").values() for text in of]
+
+def json_file(folder):
+    byte_level().save(str(folder / "tokenizer.json"))
 
 
-def byte_level(folder):
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(TEXTS, vocab_size=600, special_tokens=["<s>"], show_progress=False)
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
-def sentence_piece(folder):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=500, model_type="bpe", byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=9,
-    )  # fmt: skip
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
+def pieces(folder):
+    (folder / "tokenizer.model").write_bytes(sentence_piece(remove_extra_whitespaces=False))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("groups", "tokenizer"), [(1, byte_level), (2, sentence_piece), (4, byte_level)])
+@pytest.mark.parametrize(("groups", "tokenizer"), [(1, json_file), (2, pieces), (4, json_file)])
 def test_a_llama_stands_in_the_papers_figures(groups, tokenizer, monkeypatch, tmp_path):
     folder = tmp_path / "my-llama"
     folder.mkdir()

@@ -43,6 +43,14 @@ def byte_level(split=None, begins=False):
     return tokenizer
 
 
+def sentence_piece(**options):
+    """The bytes of a SentencePiece model of the book's own texts."""
+    model = io.BytesIO()
+    options = dict(vocab_size=500, model_type="bpe", byte_fallback=True, minloglevel=9) | options
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **options)
+    return model.getvalue()
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
     """Kind of files -> (their folder, text -> ids by the library whose files they are)."""
@@ -56,14 +64,10 @@ def tokenizers(tmp_path_factory):
 
     json_file("tokenizer.json, byte level", byte_level())
     json_file("tokenizer.json, numbers by three, with a beginning token", byte_level(CUT, begins=True))
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=500, model_type="bpe", byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=9,
-    )  # fmt: skip
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    model = sentence_piece(normalization_rule_name="identity", remove_extra_whitespaces=False)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     (root / "spm").mkdir()
-    (root / "spm" / "tokenizer.model").write_bytes(model.getvalue())
+    (root / "spm" / "tokenizer.model").write_bytes(model)
     out["tokenizer.model"] = (root / "spm", lambda text: [processor.bos_id(), *processor.encode(text)])
     rebuilt = own_tokenizer.load(root / "spm", "it").backend_tokenizer
     rebuilt.normalizer = normalizers.Replace(" ", "▁")  # no space before the first word
@@ -116,11 +120,9 @@ def test_the_beginning_is_the_configs_or_else_the_templates(template, flag, expe
 
 @pytest.mark.parametrize("cut", [{}, {"remove_extra_whitespaces": True}, {"add_dummy_prefix": False}, {"model_type": "unigram"}])
 def test_a_sentencepiece_file_of_any_kind_is_rebuilt_or_refused(cut, tmp_path):
-    model = io.BytesIO()
-    options = dict(vocab_size=400, model_type="bpe", byte_fallback=True, minloglevel=9) | cut
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **options)
-    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    model = sentence_piece(vocab_size=400, **cut)
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     tokenizer = own_tokenizer.load(tmp_path, "it")
     for text in PROBE:
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == processor.encode(text)

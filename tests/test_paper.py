@@ -12,7 +12,7 @@ from towerlab.measure.paper import changed, encoded_sets, in_context_heads, pape
 from towerlab.model import unembed
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
-from towerlab.prompts.paper_sets import CASE, CHANGES, WORD_SETS, paper_prompts
+from towerlab.prompts.paper_sets import CASE, CHANGES, paper_prompts
 from towerlab.prompts.prompt import encode_all
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head
@@ -39,24 +39,23 @@ def test_the_papers_prompts():
     assert {d.cls for p in prompts for d in p.demonstrations if d.label == "bar"} == {"sentiment"}
     assert all(len({p.query, *(d.text for d in p.demonstrations)}) == 5 for p in prompts)
     assert paper_prompts("sentiment/number", 12) == prompts[:12]  # more of them are the same and others
-    bar_first = paper_prompts("sentiment/number", 1, true_label="bar", order="TTFF")[0]
+    bar_first = CHANGES["true first, labels exchanged"](prompts[0])
     assert bar_first.true_label == "bar" and [d.label for d in bar_first.demonstrations] == ["bar", "bar", "foo", "foo"]
     assert [d.text for d in bar_first.demonstrations] == [prompts[0].demonstrations[i].text for i in (2, 3, 0, 1)]
     assert CASE.text == "love : bar like : bar eight : foo two : foo one :"
     refused("needs 4 texts of the class 'nothing', there are 0", paper_prompts, "nothing/number", 1)
-    refused("not 'baz'", paper_prompts, WORD_SETS[0], 1, true_label="baz")
 
 
 def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
     texts = {cls: [f"{cls}{i}" for i in range(9)] for cls in "abc"}
-    prompts = paper_prompts("many", 200, texts=texts, drawn=True)
-    assert paper_prompts("many", 12, texts=texts, drawn=True) == prompts[:12]
+    prompts = paper_prompts("many", 200, texts=texts)
+    assert paper_prompts("many", 12, texts=texts) == prompts[:12]
     shown, asked = {d.text for p in prompts for d in p.demonstrations}, {p.query for p in prompts}
     assert not shown & asked and len(shown) == 3 * 4 and len(asked) == 3 * 5
     assert all(p.is_true == (False, False, True, True) and p.true_label == "foo" and p.dataset == "many" for p in prompts)
     both = {(p.cls, p.demonstrations[0].cls) for p in prompts}
     assert len(both) == 6 and all(a != b for a, b in both)  # every pair of classes, either way
-    refused("needs 4 texts of the class 'few', there are 3", paper_prompts, "x", 1, texts={"few": "123", "b": "1234"}, drawn=True)
+    refused("needs 4 texts of the class 'few', there are 3", paper_prompts, "x", 1, texts={"few": "123", "b": "1234"})
 
 
 def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeypatch):

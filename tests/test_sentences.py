@@ -3,39 +3,38 @@
 import pytest
 from conftest import shared
 from towerlab.measure.chain import Run
-from towerlab.prompts import corpora, download, sentences
+from towerlab.prompts import sentences
 from twotowers.forms import Form
 from twotowers.settings import Settings
 
 FILES = {
-    "sst2": (b"0\tDull .\n1\tA joy\n\nbroken\n", [("negative", "Dull ."), ("positive", "A joy"), ("", "broken")]),
-    "trec": ("HUM:ind Who is Zoë ?\r\nXXX:a b\r\n".encode("latin-1"), [("human", "Who is Zoë ?"), ("", "XXX:a b")]),
-    "agnews": (b'"2","Cup ""final""","It is on\\"\n9,a,b\n', [("sports", 'Cup "final" It is on\\'), ("", "9 a b")]),
-    "ethos": (b"comment;isHate\nyou; 0.5\nnice;0.49\nno;2\n", [("", "you  0.5"), ("acceptable", "nice"), ("", "no 2")]),
-    "financial": (b"Sales rose @ home@positive\nx@y\n", [("positive", "Sales rose @ home"), ("", "x@y")]),
+    "sst2": (b"0\tDull .\n1\tA joy\n\nbroken\n", [("negative", "Dull ."), ("positive", "A joy")]),
+    "trec": ("HUM:ind Who is Zoë ?\r\nXXX:a b\r\n".encode("latin-1"), [("human", "Who is Zoë ?")]),
+    "agnews": (b'"2","Cup ""final""","It is on\\"\n9,a,b\n', [("sports", 'Cup "final" It is on\\')]),
+    "ethos": (b"comment;isHate\nyou; 0.5\nyou;0.5\nnice;0.49\nno;2\n", [("hate", "you"), ("acceptable", "nice")]),
+    "financial": (b"Sales rose @ home@positive\nx@y\n", [("positive", "Sales rose @ home")]),
     "amazon": (b"__label__1 Bad: very bad\n__label__2 Good\n", [("negative", "Bad: very bad"), ("positive", "Good")]),
 }
 
 
-@pytest.mark.parametrize("name", corpora.SETS)
-def test_every_form_of_file_is_read(name):
+@pytest.mark.parametrize("name", sentences.SETS)
+def test_every_form_of_file_is_read_and_other_lines_are_left_out(name):
     raw, expected = FILES[name]
-    assert [tuple(row) for row in corpora.SETS[name].read(raw)] == expected
+    assert list(sentences.read(name, raw)) == expected
 
 
 def test_markup_is_mended_and_like_things_stay():
-    assert corpora.mend_agnews("It #39;s quot;on quot; <b>now</b> \\$5") == 'It\'s"on"  now  $5'
-    assert corpora.mend_agnews("AT&T #5 up; <EM.N> a < b") == "AT&T #5 up; <EM.N> a < b"
+    assert sentences.mended("It #39;s quot;on quot; <b>now</b> \\$5") == 'It\'s"on"  now  $5'
+    assert sentences.mended("AT&T #5 up; <EM.N> a < b") == "AT&T #5 up; <EM.N> a < b"
 
 
 def test_repeats_and_texts_of_two_classes_are_left_out():
-    content = b"0\tgood one\n1\tfine  film\n1\tFine film!\n0\tboth ways\n1\tboth ways\n0\t...\nbroken\n"
-    table = sentences.usable("sst2", content)
-    assert list(table.itertuples(index=False, name=None)) == [("good one", "negative"), ("fine film", "positive")]
+    content = b"0\tgood one\n1\tfine  film\n1\tFine film!\n0\tboth ways\n1\tboth ways\n0\t...\nbroken\n1\t" + b"long " * 61
+    assert sentences.usable("sst2", content) == {"sst2 negative": ["good one"], "sst2 positive": ["fine film"]}
 
 
 def test_own_sentences_are_drawn_without_a_download(monkeypatch):
-    monkeypatch.setattr(download, "fetch", lambda file: pytest.fail("a file was fetched"))
+    monkeypatch.setattr(sentences, "fetch", lambda name: pytest.fail("a file was fetched"))
     run = Run(Settings(suite="sentences", k=4, separator="space"))
     texts = sentences.class_texts("sentences")
     assert min(map(len, texts.values())) >= 15 and len({t for own in texts.values() for t in own}) == sum(map(len, texts.values()))
@@ -45,7 +44,7 @@ def test_own_sentences_are_drawn_without_a_download(monkeypatch):
 
 
 def test_published_sets(monkeypatch):
-    monkeypatch.setenv(download.DATA, str(shared("datasets")))
+    monkeypatch.setenv(sentences.DATA, str(shared("datasets")))
     texts = sentences.class_texts("published")
     classes = [cls for pair in sentences.PAIRS["published"] for cls in pair.split("/")]
     assert len(set(classes)) == len(classes)  # pairs are clusters: no class in two of them

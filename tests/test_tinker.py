@@ -14,9 +14,9 @@ from towerlab.measure.increases import increases
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.loading import load
-from towerlab.playground import EXAMPLE, head_logit_differences
+from towerlab.playground import SCENES, head_logit_differences
+from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
-from towerlab.scenes import SCENES
 from twotowers import choose
 from twotowers.heads import Head
 

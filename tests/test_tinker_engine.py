@@ -16,10 +16,10 @@ from towerlab.model.capture import capture
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale
-from towerlab.playground import EXAMPLE, head_logit_differences
+from towerlab.playground import head_logit_differences, true_label
+from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
-from towerlab.scenes import true_label
 from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.settings import Settings

@@ -22,7 +22,7 @@ from twotowers.settings import Settings
 
 LEFT_OUT = {f"towerlab.model.{name}" for name in
             ("architectures", "files", "gguf_files", "loading", "own_tokenizer", "packages", "proof", "weights")} | {
-    "towerlab.cache", "towerlab.progress", "towerlab.prompts.download"
+    "towerlab.cache", "towerlab.progress"
 }  # fmt: skip
 
 

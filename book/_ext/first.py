@@ -19,8 +19,8 @@ import vl_convert
 import xarray as xr
 import yaml
 from towerlab.model import loading
-from towerlab.playground import EXAMPLE, State, explore, strongest
-from towerlab.scenes import SCENES, SWITCH_OFF
+from towerlab.playground import SCENES, SWITCH_OFF, State, explore, strongest
+from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from twotowers import claims, evidence, exhibits
 from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder

@@ -12,9 +12,9 @@ from html import escape
 from pathlib import Path
 
 import first
-import vl_convert
 import yaml
 from towerlab.building import FAILED, listed, why
+from towerlab.playground import svg
 
 CHART = re.compile(r'<div id="altair-viz-')
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything
@@ -42,7 +42,7 @@ def picture(spec: dict, folder: Path) -> str:
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.svg"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(vl_convert.vegalite_to_svg(text), "utf8")
+        path.write_text(svg(spec), "utf8")
     return f'<img class="chart" alt="{escape(spec.get("description", ""))}" src="../_static/book/pictures/{path.name}">'
 
 

@@ -105,21 +105,19 @@ def locked(path: Path) -> Iterator[TextIO]:
 
 
 def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **environment: str) -> bool:
-    """Whether a command ended well. When this one is interrupted, all that the command started is ended; when this one is
+    """Whether a command ended well. When this one is interrupted, so is all that the command started; when this one is
     killed the command goes on, and so holds the lock itself."""
-    env, files = os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment}, [lock.fileno()]
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=files)
+    env = os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment}
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()]
+    )
     try:
         lock.truncate(0)
         print(process.pid, end="", file=lock, flush=True)
         return process.wait() == 0
     except BaseException:
-        for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, how)
-                process.wait(10)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
         raise
 
 

@@ -66,23 +66,20 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     names = arguments.names or list(store.catalogue())
     for name in names:
         store.about(name)  # raises for a name of none
-    from towerlab.measure.chain import AGAIN, Run
+    from towerlab.measure.chain import AGAIN, Run, recipe
 
+    run = Run(settings, command)
     if arguments.do == "measure" and arguments.list:
-        from towerlab.measure.chain import recipe
-
         for name in names:
-            needs, what = store.about(name).needs, (recipe(name).__doc__ or "").partition("\n")[0]
-            print(
-                f"{name}: {what}{f' Needs {chr(44).join(needs)}.' if needs else ''} About {Run(settings).passes(name):,.0f} passes."
-            )
+            what = (recipe(name).__doc__ or "").partition("\n")[0]
+            needs = f" Needs {', '.join(store.about(name).needs)}." if store.about(name).needs else ""
+            print(f"{name}: {what}{needs} About {run.passes(name):,.0f} passes.")
         return 0
     from towerlab.measure.cost import cost
     from towerlab.model import loading
     from towerlab.progress import say
 
     loading.check(settings.model, settings.device)
-    run = Run(settings, command)
     if line := cost(run, names):
         say(line)
     for name in names:

@@ -2,6 +2,7 @@
 
     effect = explore(model, State(prompt, heads=(Head(3, 1),)))     # numbers, without a browser
     effect.answer, effect.attention, effect.heads
+    SCENES["Swap the labels"](prompt)                               # another prompt
     Playground("mini-gpt2")          # widgets around it: the last line of a cell in a running notebook
 
 The page "Tinker with it" of the book does the same for one model, in the reader's browser.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import altair as alt
 import ipywidgets as widgets
@@ -23,29 +26,50 @@ import torch
 import vl_convert
 from jaxtyping import Float
 from torch import Tensor
-from twotowers import figures
+from twotowers import choose, figures
 from twotowers.errors import TwoTowersError
-from twotowers.forms import SEPARATORS
+from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head, check_inside, named
 
-from towerlab.model import loading
+from towerlab.measure.conditions import true_first
+from towerlab.measure.directions import BLOCKS, class_directions
+from towerlab.measure.heads import heads as measure_heads
+from towerlab.model import loading, query_key
 from towerlab.model.capture import Capture, capture, logit_difference_rows
 from towerlab.model.edits import edited, everywhere, steer, zero
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode
-from towerlab.scenes import PUSH, SCENES, SWITCH_OFF, push, true_label
+from towerlab.prompts.blocks import class_words, draw_blocks
+from towerlab.prompts.paper_sets import CASE
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode, encode_all
+from towerlab.prompts.variants import exchanged_labels, one_fewer
 
-ROWS = (("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
-EXAMPLE = Prompt([Demonstration(*row) for row in ROWS], "one", "foo", ("foo", "bar"))
-"""The paper's example (v1 section 3)"""
 SHOWN = 5  # heads whose attention is shown when none is picked
 TOP = 5  # tokens beside the labels
 DOSE = 1.5  # of the scene that pushes the query
+SWITCH_OFF = "Switch off the heads that add most"
+PUSH = "Push the query towards the other class"
+
+
+def mix_classes(prompt: Prompt) -> Prompt:
+    """The first and the last demonstration exchange their labels."""
+    first, *rest, last = prompt.demonstrations
+    return replace(prompt, demonstrations=(replace(first, label=last.label), *rest, replace(last, label=first.label)))
+
+
+SCENES: dict[str, Callable[[Prompt], Prompt]] = {
+    "Swap the labels": exchanged_labels,
+    "Move the matching examples away": true_first,
+    "Remove one": one_fewer,
+    "Mix two classes": mix_classes,
+    "A query of neither class": lambda prompt: replace(prompt, query="river"),
+    SWITCH_OFF: lambda prompt: prompt,  # and the heads with the largest logit differences are zeroed
+    PUSH: lambda prompt: prompt,  # and the dose is set
+}
 
 
 @dataclass(frozen=True)
 class State:
-    """A prompt, the heads that are ablated (zeroed at all positions), and how far the query is pushed (`scenes.push`)."""
+    """A prompt, the heads that are ablated (zeroed at all positions), and how far the query is pushed (`push`)."""
 
     prompt: Prompt
     heads: tuple[Head, ...] = ()
@@ -67,8 +91,12 @@ class Effect:
     sentence: str
 
 
+Direction = tuple[list[Head], Float[Tensor, "layer head d_head"]]
+"""The heads that compare two classes most; mean query of the second class minus the first's, of every head"""
+
+
 @torch.inference_mode()
-def explore(model: Model, state: State, directions: dict | None = None) -> Effect:
+def explore(model: Model, state: State, directions: dict[tuple, Direction] | None = None) -> Effect:
     """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without two known classes."""
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
@@ -84,14 +112,14 @@ def explore(model: Model, state: State, directions: dict | None = None) -> Effec
     for layer, head in push_heads:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
         score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
         after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + score_of_push).softmax(-1)
-    p = [state_of.logits[0].double().softmax(-1).cpu().numpy() for state_of in (before, after)]
+    p = [run.logits[0].double().softmax(-1).cpu().numpy() for run in (before, after)]
     tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:TOP].tolist()])
-    differences = [head_logit_differences(state_of, model).cpu().numpy() for state_of in (before, after)]
+    answer = pd.DataFrame([{"token": _token_text(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
+    differences = [head_logit_differences(run, model).cpu().numpy() for run in (before, after)]
     heads = pd.DataFrame(np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"])
     heads["before"], heads["after"] = map(np.ravel, differences)
-    answer = pd.DataFrame([{"token": _token_text(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
-    attention_heads = state.heads or push_heads or strongest(heads)
-    return Effect(answer, _attention(encoded, attention_heads, before, after), heads, _sentence(model, state, p))
+    attention = _attention(encoded, state.heads or push_heads or strongest(heads), before, after)
+    return Effect(answer, attention, heads, _sentence(model, state, p))
 
 
 def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
@@ -107,13 +135,13 @@ def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "lay
     return torch.stack([torch.einsum("hk,hkd,d->h", z[0].to(row), w, row) for z, w in zip(capture.z, weights, strict=True)])
 
 
-def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], *captures: Capture) -> pd.DataFrame:
-    """Mean over heads of the attention on each label, in each of the captures."""
+def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], before: Capture, after: Capture) -> pd.DataFrame:
+    """Mean over heads of the attention on each label."""
     layer, head = zip(*heads, strict=True)
-    rows = [f"{i + 1}. {d.text} : {d.label}" for i, d in enumerate(encoded.prompt.demonstrations)]
-    at = list(encoded.label_positions)
-    means = [of.weights[layer, 0, head].double().mean(0)[at].cpu().numpy() for of in captures]
-    return pd.DataFrame({"demonstration": rows, "before": means[0], "after": means[1]})
+    table = pd.DataFrame({"demonstration": [f"{i}. {d.text} : {d.label}" for i, d in enumerate(encoded.prompt.demonstrations, 1)]})
+    for name, run in (("before", before), ("after", after)):
+        table[name] = run.weights[layer, 0, head].double().mean(0)[list(encoded.label_positions)].cpu().numpy()
+    return table
 
 
 def _token_text(model: Model, token: int) -> str:
@@ -121,9 +149,63 @@ def _token_text(model: Model, token: int) -> str:
 
 
 def _sentence(model: Model, state: State, p: Sequence[np.ndarray]) -> str:
-    says = [f"“{_token_text(model, int(of.argmax()))}” ({of.max():.0%})" for of in p]
-    did = [f"{', '.join(named(state.heads))} zeroed"] * bool(state.heads) + ["the query pushed"] * bool(state.dose)
-    return f"The model says {says[0]}" + (f"; with {' and '.join(did)} it says {says[1]}." if did else ".")
+    before, after = (f"“{_token_text(model, int(of.argmax()))}” ({of.max():.0%})" for of in p)
+    changes = []
+    if state.heads:
+        changes.append(f"{', '.join(named(state.heads))} zeroed")
+    if state.dose:
+        changes.append("the query pushed")
+    return f"The model says {before}" + (f"; with {' and '.join(changes)} it says {after}." if changes else ".")
+
+
+def class_of(word: str) -> str | None:
+    """Its class in the word lists."""
+    return next((cls for cls, words in class_words().items() if word in words), None)
+
+
+def true_label(rows: Sequence[tuple[str, str]], query: str) -> str | None:
+    """The label of the demonstrations whose class is the query's; None when a word is unknown or they do not agree."""
+    cls = class_of(query)
+    labels = {label for text, label in rows if cls and class_of(text) == cls}
+    return labels.pop() if len(labels) == 1 else None
+
+
+def push(
+    model: Model, prompt: Prompt, directions: dict[tuple, Direction] | None = None
+) -> tuple[list[Head], dict[int, Float[Tensor, "1 head d_head"]]]:
+    """The heads that compare the prompt's two classes most, and what a dose of 1 towards the other class adds to the queries
+    of every head of their layers at the prompt's last position. `directions`: those of this model made before, and after.
+
+    The query's class is its own where it is one of the two. Raises TwoTowersError for demonstrations of fewer classes.
+    """
+    known = dict.fromkeys(cls for d in prompt.demonstrations if (cls := class_of(d.text)))
+    query_class = class_of(prompt.query)
+    own, other, *_ = [*sorted(known, key=lambda cls: cls != query_class), "", ""]
+    if not other:
+        raise TwoTowersError("a push needs demonstrations of two classes of the word lists, such as love and two")
+    directions = {} if directions is None else directions
+    key = (own, other, prompt.separator, prompt.labels[:2])
+    if key not in directions:
+        directions[key] = _direction(model, *key)
+    heads, direction = directions[key]
+    last = torch.tensor([[encode(prompt, model.tokenizer).last]], device=model.device).expand(1, model.n_heads)
+    return heads, {layer: query_key.rotated(model, layer, direction[layer][None], last) for layer, _ in heads}
+
+
+def _direction(model: Model, own: str, other: str, sign: str, labels: Sequence[str]) -> Direction:
+    """Heads by attention to labels of the query's class minus the other; mean query of the other class minus the own."""
+    form = Form(2, _separator(sign))
+    blocks = draw_blocks(BLOCKS, form, seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)])
+    encoded = encode_all(blocks, model.tokenizer, model.context)
+    differences = choose.attention_difference(measure_heads(model, encoded)).mean("prompt")
+    best = choose.top(differences, choose.TOP, -np.inf)
+    direction = torch.tensor(class_directions(model, encoded)["query"].isel(pair=0).values, device=model.device)
+    return best, direction.to(torch.promote_types(model.dtype, torch.float32))
+
+
+def _separator(sign: str) -> str:
+    """The name of what stands between demonstrations."""
+    return next(name for name, of in SEPARATORS.items() if of == sign)
 
 
 def charts(effect: Effect) -> alt.VConcatChart:
@@ -134,50 +216,51 @@ def charts(effect: Effect) -> alt.VConcatChart:
         name = table.columns[0]
         y, offset = alt.Y(f"{name}:N", sort=list(table[name]), title=None), alt.YOffset("when:N", sort=list(pair))
         colour = alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values())))
-        tip = [name, "when", alt.Tooltip(title, format=".3f")]
         chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().properties(width=220, height=alt.Step(10))
-        bars.append(chart.encode(x=f"{title}:Q", y=y, yOffset=offset, color=colour, tooltip=tip))
+        bars.append(chart.encode(x=f"{title}:Q", y=y, yOffset=offset, color=colour))
     heads = effect.heads.melt(["layer", "head"], list(pair), "model", "logit difference")
     maps = figures.head_maps(heads, "logit difference", title="logit difference (nats)")
     return alt.vconcat(alt.hconcat(*bars), maps)
 
 
+def svg(spec: dict) -> str:
+    """A chart as a picture. Signs that no XML can hold, at which the library would end Python itself, become U+FFFD."""
+    text = json.dumps(spec, sort_keys=True, ensure_ascii=False)  # what is written as \u.... now is a control character
+    unit = re.compile(r'(\\[\\"nrt])|\\u.{4}|\\.|[\ud800-\udfff\ufffe\uffff]')
+    return vl_convert.vegalite_to_svg(unit.sub(lambda match: match[1] or "\ufffd", text))
+
+
 def picture(effect: Effect) -> str:
     """The charts as an image of its own: Altair's output in a notebook would fetch scripts from another host."""
-    svg = vl_convert.vegalite_to_svg(charts(effect).properties(background="white").to_json())
-    data = base64.b64encode(svg.encode()).decode()
+    data = base64.b64encode(svg(charts(effect).properties(background="white").to_dict()).encode()).decode()
     return f'<img alt="{html.escape(effect.sentence)}" src="data:image/svg+xml;base64,{data}">'
 
 
 class Playground(widgets.VBox):
     """Widgets around `explore`: `fields` by name, `scenes` to press, `effect` as last computed, `error` a line or nothing."""
 
-    def __init__(self, model: Model | str, prompt: Prompt = EXAMPLE, dtype: str = "float32", device: str = "cpu"):
+    def __init__(self, model: Model | str, dtype: str = "float32", device: str = "cpu"):
         self.model = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
         self.effect: Effect | None = None
-        self._past: list[dict] = []
-        self._directions: dict = {}
+        self._directions: dict[tuple, Direction] = {}
         late = {"continuous_update": False}
         self.fields = {
-            "demonstrations": widgets.Textarea(rows=6, placeholder="text : label", **late),
-            "query": widgets.Text(**late),
-            "true label": widgets.Text(**late),
-            "separator": widgets.Dropdown(options=list(SEPARATORS)),
-            "heads": widgets.Text(placeholder="3-1, 2-5", **late),
-            "push": widgets.FloatSlider(min=-3, max=3, step=0.25, **late),
+            "demonstrations": widgets.Textarea(description="examples", rows=6, placeholder="text : label", **late),
+            "query": widgets.Text(description="query", **late),
+            "true label": widgets.Text(description="true label", **late),
+            "separator": widgets.Dropdown(description="separator", options=list(SEPARATORS)),
+            "heads": widgets.Text(description="heads", placeholder="3-1, 2-5", **late),
+            "push": widgets.FloatSlider(description="push", min=-3, max=3, step=0.25, **late),
         }
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
         self.error, self.sentence, self.pictures = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.undo = widgets.Button(description="undo")
-        self.undo.on_click(self._back)
-        self._put(State(prompt))
-        for label, field in self.fields.items():
-            field.description = "examples" if label == "demonstrations" else label
+        self._put(State(CASE))
+        for field in self.fields.values():
             field.observe(self._on_change, "value")
         for scene, button in self.scenes.items():
-            button.on_click(lambda _, scene=scene: self.refresh(scene))
-        columns = [*self.fields.values(), self.undo], [self.error, self.sentence, self.pictures]
-        rows = list(self.scenes.values()), [widgets.VBox(column) for column in columns]
+            button.on_click(partial(self._on_scene, scene))
+        columns = [*self.fields.values()], [self.error, self.sentence, self.pictures]
+        rows = [*self.scenes.values()], [widgets.VBox(column) for column in columns]
         super().__init__([widgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows])
         self.add_class("twotowers-playground")
         self.refresh()
@@ -185,22 +268,21 @@ class Playground(widgets.VBox):
     def state(self) -> State:
         """What the fields say. Raises TwoTowersError when it is no prompt."""
         value = {name: field.value for name, field in self.fields.items()}
-        rows = [Demonstration(*row) for row in self._rows()]
-        true, separator = value["true label"].strip(), SEPARATORS[value["separator"]]
+        rows, true = [Demonstration(*row) for row in self._rows()], value["true label"].strip()
         labels = tuple(dict.fromkeys([*(d.label for d in rows), true]))
-        prompt = Prompt(rows, value["query"].strip(), true, labels, separator=separator)
+        prompt = Prompt(rows, value["query"].strip(), true, labels, separator=SEPARATORS[value["separator"]])
         heads = tuple(Head.parse(word) for word in re.split(r"[,\s]+", value["heads"]) if word)
         return State(prompt, heads, value["push"])
 
     def refresh(self, scene: str | None = None) -> None:
         """Compute and show, after a scene if one is named. What goes wrong is one line; the last effect stays in sight."""
         try:
+            state = self.state()
             if scene:
-                state = self.state()
-                self._past.append(self._now)
                 heads = strongest(self.effect.heads) if scene == SWITCH_OFF and self.effect else state.heads
-                self._put(State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose))
-            self.effect = explore(self.model, self.state(), directions=self._directions)
+                state = State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose)
+                self._put(state)
+            self.effect = explore(self.model, state, self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen
             line = str(error) if isinstance(error, TwoTowersError) else repr(error).splitlines()[0]
             self.error.value = f"<span style='color:#c0392b' role='alert'>{html.escape(line)}</span>"
@@ -214,28 +296,25 @@ class Playground(widgets.VBox):
 
     def _put(self, state: State) -> None:
         """The fields as a state has them."""
-        prompt, names = state.prompt, {sign: name for name, sign in SEPARATORS.items()}
+        prompt = state.prompt
         rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
         texts = {"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label}
-        changes = {"heads": ", ".join(named(state.heads)), "push": state.dose}
-        self._set({**texts, "separator": names[prompt.separator], **changes})
+        self._set(texts | {"separator": _separator(prompt.separator), "heads": ", ".join(named(state.heads)), "push": state.dose})
 
-    def _set(self, values: dict) -> None:
+    def _set(self, values: dict[str, str | float]) -> None:
+        """Fields, without `_on_change` for each of them."""
         self._setting = True
         for name, value in values.items():
             self.fields[name].value = value
-        self._setting, self._now = False, {name: field.value for name, field in self.fields.items()}
+        self._setting = False
 
     def _on_change(self, change: dict) -> None:
         if self._setting:
             return
-        self._past.append(self._now)
         label = true_label(self._rows(), self.fields["query"].value.strip())
-        by_class = label and change["owner"] in (self.fields["query"], self.fields["demonstrations"])
-        self._set({"true label": label} if by_class else {})
+        if label and change["owner"] in (self.fields["query"], self.fields["demonstrations"]):
+            self._set({"true label": label})
         self.refresh()
 
-    def _back(self, _) -> None:
-        if self._past:
-            self._set(self._past.pop())
-            self.refresh()
+    def _on_scene(self, scene: str, _: widgets.Button) -> None:
+        self.refresh(scene)

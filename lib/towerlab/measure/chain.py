@@ -190,7 +190,7 @@ class Run:
         """Some prompts of these measurements: a block as long as it may be chosen to be, or the paper's sentences, longest first."""
         if self.settings.suite != "words" and all(store.about(name).on == "prompts" for name in names):
             sets = sentence_sets(self.settings.suite).items()
-            prompts = [p for name, texts in sets for p in paper_prompts(name, 2, texts=texts, drawn=True)]
+            prompts = [p for name, texts in sets for p in paper_prompts(name, 2, texts=texts)]
             return sorted(encode_all(prompts, self.model.tokenizer), key=lambda e: -len(e.ids))
         form = Form(self.settings.k or choose.MOST_K, self.settings.separator or "space")
         return encode_all(self.blocks(1, LOCATING, form), self.model.tokenizer)

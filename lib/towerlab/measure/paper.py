@@ -145,7 +145,7 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
         return _encoded(run, lambda form: [p for name in sets for p in paper_prompts(name, n, form=form, seed=seed)])
     out, why = [], None
     for name, texts in sentence_sets(run.settings.suite).items():
-        prompts = paper_prompts(name, n, seed=seed, texts=texts, drawn=True)
+        prompts = paper_prompts(name, n, seed=seed, texts=texts)
         try:
             out += _encoded(run, partial(_separated, prompts))
         except NotTestable as error:  # as where a model's context is too short for five of these sentences
@@ -162,7 +162,7 @@ def encoded_case(run: Run) -> Encoded:
     if suite != "words":
         sets = run.measured("paper")["word_set"].values.tolist()
         name = CASE_OF[suite] if CASE_OF[suite] in sets else sets[0]
-        prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name], drawn=True)[0]
+        prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name])[0]
     return _encoded(run, partial(_separated, [prompt]))[0]
 
 

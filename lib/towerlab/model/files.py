@@ -48,7 +48,11 @@ def describe(name: str) -> About:
         from towerlab.model import gguf_files
 
         return About(*gguf_files.about(path))
-    config = read_config(path, name)
+    return about(read_config(path, name))
+
+
+def about(config: dict[str, Any]) -> About:
+    """What config.json says that a model is, and how the file that it was made from was quantised."""
     made = config.get(MADE_FROM)
     return About(config["model_type"], str(made.get("quantisation", "")) if isinstance(made, dict) else "")
 
@@ -61,20 +65,15 @@ def local(name: str) -> Path:
     return path or packages.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
 
 
-def fingerprint(name: str) -> str:
-    """`name@` and 12 hexadecimal digits of the SHA-256 over every byte that defines the model.
+def fingerprint(name: str, path: Path | None = None) -> str:
+    """`name@` and 12 hexadecimal digits of the SHA-256 over every byte that defines the model, whose folder or file is `path`.
 
     Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
     catalogued model's is known without fetching it; one from the hub is fetched.
     """
     if name not in shipped_models() and name in packages.catalogue():
         return f"{name}@{packages.catalogue()[name].sha256[:12]}"
-    return fingerprint_of(name, local(name))
-
-
-def fingerprint_of(name: str, path: Path) -> str:
-    """The fingerprint of a model whose folder or GGUF file is at hand."""
-    label = name
+    path, label = path or local(name), name
     if name not in shipped_models() and _here(name) is not None:
         label = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
     if path.is_file():

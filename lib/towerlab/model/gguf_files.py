@@ -125,27 +125,27 @@ def _check_fields(name: str, fields: dict[str, Any], config: Any) -> None:
 
     What llama.cpp takes where a file does not say is compared, too.
     """
-    kind, heads = fields["general.architecture"], config.num_attention_heads
-    rope = getattr(config, "rope_parameters", None) or {}
+    kind, heads, its = fields["general.architecture"], config.num_attention_heads, config.to_dict()
+    rope = its.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     width = config.hidden_size // heads
-    d_head = getattr(config, "head_dim", None) or width
+    d_head = its.get("head_dim") or width
     eps = "attention.layer_norm_epsilon" if f"{kind}.attention.layer_norm_epsilon" in fields else "attention.layer_norm_rms_epsilon"
     says: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "feed_forward_length": its.get("intermediate_size") or 4 * config.hidden_size,
         "attention.head_count": heads,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", heads),
-        eps: next((value for key, value in config.to_dict().items() if key.endswith(("eps", "epsilon"))), None),
+        "attention.head_count_kv": its.get("num_key_value_heads", heads),
+        eps: next((value for key, value in its.items() if key.endswith(("eps", "epsilon"))), None),
         "attention.key_length": d_head,
         "attention.value_length": d_head,
-        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attention.sliding_window": its.get("sliding_window"),
         "attention.causal": True,
-        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
-        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
-        "use_parallel_residual": getattr(config, "use_parallel_residual", False),
+        "attn_logit_softcapping": its.get("attn_logit_softcapping"),
+        "final_logit_softcapping": its.get("final_logit_softcapping"),
+        "use_parallel_residual": its.get("use_parallel_residual", False),
         "vocab_size": config.vocab_size,
     }  # fmt: skip
     taken = {
@@ -153,7 +153,7 @@ def _check_fields(name: str, fields: dict[str, Any], config: Any) -> None:
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_parallel_residual": says["use_parallel_residual"],
         "vocab_size": len(fields.get("tokenizer.ggml.tokens", ())),
     }  # fmt: skip
-    if not hasattr(config, "num_key_value_heads"):
+    if "num_key_value_heads" not in its:
         taken["attention.head_count_kv"] = heads
     if rope:
         says |= {"rope.freq_base": rope.get("rope_theta"), "rope.scaling.type": rope.get("rope_type"),

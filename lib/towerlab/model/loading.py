@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from twotowers.errors import TwoTowersError
 
-from towerlab.model import files, own_tokenizer
+from towerlab.model import files, gguf_files, own_tokenizer
 from towerlab.model.architectures import ARCHITECTURES, REFUSED, Architecture
 from towerlab.model.attention import implementation
 from towerlab.model.model import Model
@@ -49,12 +49,9 @@ def load(
     if dtype not in DTYPES:
         raise TwoTowersError(f"unknown dtype '{dtype}': choose one of {', '.join(DTYPES)}")
     check(name, device)  # before anything large is fetched
-    about, path = files.describe(name), files.local(name)
-    fingerprint, folder = files.fingerprint_of(name, path), path
-    if path.is_file():
-        from towerlab.model import gguf_files
-
-        folder = gguf_files.as_folder(path)
+    path = files.local(name)
+    fingerprint = files.fingerprint(name, path)
+    folder = gguf_files.as_folder(path) if path.is_file() else path
     check_files(name, files.weights(folder, name))  # refuses pickles
     given = files.read_config(folder, name)
     with reading(name, "config"):
@@ -79,16 +76,14 @@ def load(
         check_loaded(name, hf, report)
         hf = hf if device_map else hf.to(device)
     with reading(name, "tokenizer"):  # some readers break when they are first used
-        most, rows = (
-            max(max(tokenizer(text)["input_ids"]) for text, _ in own_tokenizer.probe(labels)),
-            hf.get_input_embeddings().num_embeddings,
+        ids = tokenizer([text for text, _ in own_tokenizer.probe(labels)])["input_ids"]
+    most, rows = max(map(max, ids)), hf.get_input_embeddings().num_embeddings
+    if most >= rows:
+        raise TwoTowersError(
+            f"the tokenizer of '{name}' gives token {most}, and its weights know {rows}: take both of one checkpoint"
         )
-        if most >= rows:
-            raise TwoTowersError(
-                f"the tokenizer of '{name}' gives token {most}, and its weights know {rows}: take both of one checkpoint"
-            )
     hf.config.pad_token_id = None  # nothing is padded, and transformers warns where a prompt might hold that token
-    model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint, about.quantisation)
+    model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint, files.about(given).quantisation)
     prove(model)
     return model
 

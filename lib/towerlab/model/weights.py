@@ -9,6 +9,7 @@ check_loaded(name, hf, report)                # what transformers says of its re
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import struct
@@ -137,12 +138,16 @@ def check_loaded(name: str, hf: PreTrainedModel, report: dict[str, Any]) -> None
             raise TwoTowersError(f"'{name}' {fault}: take config and weights of the same whole checkpoint")
     if any(parameter.is_meta for parameter in hf.parameters()):
         raise TwoTowersError(f"device_map offloads part of '{name}': give it more or larger devices, or a narrower dtype")
-    # A copy that broke off may leave zeros; every identity holds on them, so the proof would not notice.
-    if empty := [key for key, parameter in hf.named_parameters() if parameter.dim() > 1 and not parameter.any()]:
-        remedy = f"where a copy broke off, {AGAIN}; where it is meant, put numbers as small as 1e-30 there"
-        raise TwoTowersError(f"{empty[0]} of '{name}' is zero throughout: {remedy}")
-    if wild := [key for key, p in hf.named_parameters() if p.numel() and not torch.stack(p.aminmax()).isfinite().all()]:
-        narrow = ", or take bfloat16 or float32, where they may fit" * (hf.dtype == torch.float16)
-        raise TwoTowersError(
-            f"{wild[0]} of '{name}' holds numbers that are not finite: {AGAIN}, or take another checkpoint{narrow}"
-        )
+    for key, parameter in hf.named_parameters():  # each number is looked at once
+        if not parameter.numel():
+            continue
+        low, high = (float(end) for end in parameter.detach().aminmax())  # either is NaN where any is
+        # A copy that broke off may leave zeros; every identity holds on them, so the proof would not notice.
+        if low == high == 0 and parameter.dim() > 1:
+            remedy = f"where a copy broke off, {AGAIN}; where it is meant, put numbers as small as 1e-30 there"
+            raise TwoTowersError(f"{key} of '{name}' is zero throughout: {remedy}")
+        if not (math.isfinite(low) and math.isfinite(high)):
+            narrow = ", or take bfloat16 or float32, where they may fit" if hf.dtype == torch.float16 else ""
+            raise TwoTowersError(
+                f"{key} of '{name}' holds numbers that are not finite: {AGAIN}, or take another checkpoint{narrow}"
+            )

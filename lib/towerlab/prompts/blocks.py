@@ -132,12 +132,6 @@ def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequ
         if (n := len(set(texts[name]) - of_labels)) < k + 2:
             beside = " beside those that are labels" * (n < len(texts[name]))
             raise TwoTowersError(f"k={k} needs {k + 2} texts of the class {name}, there are {n}{beside}: smaller k, or more texts")
-    for pair in pairs:
-        if len(set(pair.split("/"))) != 2:
-            raise TwoTowersError(f"'{pair}' is no pair of two classes: write such as animal/country")
-    for pair in labels:
-        if pair != OWN_NAMES and (pair.count("/") != 1 or len(set(pair.split("/")) - {""}) != 2):
-            raise TwoTowersError(f"'{pair}' is no pair of two labels: write such as foo/bar, or {OWN_NAMES}")
 
 
 def _block(

@@ -3,7 +3,7 @@
     prompts = paper_prompts("sentiment/number", 100)            # false class / true class, "foo" true
     prompts[0].text                                             # 'hate : bar calm : bar nine : foo six : foo two :'
     [CHANGES["one true fewer"](p) for p in prompts]             # v1 section 5.1
-    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"], drawn=True)        # v1 appendix A
+    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"])                    # v1 appendix A
 
 Prompt i of a set is always the same, however many are drawn. A prompt's `dataset` is its set, `block` its number.
 """
@@ -31,8 +31,9 @@ FORMS = (Form(2, "space"), Form(2, "line break"))
 """The paper's prompt template, and the one for tokenizers that cannot say the labels in it"""
 LABELS = ("foo", "bar")
 CASE = Prompt(
-    tuple(Demonstration(text, *of) for of, texts in ((("bar", "sentiment"), ("love", "like")), (("foo", "number"), ("eight", "two")))
-          for text in texts), "one", "foo", LABELS, "number", WORD_SETS[0],
+    [Demonstration("love", "bar", "sentiment"), Demonstration("like", "bar", "sentiment"),
+     Demonstration("eight", "foo", "number"), Demonstration("two", "foo", "number")],
+    "one", "foo", LABELS, "number", WORD_SETS[0],
 )  # fmt: skip
 """The paper's example (v1 section 3): love : bar like : bar eight : foo two : foo one :"""
 PUBLISHED = {"SST-2": "sst2", "TREC": "trec", "AGNews": "agnews", "ETHOS": "ethos"}
@@ -63,40 +64,25 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
 
 
 def paper_prompts(
-    name: str,
-    n: int,
-    *,
-    true_label: str = "foo",
-    order: str = "FFTT",
-    form: Form = FORMS[0],
-    seed: int = 0,
-    texts: Mapping[str, Sequence[str]] | None = None,
-    drawn: bool = False,
+    name: str, n: int, *, form: Form = FORMS[0], seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None
 ) -> list[Prompt]:
-    """Prompts of one set, with a given true label and order of true and false demonstrations.
+    """Prompts of one set.
 
     Args:
-        name: the set, false class / true class.
+        name: the set, false class / true class; of sentences any name.
         n: how many prompts.
-        true_label: "foo" or "bar".
-        order: which places hold true demonstrations; "FFTT" is the paper's.
-        texts: class -> texts to draw from; default the word lists.
-        drawn: both classes are drawn of all of `texts` for each prompt, and half of each class's texts (by seed) are queries alone,
-            the others demonstrations alone: the paper's sentences, which come from test and train (v1 appendix A).
+        texts: class -> sentences; default the word lists. Both classes are drawn of all of these for each prompt, and half of each
+            class's texts (by seed) are queries alone, the others demonstrations alone: as the paper's come from test and train
+            (v1 appendix A).
     Raises:
-        TwoTowersError: for an unknown class, another label, and a class with fewer than k + 2 texts, 2k where it is `drawn`.
+        TwoTowersError: for an unknown class, and one with fewer than k + 2 words or 2k sentences.
     """
-    texts = class_words() if texts is None else texts
-    least = 2 * form.k if drawn else form.k + 2
-    for cls in texts if drawn else name.split("/"):
-        if len(texts.get(cls, ())) < least:
-            raise TwoTowersError(f"the set {name} needs {least} texts of the class '{cls}', there are {len(texts.get(cls, ()))}")
-    if true_label not in LABELS:
-        raise TwoTowersError(f"the paper's labels are {' and '.join(LABELS)}, not '{true_label}'")
-    halves = {cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()])) for cls, of in texts.items()} if drawn else {}
-    prompts = [_draw(name, i, form, seed, texts, halves) for i in range(n)]
-    prompts = prompts if true_label == LABELS[0] else [exchanged_labels(p) for p in prompts]
-    return [in_order(p, order) for p in prompts]
+    least = 2 * form.k if texts else form.k + 2
+    for cls in texts or name.split("/"):
+        if (there := len((texts or class_words()).get(cls, ()))) < least:
+            raise TwoTowersError(f"the set {name} needs {least} texts of the class '{cls}', there are {there}")
+    halves = {cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()])) for cls, of in (texts or {}).items()}
+    return [_draw(name, i, form, seed, halves) for i in range(n)]
 
 
 def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], list[str]]:
@@ -105,10 +91,10 @@ def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], 
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
-def _draw(name: str, number: int, form: Form, seed: int, texts: Mapping[str, Sequence[str]], halves: Mapping) -> Prompt:
+def _draw(name: str, number: int, form: Form, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]) -> Prompt:
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
     false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
-    pools = [halves[cls][0] if halves else texts[cls] for cls in (true, false)]
+    pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
     own, other = (rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object)) for pool in pools)
     rows = [(text, LABELS[1], false) for text in other[: form.k]] + [(text, LABELS[0], true) for text in own[: form.k]]
     demonstrations = tuple(Demonstration(*row) for row in rows)
@@ -116,11 +102,11 @@ def _draw(name: str, number: int, form: Form, seed: int, texts: Mapping[str, Seq
     return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, SEPARATORS[form.separator], number)
 
 
-def other_query(prompt: Prompt, texts: Mapping[str, Sequence[str]] | None = None) -> Prompt:
+def other_query(prompt: Prompt) -> Prompt:
     """The prompt with a query of its other class (EMNLP tables 5 and 6, as summarised: the prediction flips)."""
-    texts, cls = class_words() if texts is None else texts, next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
+    cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
     used = {d.text for d in prompt.demonstrations} | set(LABELS)
-    free = [text for text in texts[cls] if text not in used]
+    free = [word for word in class_words()[cls] if word not in used]
     return with_query(prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls)
 
 

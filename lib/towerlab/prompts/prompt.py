@@ -12,7 +12,7 @@ here, so nothing is searched for in text or in decoded tokens.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,13 +133,6 @@ def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int |
     return encode_all([prompt], tokenizer, max_length)[0]
 
 
-def check_special(labels: Iterable[str], special: Sequence[str]) -> None:
-    """Raise TwoTowersError for a label that holds one of the tokenizer's special tokens."""
-    for label in labels:
-        if sign := next((token for token in special if token in label), None):
-            raise TwoTowersError(f"the label '{label}' holds '{sign}', a special token of the tokenizer: choose another label word")
-
-
 def encode_all(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> list[Encoded]:
     """Token ids and positions of many prompts, in their order.
 
@@ -155,10 +148,10 @@ def encode_all(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, ma
         return []
     layouts = [_lay_out(prompt) for prompt in prompts]
     special = [str(token) for token in tokenizer.all_special_tokens]
-    check_special(dict.fromkeys(label for prompt in prompts for label in prompt.labels), special)
     for prompt, layout in zip(prompts, layouts, strict=True):
-        if sign := next((token for token in special if token in layout.text), None):
-            raise _refusal(prompt, f"it holds the special token '{sign}'", "take that out of its texts")
+        words = " ".join([layout.text, *prompt.labels])
+        if sign := next((token for token in special if token in words), None):
+            raise _refusal(prompt, f"it holds the special token '{sign}'", "take that out of its texts and labels")
     run = _tokenise([layout.text for layout in layouts], tokenizer)
     ends = _tokenise([f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer)
     return [

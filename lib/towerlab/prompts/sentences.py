@@ -1,26 +1,35 @@
 """Sentences in place of words (paper: v1 appendices A to D): sixty of the book's own, and six published sets.
 
     class_texts("sentences")["sport"]      # the book's own: data/sentences/own.csv, no download
-    class_texts("published")               # class -> sentences of six sets, fetched or read from TWOTOWERS_DATA
+    class_texts("published")               # class -> sentences of six sets
     PAIRS["published"]                     # the class pairs that prompts are drawn of
-    rows("trec")                           # the usable rows of one published set
+    set_texts("trec")                      # class -> sentences of one published set
 
+A published file comes from the folder named by TWOTOWERS_DATA where that is set; else from the cache (TWOTOWERS_CACHE, by
+default the system's cache folder), downloaded there once. data/sentences/files.csv pins each to a commit and its SHA-256.
 No published sentence is in this repository, nor in any measurement (data/sentences/README.md).
 """
 
 from __future__ import annotations
 
+import csv
+import html
+import io
+import os
 import re
+from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
+from urllib.parse import quote
 
-import pandas as pd
+import pooch
 from pydantic import Field
 from twotowers.data_files import ClassName, Row, Text, damaged, read_table
+from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
+from towerlab.cache import user_cache
 from towerlab.progress import say
-from towerlab.prompts import download
-from towerlab.prompts.corpora import SETS
 
 PAIRS = {
     "sentences": ("negative/positive", "science/sport"),
@@ -33,7 +42,29 @@ PAIRS = {
 """Suite -> its class pairs. They share no class, since class pairs are the clusters of every interval"""
 MOST_WORDS = 60
 """Longer texts of the published sets are left out, so that eight demonstrations fit into 1,024 tokens or so"""
+DATA = "TWOTOWERS_DATA"
+SERVER = "https://raw.githubusercontent.com"
+_SENTIMENT = {"0": "negative", "1": "positive"}
+_TREC = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human", "LOC": "location", "NUM": "number"}
+_AGNEWS = {"1": "world", "2": "sports", "3": "business", "4": "technology"}
+# The share of annotators who said hate, to its first digit: hate from a half on.
+_ETHOS = {share: "acceptable" for share in ("0", "0.0", "0.1", "0.2", "0.3", "0.4")}
+_ETHOS |= {share: "hate" for share in ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0", "1")}
+SETS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "sst2": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _SENTIMENT),
+    "trec": ("latin-1", r"(?P<cls>[A-Z]+)(:\S*)? (?P<text>.*)", _TREC),
+    "agnews": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _AGNEWS),
+    "ethos": ("utf8", r"(?P<text>.*)\t(?P<cls>[01](\.\d)?)\d*", _ETHOS),
+    "financial": ("latin-1", r"(?P<text>.*)@(?P<cls>\w+)", {cls: cls for cls in ("negative", "neutral", "positive")}),
+    "amazon": ("utf8", r"__label__(?P<cls>\d) (?P<text>.*)", {"1": "negative", "2": "positive"}),
+}  # fmt: skip
+"""Published set -> encoding of its file, form of a line, and what its classes are called here"""
+TABLES = {"agnews": ",", "ethos": ";"}
+"""Sets whose files are CSV -> what separates cells; read as lines of the first cell, a tab and the others"""
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")  # those that str.split does not take for spaces
+# Entities that lost their "&" ("It #39;s", " quot;"); tags, but not <A.N>, the mark of a stock.
+_ENTITY = re.compile(r" ?(#\d+|quot|amp|lt|gt|hellip);")
+_TAG = re.compile(r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)(?:\s[^<>]*)?/?>", re.IGNORECASE)
 
 
 class Sentence(Row):
@@ -41,6 +72,18 @@ class Sentence(Row):
 
     cls: ClassName = Field(alias="class")
     sentence: Text
+
+
+class Pin(Row):
+    """A line of data/sentences/files.csv: the file of a set, where it lies on the server, and what it is."""
+
+    set: Text
+    file: Text
+    repository: Text
+    path: Text
+    commit: Text
+    sha256: Text
+    bytes: Text
 
 
 @cache
@@ -64,7 +107,7 @@ def class_pairs(suite: str) -> tuple[str, ...]:
 
 @cache
 def class_texts(suite: str) -> dict[str, list[str]]:
-    """Class -> sentences of a suite of PAIRS; of the published sets those of at most MOST_WORDS words.
+    """Class -> sentences of a suite of PAIRS; of the published sets as `set_texts`.
 
     Raises TwoTowersError when a file cannot be had.
     """
@@ -79,26 +122,70 @@ def class_texts(suite: str) -> dict[str, list[str]]:
 @cache
 def set_texts(name: str) -> dict[str, list[str]]:
     """Class, such as "trec human" -> sentences of one published set, of at most MOST_WORDS words. Raises as `class_texts`."""
-    table = rows(name)
-    short = table[table["text"].str.split().str.len() <= MOST_WORDS]
-    return {f"{name} {cls}": group.tolist() for cls, group in short.groupby("class")["text"]}
+    return usable(name, fetch(name))
 
 
-def rows(name: str) -> pd.DataFrame:
-    """The usable rows of a published set: text, class. TwoTowersError when its file cannot be had."""
-    return usable(name, download.fetch(SETS[name].file))
+def usable(name: str, content: bytes) -> dict[str, list[str]]:
+    """Class -> texts of one file, mended, whitespace one space; none twice, of two classes, without words or too long."""
+    first: dict[tuple[str, ...], tuple[str, str]] = {}
+    classes: dict[tuple[str, ...], set[str]] = {}
+    for cls, text in read(name, content):
+        text = " ".join(_CONTROL.sub("", mended(text) if name == "agnews" else text).split())
+        words = tuple(re.findall(r"\w+", text.casefold()))  # without case and punctuation: "the same text" means these
+        first.setdefault(words, (cls, text))
+        classes.setdefault(words, set()).add(cls)
+    out: dict[str, list[str]] = {}
+    for words, (cls, text) in first.items():
+        if words and len(classes[words]) == 1 and len(text.split()) <= MOST_WORDS:
+            out.setdefault(f"{name} {cls}", []).append(text)
+    return dict(sorted(out.items()))
 
 
-def usable(name: str, content: bytes) -> pd.DataFrame:
-    """Rows of one file, mended, every run of whitespace one space: no text twice, none without a word or in two classes."""
-    rows = [(" ".join(_CONTROL.sub("", SETS[name].mend(row.text)).split()), row.cls) for row in SETS[name].read(content) if row.cls]
-    table = pd.DataFrame(rows, columns=["text", "class"])
-    table["words"] = table["text"].map(words)
-    table = table[table["words"].map(len) > 0]
-    one_class = table.groupby("words")["class"].transform("nunique") == 1
-    return table[one_class].drop_duplicates("words").drop(columns="words").reset_index(drop=True)
+def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
+    """Class and text of every line that has the form of the set.
+
+    Tokens that the publishers made (-lrb-, ``) and letters that were broken on the way (47 lines of financial, 12 of ethos) stay.
+    """
+    encoding, form, classes = SETS[name]
+    text = content.decode(encoding)
+    lines: Iterable[str] = text.replace("\r\n", "\n").split("\n")  # not str.splitlines, which also cuts inside of texts
+    if name in TABLES:
+        cells = csv.reader(io.StringIO(text, newline=""), delimiter=TABLES[name])
+        lines = (f"{first}\t{' '.join(rest)}" for first, *rest in cells)
+    for line in lines:
+        match = re.fullmatch(form, line, re.DOTALL)
+        if match and match["cls"] in classes:
+            yield classes[match["cls"]], match["text"]
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of a text without case and punctuation: what "the same text" means here."""
-    return tuple(re.findall(r"\w+", text.casefold()))
+def mended(text: str) -> str:
+    """A text of AG News without what its making left: broken entities, HTML tags, backslashes that stood for line ends."""
+    text = _ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), html.unescape(text))
+    return _TAG.sub(" ", text).replace("\\$", "$").replace("\\", " ")
+
+
+@cache
+def pins() -> dict[str, Pin]:
+    """Published set -> line of data/sentences/files.csv."""
+    return {pin.set: pin for pin in read_table(data_folder() / "sentences" / "files.csv", Pin, ("set",))}
+
+
+def fetch(name: str) -> bytes:
+    """The file of a published set. Raises TwoTowersError when it cannot be had, and when it is another than the pinned one."""
+    pin = pins()[name]
+    remedy = f"set {DATA} to a folder that holds {pin.file}"
+    if folder := os.environ.get(DATA):
+        path = Path(folder).expanduser() / pin.file
+        if not path.is_file():
+            raise TwoTowersError(f"{DATA}='{folder}' lacks {pin.file}: put it there, or unset {DATA} to download it")
+        if pooch.file_hash(str(path)) != pin.sha256:
+            raise TwoTowersError(f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or unset it")
+        return path.read_bytes()
+    url = f"{SERVER}/{pin.repository}/{pin.commit}/{quote(pin.path)}"
+    kept = user_cache() / pin.file
+    pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book
+    try:
+        return Path(pooch.retrieve(url, f"sha256:{pin.sha256}", kept.name, kept.parent)).read_bytes()
+    except (OSError, ValueError) as error:  # pooch raises ValueError for another SHA-256, and throws the file away
+        reason = "another SHA-256 than the pinned one" if "hash" in str(error) else type(error).__name__
+        raise TwoTowersError(f"{url} cannot be fetched ({reason}): {remedy}, or connect and try again") from None
