@@ -14,7 +14,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -299,9 +299,9 @@ class Playground(widgets.VBox):
         prompt = state.prompt
         rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
         texts = {"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label}
-        self._set(texts | {"separator": _separator(prompt.separator), "heads": ", ".join(named(state.heads)), "push": state.dose})
+        self._set({**texts, "separator": _separator(prompt.separator), "heads": ", ".join(named(state.heads)), "push": state.dose})
 
-    def _set(self, values: dict[str, str | float]) -> None:
+    def _set(self, values: Mapping[str, str | float]) -> None:
         """Fields, without `_on_change` for each of them."""
         self._setting = True
         for name, value in values.items():
