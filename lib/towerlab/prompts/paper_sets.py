@@ -116,7 +116,7 @@ def orders(k: int) -> list[str]:
     return sorted({"".join(order) for order in permutations("F" * k + "T" * k)})
 
 
-CHANGES: dict[str, Callable[[Prompt], Prompt]] = {
+CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "as it is": lambda prompt: prompt,
     "labels exchanged": exchanged_labels,
     "one true fewer": one_fewer,
