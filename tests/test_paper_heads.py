@@ -8,8 +8,9 @@ from conftest import word_tokenizer
 from plain_hooks import put, run
 from reference import Reference
 from test_mitigations import free_weights
+from towerlab.measure.ablations import single_ablations
 from towerlab.measure.mitigations import mitigations
-from towerlab.measure.paper_heads import REMEDIED, alone, looked_at, remedied, twelve
+from towerlab.measure.paper_heads import REMEDIED, looked_at, remedied, twelve
 from towerlab.model import unembed
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
@@ -47,8 +48,8 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
 
 
 def test_each_head_alone_is_a_whole_run_without_it(model, encoded):
-    data = alone(model, encoded[1])
     below = (model.n_layers + 1) // 2
+    data = single_ablations(model, encoded[1], "all", below)
     assert data["log_prob_lost"][:, :below].isnull().all() and data["log_prob_lost"][:, below:].notnull().all()
     for i, e in enumerate(encoded[1][:2]):
         for head in (Head(below, 0), Head(model.n_layers - 1, model.n_heads - 1)):

@@ -206,7 +206,7 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
 
 
 def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, the variables of its measurement: the rest was needed on the way.
+    """Of what a recipe made, the variables of its measurement, with their units: the rest was needed on the way.
 
     Logit differences are those of log-probabilities rounded as files once kept them: equal settings give equal numbers.
     """
@@ -214,8 +214,10 @@ def kept(name: str, recording: Recording) -> Recording:
     def of(part: xr.Dataset) -> xr.Dataset:
         if "log_prob_true" in part and part["log_prob_true"].ndim > 2:
             difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
-            part = part.assign(logit_difference=difference.assign_attrs(units="nats"))
-        return part[[variable for variable in part.data_vars if variable in schema.VARIABLES[name]]]
+            part = part.assign(logit_difference=difference)
+        about = schema.VARIABLES[name]
+        part = part[[variable for variable in part if variable in about]]
+        return part.assign({variable: part[variable].assign_attrs(units=about[variable].units) for variable in part})
 
     return each_part(recording, of)
 
