@@ -1,15 +1,11 @@
 """The two mitigations against runs put together by hand, one head and one position at a time."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from conftest import random_prompts, refused, shared_tiny
 from reference import Reference
 from towerlab.measure import mitigations as module
-from towerlab.measure.mitigations import minority, mitigations, recency_shortcut
-from towerlab.model.capture import capture
-from towerlab.model.last_position import edited
+from towerlab.measure.mitigations import minority, mitigations
 from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.heads import Head
 
@@ -77,31 +73,6 @@ def test_the_recency_shortcut_is_that_of_hooks_layer_by_layer(model, share, monk
             handle.remove()
         at = result.sel(heads="some").isel(prompt=i)
         assert float(at["log_prob_true"]) == pytest.approx(float(expected), abs=1e-9)
-
-
-def test_without_a_share_nothing_changes(model, monkeypatch):
-    monkeypatch.setattr(module, "A_C", 0.0)
-    monkeypatch.setattr(module, "SHARE", (1.0, 0.0))
-    encoded = random_prompts(3, lengths=(14,))
-    result = mitigations(model, encoded, SETS)
-    plain = result.sel(remedy="none")
-    assert abs(result - plain)[["log_prob_true", "log_prob_other"]].max().to_array().max() < 1e-9
-
-
-def test_a_first_layer_without_positions_does_not_notice_where_a_demonstration_stands(float64, monkeypatch):
-    model, (prompt,) = shared_tiny("llama"), random_prompts(1, lengths=(14,))
-    moved = replace(prompt, ids=prompt.ids[3:12] + prompt.ids[:3] + prompt.ids[12:])
-    distance = {}
-    for share in ((0.0, 1.0), (1.0, 0.0)):
-        monkeypatch.setattr(module, "SHARE", share)
-        outputs = []
-        for e in (prompt, moved):
-            plain = capture(model, [e], {"streams"})
-            heads = [Head(0, h) for h in range(model.n_heads)]
-            with edited(model, recency_shortcut(model, heads, plain)):
-                outputs.append(capture(model, [e]).attention_output[0])
-        distance[share] = float((outputs[0] - outputs[1]).abs().max())
-    assert distance[0.0, 1.0] < 1e-11 < 1e-4 < distance[1.0, 0.0]
 
 
 def test_empty_sets_and_heads_outside_the_model_are_refused():

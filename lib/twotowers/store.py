@@ -215,9 +215,8 @@ def kept(name: str, recording: Recording) -> Recording:
         if "log_prob_true" in part and part["log_prob_true"].ndim > 2:
             difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
             part = part.assign(logit_difference=difference)
-        about = schema.VARIABLES[name]
-        part = part[[variable for variable in part if variable in about]]
-        return part.assign({variable: part[variable].assign_attrs(units=about[variable].units) for variable in part})
+        units = {variable: about.units for variable, about in schema.VARIABLES[name].items() if variable in part}
+        return part[[*units]].assign({variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()})
 
     return each_part(recording, of)
 

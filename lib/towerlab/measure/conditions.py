@@ -49,7 +49,8 @@ CONDITIONS: Changes = {
 def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode, along: str) -> xr.Dataset:
     """`attention_true`, `attention_other` (`along`, prompt, layer, head): attention on all labels of a kind, of the prompts in each
     of some changes; and answers."""
-    answers, each = Answers(encoded, len(changes)), []
+    answers = Answers(encoded, len(changes))
+    each: list[dict[str, np.ndarray]] = []  # of every change
 
     def read(capture: Capture) -> dict[str, Tensor]:
         answers.read(capture, (len(each),))
