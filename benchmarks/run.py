@@ -26,8 +26,8 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
+from towerlab.measure.ablations import single_ablations
 from towerlab.measure.increases import increases
-from towerlab.measure.single_ablations import single_ablations
 from towerlab.model import attention, unembed
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.model import Model

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from conftest import random_prompts, refused, tiny
 from plain_hooks import put, run
-from towerlab.measure.ablations import ablations
-from towerlab.measure.single_ablations import single_ablations
+from towerlab.measure.ablations import ablations, single_ablations
 
 EXACT = dict(rtol=0, atol=1e-9)
 

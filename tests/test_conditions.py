@@ -18,7 +18,7 @@ def encode(prompts):
 
 def test_every_number_is_a_sum_of_weights_of_one_prompt(model):
     prompts = [e.prompt for e in tiny_blocks.blocks(2)]
-    result = conditions(model, prompts, CONDITIONS, encode)
+    result = conditions(model, encode(prompts), encode)
     assert result["attention_true"].dims == ("condition", "prompt", "layer", "head")
     for name, change in CONDITIONS.items():
         for i, e in enumerate(encode([change(prompt) for prompt in prompts])):
@@ -42,4 +42,4 @@ def test_what_the_conditions_make_of_a_prompt():
     prompt = next(e.prompt for e in tiny_blocks.blocks(20) if e.prompt.is_true == (True, False, False, True))
     orders = {name: "".join("FT"[true] for true in change(prompt).is_true) for name, change in CONDITIONS.items()}
     assert orders == EXPECTED
-    refused("demonstration", conditions, shared_tiny("gpt2"), [CONDITIONS["one true fewer"](prompt)], CONDITIONS, encode)
+    refused("demonstration", conditions, shared_tiny("gpt2"), encode([CONDITIONS["one true fewer"](prompt)]), encode)

@@ -132,7 +132,7 @@ def test_ablations_and_knockouts(pair, float64):
 
 def test_exchanges(pair, float64):
     model, by_hand, encoded, _ = pair
-    pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[0][::5], [(0, 1), (1, 0)]
+    pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[::5], [(0, 1), (1, 0)]
     data = interchanges(model, pairs, {"two": of})
     for i, (_, base, source) in enumerate(pairs):
         other, at = by_hand.run(source.ids), list(base.label_positions)

@@ -9,12 +9,17 @@ import tiny_blocks
 import torch
 from conftest import refused, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
-from towerlab.measure.looks import CONTRASTS, POSITIONS, looks
+from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, strongest, ways
 from towerlab.model.edits import Places, attend, edited, everywhere, places_of, reversed_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 
 EXACT = dict(rtol=0, atol=1e-9)
+
+
+def looks(model, encoded, senders=8, max_tokens=2048):
+    alone = one_by_one(model, encoded, max_tokens=max_tokens)
+    return alone.assign(ways(model, encoded, CONTRASTS, strongest(alone, senders), max_tokens))
 
 
 def preference_of(weights, e):

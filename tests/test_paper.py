@@ -8,7 +8,9 @@ from conftest import refused, shared_tiny, word_tokenizer
 from reference import Reference, log_prob
 from towerlab.measure.case import WEIGHTS, case
 from towerlab.measure.chain import Run
-from towerlab.measure.paper import changed, encoded_sets, in_context_heads, paper, random_partners, summed_up
+from towerlab.measure.conditions import attention_in
+from towerlab.measure.increases import increases
+from towerlab.measure.paper import encoded_sets, in_context_heads, random_partners, summed_up, with_readings
 from towerlab.model import unembed
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
@@ -27,6 +29,10 @@ def words(monkeypatch):
     """Two classes of made-up words in place of the word lists; a tokenizer that knows each, and the words of the case."""
     monkeypatch.setattr(paper_sets, "class_words", lambda: TEXTS)
     return word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"], "love", "like", "eight", "two", "one"])
+
+
+def measured(model, encoded):
+    return with_readings(model, encoded, increases(model, encoded))
 
 
 def encoded_of(tokenizer, n=2):
@@ -88,7 +94,7 @@ def test_the_changes_say_what_their_names_say():
 
 def test_every_number_is_that_of_the_slow_reference(model, words):
     encoded = encoded_of(words)
-    data = paper(model, encoded)
+    data = measured(model, encoded)
     assert list(data["word_set"].values) == list(SETS)
     for i, e in enumerate(encoded):
         slow, unembedding = Reference(model, e.ids), model.unembedding
@@ -117,7 +123,7 @@ def test_every_number_is_that_of_the_slow_reference(model, words):
 
 def test_sums_of_changed_prompts_are_those_of_the_slow_reference(model, words):
     encoded = encoded_of(words)
-    data = changed(model, encoded, lambda prompts: encode_all(prompts, words))
+    data = attention_in(model, encoded, CHANGES, lambda prompts: encode_all(prompts, words), "change")
     for name in ("one true fewer", "true first, labels exchanged", "query of the other class"):
         for i, e in enumerate(encode_all([CHANGES[name](e.prompt) for e in encoded], words)):
             slow, one = Reference(model, e.ids), data.sel(change=name).isel(prompt=i)
@@ -172,5 +178,5 @@ def test_a_model_that_cannot_read_the_prompts_is_not_testable(monkeypatch):
 
 def test_no_partner_is_an_empty_name(words):
     model = shared_tiny("gptj")  # two layers of two heads: all are in the list of five
-    data = paper(model, encoded_of(words, 1))
+    data = measured(model, encoded_of(words, 1))
     assert data.sizes["rank"] == 4 and set(data["random_head"].values.ravel()) == {""}

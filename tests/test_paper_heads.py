@@ -5,11 +5,11 @@ import pytest
 import torch
 import xarray as xr
 from conftest import word_tokenizer
-from plain_hooks import put, run
 from reference import Reference
 from test_mitigations import free_weights
+from towerlab.measure.ablations import single_ablations
 from towerlab.measure.mitigations import mitigations
-from towerlab.measure.paper_heads import REMEDIED, alone, looked_at, remedied, twelve
+from towerlab.measure.paper_heads import REMEDIED, looked_at, remedied, twelve
 from towerlab.model import unembed
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
@@ -46,15 +46,10 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
     assert len(twelve({"foo": many[:2, :2], "bar": many[:2, :2]}, many[:2, :2])[0]) == 2
 
 
-def test_each_head_alone_is_a_whole_run_without_it(model, encoded):
-    data = alone(model, encoded[1])
-    below = (model.n_layers + 1) // 2
-    assert data["log_prob_lost"][:, :below].isnull().all() and data["log_prob_lost"][:, below:].notnull().all()
-    for i, e in enumerate(encoded[1][:2]):
-        for head in (Head(below, 0), Head(model.n_layers - 1, model.n_heads - 1)):
-            both = [run(model, e, put(model, heads, {head: 0.0}, slice(None)))["logits"].log_softmax(-1)[e.true_id]
-                    for heads in ([], [head])]  # fmt: skip
-            assert float(data["log_prob_lost"][i, head.layer, head.head]) == pytest.approx(float(both[0] - both[1]), abs=1e-9)
+def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):
+    data = single_ablations(model, encoded[1], "all", 1)["log_prob_lost"]
+    assert data[:, 0].isnull().all()
+    xr.testing.assert_allclose(data[:, 1:], single_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:], rtol=0, atol=1e-12)
 
 
 def test_what_they_attend_to_and_read_is_the_slow_reference_s(model, encoded):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from conftest import random_prompts
 from reference import Reference
-from towerlab.measure import parts as module
-from towerlab.measure.parts import parts
+from towerlab.measure import case as module
+from towerlab.measure.case import parts
 from towerlab.model import unembed
 from twotowers.heads import Head
 

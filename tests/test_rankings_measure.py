@@ -40,7 +40,7 @@ def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(mod
 
 def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
     encoded = random_prompts(3)
-    recognition, learning = module.task_subspace_scores(model, encoded)
+    recognition, learning = module.task_subspace_scores(model, encoded).values()
     for i, e in enumerate(encoded):
         slow = Reference(model, e.ids)
         rows = model.unembedding.weight[[e.true_id, 16 - e.true_id]]
@@ -72,7 +72,7 @@ def test_induction_scores_are_those_of_eager_attention(model):
 def test_the_dataset_holds_every_ranking(float64):
     model, encoded = shared_tiny("gpt2"), of_two_classes(6)
     of_heads = heads(model, encoded).assign(increase=increases(model, encoded)["increase"])
-    data = module.of_prompts(model, encoded, of_two_classes(6, seed=9), range(len(encoded)))
+    data = module.of_prompts(model, range(len(encoded)), encoded, of_two_classes(6, seed=9))
     result = module.scores(model, of_heads, data, tokens=range(2, VOCABULARY))
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")

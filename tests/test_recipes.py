@@ -9,17 +9,17 @@ import xarray as xr
 from towerlab.measure import directions
 from towerlab.measure import heads as heads_module
 from towerlab.measure.answers import ORDERS, spread_orders
-from towerlab.measure.chain import JUDGING, Run, recipe
+from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.cost import cost
 from towerlab.measure.observations import observations
-from towerlab.measure.sets import OTHER_HALVES, with_other_halves
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import OTHER_HALVES, other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
 from twotowers import choose, schema
 from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.recording import Recording
 from twotowers.settings import Settings
 from twotowers.store import about, catalogue, kept, load, versions
 
@@ -37,6 +37,8 @@ def test_the_design_is_balanced(k):
 
 
 LABELS = ("foo/bar", "baz/qux", "plugh/thud")
+
+
 def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     """Every prompt is moved along directions from label pairs without its own; one label pair alone has no such prompts."""
 
@@ -65,9 +67,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatc
         return draw(run, n, seed, form)
 
     monkeypatch.setattr(Run, "blocks", blocks)
-    few, many = (
-        Run(Settings(blocks=n, locate=4, k=k, separator="space", prompts=4, out=str(tmp_path))) for n in (20, 200)
-    )
+    few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", prompts=4, out=str(tmp_path))) for n in (20, 200))
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
     of_the_papers_sets = ["paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts"]
     assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations", *of_the_papers_sets]
@@ -112,14 +112,12 @@ def small(tmp_path_factory):
 def test_a_recipe_reads_what_it_says_it_needs(name, small):
     """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
     run = small(NotingRun)
-    measurement = recipe(name)(run)
-    schema.check(name, kept(name, measurement if isinstance(measurement, Recording) else Recording(measurement)))
+    schema.check(name, kept(name, run.made(name)))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
 
 
 def test_named_and_random_sets_are_kept_apart(small):
-    run = small(Run)
-    data, control = recipe("ablations")(run)
+    data, control = small(Run).made("ablations")
     assert data["heads"].values.tolist() == ["none", "paper's twelve"]
     assert control["heads"].values.tolist() == ["paper's twelve"] and control.sizes["draw"] == 20
     twelve = data.sel(heads="paper's twelve")["log_prob_true"]
@@ -130,14 +128,14 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     run = small(Run)
     encoded = run.encode(run.few())
 
-    def measure(sets, at):
+    def measure(model, encoded, sets):
         """The number of the first head of every set."""
-        numbers = [[100 * heads[0].layer + heads[0].head] * len(at) for heads in sets.values()]
-        return observations([encoded[i] for i in at], {"number": (("heads", "prompt"), numbers, "1")}, heads=list(sets))
+        numbers = [[100 * heads[0].layer + heads[0].head] * len(encoded) for heads in sets.values()]
+        return observations(encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets))
 
-    data = measure({"located": [Head(0, 0)]}, range(len(encoded)))
-    both = with_other_halves(run, Recording(data), "located", encoded, measure).data
-    assert both["number"].sel(heads="located").identical(data["number"].sel(heads="located"))
+    turns = other_halves(run, "located", encoded)
+    both = run.make("heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns)).data
+    assert not both["number"].sel(heads="located").any()
     for chooses, judges in choose.turns(run.measured("locating"), both):
         layer, head = choose.head_sets(chooses)["located"][0]
         assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
@@ -148,14 +146,13 @@ def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
     """What one prompt's numbers owe to another block would be lost where a measurement goes by parts."""
     run = small(Run)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
-    parts = recipe(name)(run)
+    parts = run.made(name)
     if not list(run.path(name).parent.glob(f".{name}.*.part")):
         pytest.skip("this one is made in one go")
     run._remove_parts(name)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
-    whole = recipe(name)(run)
-    both = (of if isinstance(of, Recording) else Recording(of) for of in (parts, whole))
-    for one, other in zip(*both, strict=True):
+    whole = run.made(name)
+    for one, other in zip(parts, whole, strict=True):
         assert (one is None) == (other is None)
         if one is not None:  # a part was rounded for its file
             xr.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)

@@ -6,7 +6,7 @@ import xarray as xr
 from conftest import refused, shared_tiny
 from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
-from towerlab.measure.sets import with_control
+from towerlab.measure.recipe import apart, with_random
 from twotowers import schema
 from twotowers.recording import Recording, of_labels
 from twotowers.store import catalogue, kept, load, save
@@ -23,7 +23,7 @@ def recorded():
     def measure(sets):
         return ablations(model, encoded, sets, ["all"])
 
-    return with_control(measure, PLACE, DRAWS), measure
+    return apart(measure(with_random(PLACE, DRAWS)), DRAWS), measure
 
 
 def test_random_sets_are_a_dimension(recorded):
@@ -35,7 +35,7 @@ def test_random_sets_are_a_dimension(recorded):
         for draw, heads in enumerate(of):
             alone = measure({"x": heads})["logit_difference"].sel(heads="x")
             np.testing.assert_allclose(recording.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6)
-    assert with_control(measure, PLACE, {}).control is None
+    assert apart(measure(PLACE), {}).control is None
 
 
 def test_every_part_comes_back_from_its_file(recorded, tmp_path):

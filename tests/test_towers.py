@@ -3,7 +3,7 @@
 import numpy as np
 import tiny_blocks
 from reference import Reference
-from towerlab.measure.towers import towers
+from towerlab.measure.label_reads import towers
 from twotowers.heads import Head
 
 

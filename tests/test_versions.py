@@ -102,12 +102,12 @@ def change(path, old, new):
 
 
 def test_comments_and_docstrings_do_not_count_but_code_does(lib):
-    towers, before = lib / "towerlab/measure/towers.py", sources(lib)
-    change(towers, '"""The two towers', '"""Both\n\ntowers')
-    change(towers, "    check_labels_left(encoded)\n", "    check_labels_left(encoded)  # both kinds\n\n    # and now\n")
+    reads, before = lib / "towerlab/measure/label_reads.py", sources(lib)
+    change(reads, '"""What some heads read', '"""What\n\nthey read')
+    change(reads, "    check_labels_left(encoded)\n", "    check_labels_left(encoded)  # both kinds\n\n    # and now\n")
     assert changed(before, lib) == set()
-    change(towers, "np.float32", "np.float64")
-    assert changed(before, lib) == {"towers"}
+    change(reads, "x[:, -1]", "x[:, -2]")
+    assert changed(before, lib) >= {"towers", "label_reads"}
 
 
 def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):

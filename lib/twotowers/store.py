@@ -196,7 +196,7 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
 
 
 def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, the variables of its measurement: the rest was needed on the way.
+    """Of what a recipe made, the variables of its measurement, with their units: the rest was needed on the way.
 
     Logit differences are those of log-probabilities rounded as files once kept them: equal settings give equal numbers.
     """
@@ -204,8 +204,9 @@ def kept(name: str, recording: Recording) -> Recording:
     def of(part: xr.Dataset) -> xr.Dataset:
         if "log_prob_true" in part and part["log_prob_true"].ndim > 2:
             difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
-            part = part.assign(logit_difference=difference.assign_attrs(units="nats"))
-        return part[[variable for variable in part.data_vars if variable in schema.variables()[name]]]
+            part = part.assign(logit_difference=difference)
+        units = {variable: about.units for variable, about in schema.variables()[name].items() if variable in part}
+        return part[[*units]].assign({variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()})
 
     return each_part(recording, of)
 

@@ -1,7 +1,9 @@
-"""What the model answers when sets of heads are ablated. Chapter 6 (v1 section 6.2; EMNLP version, table 3).
+"""What the model answers when sets of heads are ablated, or one head by itself. Chapters 6 and 12 (v1 6.2; EMNLP, table 3).
 
     data = ablations(model, encoded, {"twelve": twelve})
     data.says.sel(heads="twelve", positions="last", replacement="zero")       # (prompt,)
+    data = single_ablations(model, encoded, "last")
+    data.log_prob_lost.mean("prompt")               # (layer, head): the ranking of the EMNLP version
 
 Ablating a head replaces what it feeds to W_O by zero, everywhere or at the last position only.
 """
@@ -17,11 +19,11 @@ from tqdm import tqdm
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
-from twotowers.recording import Recording
 
-from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations
-from towerlab.measure.sets import random_sets, with_by_increase, with_control
+from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import by_increase, random_sets
 from towerlab.model.edits import UNCHANGED, answers, everywhere, zero
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import in_memory
@@ -52,18 +54,36 @@ def ablations(
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_positions(*positions)
-    all_sets: dict[str, frozenset[Head]] = {NONE: frozenset()}
-    all_sets |= {name: frozenset(Head(*head) for head in heads) for name, heads in sets.items()}
-    different = list(dict.fromkeys(heads for heads in all_sets.values() if heads))
-    row: dict[frozenset[Head], int] = {frozenset(): 0} | {heads: 1 + i for i, heads in enumerate(different)}
-    rows, runs = [row[heads] for heads in all_sets.values()], [sorted(heads) for heads in different]
+    all_sets = {NONE: [], **sets}
+    number_of: dict[frozenset[Head], int] = {}  # each different set runs once; 0 is the plain run
+    numbers = [number_of.setdefault(frozenset(Head(*at) for at in heads), len(number_of)) for heads in all_sets.values()]
+    runs = [sorted(heads) for heads in number_of if heads]
     out = Answers(encoded, len(positions), 1, len(all_sets))
     with progress("ablations", len(positions) * len(encoded)) as bar:
         for p, where in enumerate(positions):
             of_runs = ablated_answers(model, encoded, runs, where, bar, max_tokens)
-            out.log_prob[p, 0], out.says[p, 0] = of_runs.log_prob[rows], of_runs.says[rows]
+            out.log_prob[p, 0], out.says[p, 0] = of_runs.log_prob[numbers], of_runs.says[numbers]
     coordinates = {"positions": list(positions), "replacement": ["zero"], "heads": list(all_sets)}
     return observations(encoded, out.variables(*coordinates), **coordinates)
+
+
+def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = "all", first_layer: int = 0) -> xr.Dataset:
+    """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
+
+    - `log_prob_lost`: log-probability of the true label, plain minus ablated;
+    - `logit_difference_lost`: the same of the true label's logit minus the other's.
+
+    Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads, each from its head's layer on.
+    Raises TwoTowersError on unknown positions.
+    """
+    check_positions(positions)
+    heads = [Head(layer, head) for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
+    with progress("single ablations", len(encoded)) as bar:
+        log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions, bar).log_prob
+    lost = np.full((len(encoded), model.n_layers, model.n_heads, 2), np.nan)
+    lost[:, first_layer:] = (log_prob[:1] - log_prob[1:]).swapaxes(0, 1).reshape(len(encoded), -1, model.n_heads, 2)
+    variables = variables_of("singles", log_prob_lost=lost[..., 0], logit_difference_lost=lost[..., 0] - lost[..., 1])
+    return observations(encoded, variables, positions=positions)
 
 
 def check_positions(*positions: str) -> None:
@@ -95,13 +115,13 @@ TWELVE = 20
 """First heads of either of the two rankings from which the paper's twelve are taken in turn"""
 
 
-def _ablations(run: Run) -> Recording:
+def _singles(run: Run) -> Recipe:
+    """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
+    return Recipe(single_ablations, run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING)), ("last",))
+
+
+def _ablations(run: Run) -> Recipe:
     """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets matched to them."""
-    few, single = run.encode(run.few()), run.measured("singles")["log_prob_lost"].mean("prompt")
-    by_increase = with_by_increase(run, TWELVE)["by increase"]
-    twelve = {"paper's twelve": choose.union(by_increase, choose.top(single, TWELVE), 12)}
-
-    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
-        return run.in_parts("ablations", few, lambda some: ablations(run.model, some, sets, ("all",))).data
-
-    return with_control(measure, twelve, {name: random_sets(run, heads) for name, heads in twelve.items()})
+    single = run.measured("singles")["log_prob_lost"].mean("prompt")
+    twelve = {"paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)}
+    return Recipe(ablations, run.encode(run.few()), (("all",),), twelve, random_sets(run, twelve))

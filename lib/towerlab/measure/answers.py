@@ -10,10 +10,10 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import Answers, joined, observations
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
@@ -34,11 +34,11 @@ ORDERS = 6
 """Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
 
 
-def _forms(run: Run) -> Recording:
+def _forms(run: Run) -> Recipe:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
     run.locating(Form(ks[0], run.settings.separator or "space"))  # raises, where not even the shortest prompt can be read
-    return run.in_parts("forms", _in_forms(run, ks), lambda some: _with_form(run, some))
+    return Recipe(with_form, _in_forms(run, ks))
 
 
 def _demonstrations(run: Run) -> xr.Dataset:
@@ -47,7 +47,7 @@ def _demonstrations(run: Run) -> xr.Dataset:
     more = [] if run.settings.k else _in_forms(run, [k for k in KS if k > choose.MOST_K])
     if not more:
         return forms
-    return joined([forms, run.in_parts("demonstrations", more, lambda some: _with_form(run, some)).data[["logit_difference"]]])
+    return joined([forms, run.make("demonstrations", Recipe(with_form, more)).data[["logit_difference"]]])
 
 
 def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:
@@ -59,24 +59,23 @@ def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:
     return out
 
 
-def _with_form(run: Run, encoded: Sequence[Encoded]) -> xr.Dataset:
+def with_form(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """Answers, with the form of each prompt."""
     names = {text: name for name, text in SEPARATORS.items()}
     k, separator = zip(*((len(e.prompt.demonstrations) // 2, names[e.prompt.separator]) for e in encoded), strict=True)
-    return answers(run.model, encoded).assign_coords(k=("prompt", list(k)), separator=("prompt", list(separator)))
+    return answers(model, encoded).assign_coords(k=("prompt", list(k)), separator=("prompt", list(separator)))
 
 
-def _answers(run: Run) -> Recording:
+def _answers(run: Run) -> Recipe:
     """Answers on two and a half times as many blocks as heads are measured on."""
-    return run.in_parts("answers", run.judging(2.5), lambda some: answers(run.model, some))
+    return Recipe(answers, run.judging(2.5))
 
 
-def _factorial(run: Run) -> Recording:
+def _factorial(run: Run) -> Recipe:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
     pairs = run.repeatable(run.pairs)  # the query of the other class comes from another block of the pair
     blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
-    encoded = run.encode(factorial(blocks, spread_orders(blocks[0])))
-    return run.in_parts("factorial", encoded, lambda some: answers(run.model, some))
+    return Recipe(answers, run.encode(factorial(blocks, spread_orders(blocks[0]))))
 
 
 def spread_orders(prompt: Prompt) -> list[str]:

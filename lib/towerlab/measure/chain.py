@@ -12,7 +12,6 @@ until something is measured.
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import platform
 import time
@@ -22,7 +21,7 @@ from datetime import date
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 from twotowers import choose, schema, store
@@ -31,12 +30,12 @@ from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.paths import data_folder, is_own, shipped_models, slug
 from twotowers.recording import Recording, each_part
-from twotowers.schema import OtherForm
 from twotowers.settings import Settings
 from twotowers.store import NOT_TESTABLE
 
+from towerlab.measure.recipe import Recipe, load_made, make
 from towerlab.model import files, packages
-from towerlab.progress import part, say
+from towerlab.progress import say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.paper_sets import paper_prompts, sentence_sets
@@ -53,19 +52,9 @@ AGAIN = "again"
 """Attribute of a file that holds nothing since what it needs could not be had: the next run asks again"""
 QUICK_PROMPTS = 20
 """Prompts of each of the paper's sets for a first look at a model of one's own"""
-S = TypeVar("S")
 
 
-def _load(path: Path, identity: str = "") -> Recording | None:
-    """A file, None where there is none, one of another form, which older code wrote, or one of another identity."""
-    try:
-        recording = store.load(path) if path.is_file() else None
-    except OtherForm:
-        return None
-    return recording if recording and identity in ("", recording.data.attrs.get("identity")) else None
-
-
-def recipe(name: str) -> Callable[[Run], xr.Dataset | Recording]:
+def recipe(name: str) -> Callable[[Run], Recipe | xr.Dataset | Recording]:
     """What makes a measurement: the function that data/versions.csv names. Its docstring says in a line what it measures."""
     return getattr(importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}")
 
@@ -87,7 +76,7 @@ class Run:
         fingerprints = {files.fingerprint(name)} if name in (*shipped_models(), *packages.catalogue()) else set()
         for out in (data_folder() / "measurements", Path(self.settings.out)):
             first = sorted((out / name).glob("*/*.nc"))[:1]
-            fingerprints |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := _load(path))}
+            fingerprints |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := load_made(path))}
         digits = self.fingerprint.partition("@")[2][: store.DIGITS_OF_NAMES]
         return name if fingerprints <= {self.fingerprint} else f"{name}--{digits}"
 
@@ -110,7 +99,7 @@ class Run:
 
     def there(self, name: str) -> bool:
         """Whether its file is of this setting."""
-        return _load(self.path(name), self.identity(name)) is not None
+        return load_made(self.path(name), self.identity(name)) is not None
 
     def measured(self, name: str) -> xr.Dataset:
         """The measurement, from its file where that is of this setting, else made and saved.
@@ -122,21 +111,21 @@ class Run:
     def recording(self, name: str) -> Recording:
         """The same with its control, of random sets of heads or random directions."""
         path, identity = self.path(name), self.identity(name)
-        before = _load(path, identity)
+        before = load_made(path, identity)
         if before and AGAIN not in before.data.attrs:
             self._remove_parts(name)
             return before
         store.check_writable(path)
         needs = [self.measured(need) for need in store.about(name).needs]  # before the clock starts
-        parts = filter(None, (_load(part, identity) for part in self._parts(name)))  # made before an interruption
+        parts = filter(None, (load_made(part, identity) for part in self._parts(name)))  # made before an interruption
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
             for lacking in (need.attrs for need in needs if NOT_TESTABLE in need.attrs):
                 raise (Unavailable if AGAIN in lacking else NotTestable)(lacking[NOT_TESTABLE])
-            result = recipe(name)(self)
+            recording = self.made(name)
         except NotTestable as error:
-            result = xr.Dataset(attrs={NOT_TESTABLE: str(error), **({AGAIN: 1} if isinstance(error, Unavailable) else {})})
-        recording = result if isinstance(result, Recording) else Recording(result)
+            again = {AGAIN: 1} if isinstance(error, Unavailable) else {}
+            recording = Recording(xr.Dataset(attrs={NOT_TESTABLE: str(error), **again}))
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
             recording = each_part(recording, lambda part: part.drop_vars(schema.OPTIONAL, errors="ignore"))
@@ -146,39 +135,16 @@ class Run:
         say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
         return store.load(path)
 
-    def in_parts(
-        self,
-        name: str,
-        items: Sequence[S],
-        measure: Callable[[Sequence[S]], xr.Dataset | Recording],
-        stage: str = "",
-        along: str = "prompt",
-    ) -> Recording:
-        """`measure(items)`, some at a time: each part is kept beside the measurement's file until that is written, so that what
-        was interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
+    def make(self, name: str, recipe: Recipe) -> Recording:
+        """What a recipe of this measurement, or of a stage of it, makes."""
+        return make(self, name, recipe)
 
-        `items`: what has a number each along the dimension `along`, prompts in whole blocks; no number may owe anything to
-        another item, or to another block. `stage`: tells apart the runs of a measurement that makes several.
-        """
-        from towerlab.measure.observations import joined_parts
-
-        identity, parts, unit = self.identity(name), [], 4 if along == "prompt" else 1
-        size = unit * math.ceil(len(items) / unit / self.n_parts(name))
-        n = math.ceil(len(items) / size)
-        for first in range(0, len(items), size):
-            path = self.path(name).with_name(f".{name}.{stage}{first}.part")
-            recording = _load(path, identity)
-            if recording is None:
-                start = time.monotonic()
-                with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
-                    some = measure(items[first : first + size])
-                recording = some if isinstance(some, Recording) else Recording(some)
-                if n > 1:
-                    about = {"measurement": schema.PART, "identity": identity, "seconds": time.monotonic() - start}
-                    store.save(recording, path, about)
-                    recording = store.load(path)
-            parts.append(recording)
-        return joined_parts(parts, along)
+    def made(self, name: str) -> Recording:
+        """The measurement, made anew."""
+        result = recipe(name)(self)
+        if isinstance(result, Recipe):
+            return self.make(name, result)
+        return result if isinstance(result, Recording) else Recording(result)
 
     def n_parts(self, name: str) -> int:
         """Parts of about a minute each. More parts cost more where a model is large: see `model.increase`."""

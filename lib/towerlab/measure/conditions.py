@@ -1,6 +1,6 @@
 """Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5; EMNLP section 6). Chapter 5.
 
-data = conditions(model, encoded, CONDITIONS, encode)     # (condition, prompt, layer, head)
+data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
 """
 
 from __future__ import annotations
@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 import xarray as xr
+from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.model.capture import Capture, read_all
+from towerlab.measure.heads import at_labels
+from towerlab.measure.observations import Answers, Variables, observations, read_prompts, variables_of
+from towerlab.measure.recipe import Recipe
+from towerlab.model.capture import Capture
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import in_order, one_fewer
+
+Changes = Mapping[str, Callable[[Prompt], Prompt]]
+Encode = Callable[[Sequence[Prompt]], list[Encoded]]
 
 
 def true_nearest(prompt: Prompt) -> Prompt:
@@ -30,7 +36,7 @@ def true_first(prompt: Prompt) -> Prompt:
     return in_order(prompt, "".join(sorted(("FT"[true] for true in prompt.is_true), reverse=True)))
 
 
-CONDITIONS: dict[str, Callable[[Prompt], Prompt]] = {
+CONDITIONS: Changes = {
     "plain": lambda prompt: prompt,
     "one true fewer": one_fewer,
     "one other fewer": lambda prompt: one_fewer(prompt, kind=False),
@@ -40,44 +46,43 @@ CONDITIONS: dict[str, Callable[[Prompt], Prompt]] = {
 """Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind is removed"""
 
 
-def conditions(
-    model: Model,
-    prompts: Sequence[Prompt],
-    changes: Mapping[str, Callable[[Prompt], Prompt]],
-    encode: Callable[[Sequence[Prompt]], list[Encoded]],
-) -> xr.Dataset:
-    """`attention_true`, `attention_other` (condition, prompt, layer, head): attention on all labels of a kind; and answers.
+def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode, along: str) -> xr.Dataset:
+    """`attention_true`, `attention_other` (`along`, prompt, layer, head): attention on all labels of a kind, of the prompts in each
+    of some changes; and answers."""
+    answers = Answers(encoded, len(changes))
+    each: list[dict[str, np.ndarray]] = []  # of every change
 
-    Of the plain prompts also `attention_left` (true labels without the last true demonstration) and `attention_removed`
-    (everything of the last true demonstration): left / (1 - removed) is what the softmax alone would give to the true
-    labels once that demonstration is removed. Raises TwoTowersError where a kind would lose its only demonstration.
+    def read(capture: Capture) -> dict[str, Tensor]:
+        answers.read(capture, (len(each),))
+        weights = at_labels(capture, capture.weights).float()
+        true = torch.tensor([e.prompt.is_true for e in capture.prompts]).to(weights)[:, None, None]
+        return {"attention_true": (weights * true).sum(-1), "attention_other": (weights * (1 - true)).sum(-1)}
+
+    for name, change in changes.items():
+        answers.encoded = encode([change(e.prompt) for e in encoded])
+        each.append(read_prompts(f"{along}s, {name}", model, answers.encoded, {"weights"}, read))
+    dims = (along, "prompt", "layer", "head")
+    variables: Variables = {name: (dims, np.stack([of[name] for of in each])) for name in each[0]}
+    return observations(encoded, {**variables, **answers.variables(along)}, **{along: list(changes)})
+
+
+def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.Dataset:
+    """`attention_in` CONDITIONS, and of the plain prompts `attention_left` (true labels without the last true demonstration) and
+    `attention_removed` (everything of the last true demonstration): left / (1 - removed) is what the softmax alone would give to the
+    true labels once that demonstration is removed. Raises TwoTowersError where a kind would lose its only demonstration.
     """
-    encoded = {name: encode([change(prompt) for prompt in prompts]) for name, change in changes.items()}
-    shape = (len(encoded), len(prompts), model.n_layers, model.n_heads)
-    on_true, on_other = np.empty((2, *shape), dtype=np.float32)
-    on_rest, on_last = np.empty((2, *shape[1:]), dtype=np.float32)
-    answers = Answers(encoded["plain"], len(encoded))
-    for i, (name, variants) in enumerate(encoded.items()):
-        answers.encoded = variants
 
-        def read(capture: Capture, i: int = i, name: str = name) -> None:
-            for row, (at, e) in enumerate(zip(capture.index, capture.prompts, strict=True)):
-                weights = capture.weights[:, row].float().cpu().numpy()
-                true = np.array(e.prompt.is_true)
-                labels = np.array(e.label_positions)
-                on_true[i, at] = weights[..., labels[true]].sum(-1)
-                on_other[i, at] = weights[..., labels[~true]].sum(-1)
-                if name == "plain":
-                    last = int(np.flatnonzero(true)[-1])
-                    on_rest[at] = weights[..., labels[true][:-1]].sum(-1)
-                    on_last[at] = weights[..., slice(*demonstration(e, last))].sum(-1)
-            answers.read(capture, (i,))
+    def read(capture: Capture) -> dict[str, Tensor]:
+        left, removed = [], []
+        for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
+            true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]
+            left.append(weights[..., [e.label_positions[place] for place in true[:-1]]].sum(-1))
+            removed.append(weights[..., slice(*demonstration(e, true[-1]))].sum(-1))
+        return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
-        read_all(f"conditions, {name}", model, variants, {"weights"}, read)
-    variables = variables_of(
-        "conditions", attention_true=on_true, attention_other=on_other, attention_left=on_rest, attention_removed=on_last
-    )
-    return observations(encoded["plain"], variables | answers.variables("condition"), condition=list(encoded))
+    data = attention_in(model, encoded, CONDITIONS, encode, "condition")
+    arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)
+    return data.assign(observations(encoded, variables_of("conditions", **arrays)).data_vars)
 
 
 def demonstration(encoded: Encoded, place: int) -> tuple[int, int]:
@@ -94,8 +99,7 @@ def check_one_can_go(run: Run) -> None:
         raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
 
 
-def _conditions(run: Run) -> Recording:
+def _conditions(run: Run) -> Recipe:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
-    few = run.encode(run.few())
-    return run.in_parts("conditions", few, lambda some: conditions(run.model, [e.prompt for e in some], CONDITIONS, run.encode))
+    return Recipe(conditions, run.encode(run.few()), (run.encode,))

@@ -44,39 +44,33 @@ def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int =
     and keys where the model has one. Raises TwoTowersError for a pair whose prompts ask one class only.
     """
     names = sorted({e.prompt.dataset for e in encoded})
-    classes = {cls: (names.index(name), c) for name in names for c, cls in enumerate(name.split("/"))}
     for name in names:
         if len({e.prompt.cls for e in encoded if e.prompt.dataset == name}) < 2:
             raise TwoTowersError(f"{name}: one of the classes is asked in no prompt: draw at least two blocks a pair")
-    queries = torch.zeros(2, len(names), model.n_layers, model.n_heads, model.d_head, dtype=torch.float64)
-    keys = torch.zeros(2, len(names), model.n_layers, model.n_key_value_heads, model.d_head, dtype=torch.float64)
-    n_queries, n_keys = torch.zeros(2, 2, len(names), 1, 1, 1, dtype=torch.float64)
+    classes = [cls for name in names for cls in name.split("/")]  # a pair's first and second class, pair by pair
+    sizes = {"query": model.n_heads, "keys": model.n_key_value_heads}
+    sums = {name: torch.zeros(len(classes), model.n_layers, n, model.d_head, dtype=torch.float64) for name, n in sizes.items()}
+    counts = {name: torch.zeros(len(classes), 1, 1, 1) for name in sizes}
 
     def read(capture: Capture) -> tuple[list[Encoded], Tensor, Tensor]:
-        """Queries (layer, prompt, head, d_head) and label keys (layer, prompt, place, kv_head, d_head)."""
+        """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head, d_head)."""
         at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
         normed = [query_key.normed(model, layer, capture.stream_inputs[layer]) for layer in range(model.n_layers)]
         last = [query_key.queries(model, layer, x[:, -1]) for layer, x in enumerate(normed)]
         labels = [query_key.keys(model, layer, x.gather(1, at)) for layer, x in enumerate(normed)]
-        return capture.prompts, torch.stack(last).double().cpu(), torch.stack(labels).double().cpu()
+        return capture.prompts, torch.stack(last, 1).double().cpu(), torch.stack(labels, 2).double().cpu()
 
     for prompts, last, labels in read_all("class directions", model, encoded, {"streams"}, read, max_tokens):
-        for row, e in enumerate(prompts):
-            pair, c = classes[e.prompt.cls]
-            queries[c, pair] += last[:, row]
-            n_queries[c, pair] += 1
-            for place, d in enumerate(e.prompt.demonstrations):
-                pair, c = classes[d.cls]
-                keys[c, pair] += labels[:, row, place]
-                n_keys[c, pair] += 1
-    query, key = (mean[0] - mean[1] for mean in (queries / n_queries, keys / n_keys))
-    return xr.Dataset(
-        {
-            "query": (("pair", "layer", "head", "d_head"), query.numpy(), {"units": "scaled query"}),
-            "keys": (("pair", "layer", "kv_head", "d_head"), key.numpy(), {"units": "key"}),
-        },
-        coords={"pair": names},
-    )
+        asked = torch.tensor([classes.index(e.prompt.cls) for e in prompts])
+        shown = torch.tensor([classes.index(d.cls) for e in prompts for d in e.prompt.demonstrations])
+        for name, of_class, vectors in (("query", asked, last), ("keys", shown, labels.flatten(0, 1))):
+            sums[name].index_add_(0, of_class, vectors)
+            counts[name][:, 0, 0, 0] += of_class.bincount(minlength=len(classes))
+    dims, variables = {"query": "head", "keys": "kv_head"}, {}
+    for name in sizes:
+        first, second = (sums[name] / counts[name]).unflatten(0, (-1, 2)).unbind(1)
+        variables[name] = (("pair", "layer", dims[name], "d_head"), (first - second).numpy())
+    return xr.Dataset(variables, coords={"pair": names})
 
 
 def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
@@ -97,7 +91,8 @@ def at_positions(
     of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
     last = torch.tensor(batch[0].last, device=model.device)
     at = torch.tensor([e.label_positions for e in batch], device=model.device)[:, None]
-    sign = torch.tensor([[_sign(e, d.cls) for d in e.prompt.demonstrations] for e in batch]).to(at)[:, None, :, None]
+    first = [[d.cls == e.prompt.dataset.split("/")[0] for d in e.prompt.demonstrations] for e in batch]
+    sign = torch.where(torch.tensor(first), 1, -1).to(at)[:, None, :, None]
     queries, keys = {}, {}
     for layer in layers:
         query, key = (torch.tensor(of_prompt[name].isel(layer=layer).values) for name in ("query", "keys"))
@@ -106,10 +101,6 @@ def at_positions(
         queries[layer] = query_key.rotated(model, layer, query, last.expand(query.shape[:-1]))
         keys[layer] = query_key.rotated(model, layer, key, at.expand(key.shape[:-1]))
     return queries, keys
-
-
-def _sign(encoded: Encoded, cls: str) -> int:
-    return 1 if cls == encoded.prompt.dataset.split("/")[0] else -1
 
 
 def directions_of_run(run: Run) -> xr.Dataset:

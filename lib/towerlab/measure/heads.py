@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations, variables_of
-from towerlab.model.capture import Capture, check_labels_left, label_values, logit_difference_rows, own_label_sign, read_all
+from towerlab.measure.observations import Answers, observations, read_prompts, variables_of
+from towerlab.measure.recipe import Recipe
+from towerlab.model.capture import Capture, check_labels_left, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -43,28 +42,23 @@ def heads(model: Model, encoded: Sequence[Encoded], max_tokens: int | None = Non
     Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and unequal numbers of them.
     """
     check_labels_left(encoded)
-    n, layers, n_heads, places = len(encoded), model.n_layers, model.n_heads, len(encoded[0].label_positions)
-    attention = np.empty((n, layers, n_heads, places), dtype=np.float32)
-    reading, writing, contribution = np.empty((3, n, layers, n_heads))
-    block_difference, answers = np.empty((n, layers, 2)), Answers(encoded)
+    answers = Answers(encoded)
 
-    def read(capture: Capture) -> None:
-        index, weights, readings = capture.index, at_labels(capture, capture.weights), label_readings(capture, model)
-        attention[index] = weights.float().cpu().numpy()
-        reading[index] = readings.mean(-1).cpu().numpy()
-        written = weights.to(readings) * readings
-        writing[index] = written.sum(-1).cpu().numpy()
-        contribution[index] = (written * own_label_sign(capture, readings)[:, None, None]).sum(-1).cpu().numpy()
-        block_difference[index] = block_logit_differences(capture, model).cpu().numpy()
+    def read(capture: Capture) -> dict[str, Tensor]:
         answers.read(capture)
+        attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
+        written = attention.to(readings) * readings
+        return {
+            "attention": attention.float(),
+            "reading": readings.mean(-1),
+            "writing": written.sum(-1),
+            "contribution": (written * own_label_sign(capture, readings)[:, None, None]).sum(-1),
+            "block_logit_difference": block_logit_differences(capture, model),
+        }
 
     max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
-    read_all("heads", model, encoded, {"weights", "values"}, read, max_tokens)
-    variables = variables_of(
-        "heads", attention=attention, reading=reading, writing=writing, contribution=contribution,
-        block_logit_difference=block_difference,
-    )  # fmt: skip
-    return observations(encoded, variables | answers.variables(), kind=list(KINDS))
+    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
+    return observations(encoded, variables_of("heads", **arrays) | answers.variables(), kind=list(KINDS))
 
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
@@ -91,11 +85,11 @@ def block_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "ba
     return torch.einsum("lbdk,bd->blk", outputs, rows)
 
 
-def _locating(run: Run) -> Recording:
+def _locating(run: Run) -> Recipe:
     """Every head on the locating blocks: what the sets of heads are chosen from."""
-    return run.in_parts("locating", run.locating(), lambda some: heads(run.model, some))
+    return Recipe(heads, run.locating())
 
 
-def _heads(run: Run) -> Recording:
+def _heads(run: Run) -> Recipe:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
-    return run.in_parts("heads", run.judging(), lambda some: heads(run.model, some))
+    return Recipe(heads, run.judging())

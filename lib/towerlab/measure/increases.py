@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import KINDS
 from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, captures
 from towerlab.model.increase import increases_along
@@ -74,16 +74,17 @@ def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
         yield group
 
 
-def _increases(run: Run) -> Recording:
+def _increases(run: Run) -> Recipe:
     """The paper's increase of every head and block on the blocks that judge."""
-    return run.in_parts("increases", run.judging(), lambda some: increases(run.model, some))
+    return Recipe(increases, run.judging())
 
 
-def _norms(run: Run) -> Recording:
+def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+    """`increase` (norm, prompt, layer, head)."""
+    each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
+    return xr.concat(each, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override")
+
+
+def _norms(run: Run) -> Recipe:
     """The paper's increase of every head on the locating blocks, with the final norm frozen and recomputed for each vector."""
-
-    def measure(some: Sequence[Encoded]) -> xr.Dataset:
-        of_norms = [increases(run.model, some, norm)[["increase"]] for norm in unembed.NORMS]
-        return xr.concat(of_norms, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override")
-
-    return run.in_parts("norms", run.locating(), measure)
+    return Recipe(of_norms, run.locating())

@@ -1,7 +1,7 @@
 """What moves the answer when only a head's query, keys or values come from another prompt. Chapter 11.
 
     encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form)), tokenizer)
-    pairs, dropped = pairs_of(encoded, tokenizer)
+    pairs = pairs_of(encoded, tokenizer)
     measured = interchanges(model, pairs, {"by attention": [(18, 6)]})
 
 Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt of a block is the
@@ -25,11 +25,11 @@ import torch
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads, check_inside
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
-from towerlab.measure.sets import AT_LAST, present, random_sets, with_control, with_other_halves
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import AT_LAST, BY_ATTENTION, other_halves, present, random_sets
 from towerlab.model.capture import label_log_probs
 from towerlab.model.edits import EXCHANGES, exchange
 from towerlab.model.last_position import LastPosition
@@ -49,8 +49,8 @@ class Pair(NamedTuple):
     source: Encoded
 
 
-def pairs_of(encoded: Sequence[Encoded], tokenizer) -> tuple[list[Pair], int]:
-    """The pairs that whole blocks of prompts give, in the order of KINDS, and how many were dropped.
+def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
+    """The pairs that whole blocks of prompts give, in the order of KINDS.
 
     Query pairs take a query of the same length from the prompts of the other class of the same class pair. Dropped are
     pairs whose labels do not stand at the same positions (draw the texts with `blocks.texts_of_one_length`), and prompts
@@ -63,26 +63,21 @@ def pairs_of(encoded: Sequence[Encoded], tokenizer) -> tuple[list[Pair], int]:
                 pairs.append(Pair(kind, e, source))
     if not pairs:
         raise TwoTowersError("no two prompts have their labels at the same positions: draw texts of one length")
-    return pairs, len(KINDS) * len(encoded) - len(pairs)
+    return pairs
 
 
 def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     """Each prompt with the first query that fits, of the blocks after its own and then of those before it."""
-    queries: dict[str, list[tuple[int, str, str, int]]] = {}
-    for e in encoded:
-        row = (e.prompt.block, e.prompt.cls, e.prompt.query, _query_length(e))
-        if row not in queries.setdefault(e.prompt.dataset, []):
-            queries[e.prompt.dataset].append(row)
     bases, sources = [], []
     for e in encoded:
-        texts = {d.text for d in e.prompt.demonstrations}
-        rows = sorted(queries[e.prompt.dataset], key=lambda row: (row[0] < e.prompt.block, row[0]))
-        for _, cls, query, length in rows:
-            if cls != e.prompt.cls and query not in texts and length == _query_length(e):
-                label = next(label for label in e.prompt.labels if label != e.prompt.true_label)
-                bases.append(e)
-                sources.append(replace(e.prompt, query=query, cls=cls, true_label=label))
-                break
+        prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
+        in_turn = sorted(encoded, key=lambda other: (other.prompt.block < prompt.block, other.prompt.block))
+        of_the_other_class = [o for o in in_turn if o.prompt.dataset == prompt.dataset and o.prompt.cls != prompt.cls]
+        fitting = [o.prompt for o in of_the_other_class if o.prompt.query not in texts and _query_length(o) == _query_length(e)]
+        if fitting:
+            label = next(label for label in prompt.labels if label != prompt.true_label)
+            bases.append(e)
+            sources.append(replace(prompt, query=fitting[0].query, cls=fitting[0].cls, true_label=label))
     return [Pair("query", *pair) for pair in zip(bases, encode_all(sources, tokenizer), strict=True)]
 
 
@@ -97,7 +92,7 @@ def interchanges(
     """Answers of every pair's base with parts of some heads taken from its source: (what, heads, prompt).
 
     `what`: the last position's "query", the "keys" or "values" at label positions, or "all" three; `heads`: the names of
-    `sets`. `base_...` and `source_...` (prompt) are the answers of both prompts as they are. The true label is that of
+    `sets`. `base_logit_difference` and `source_logit_difference` (prompt) are of both prompts as they are. The true label is that of
     the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
     prompt are those of the base, with `pair_kind`. Cost: a run of each base and source, and one of the
     last position alone for each set and each of `what`. Memory: keys and values of both, for `max_tokens` tokens. Raises
@@ -122,16 +117,14 @@ def interchanges(
         answers.put_each(edits, index, *base.answers(list(edits.values())))
 
     run_batches("interchanges", bases, max_tokens, run)
-    plain = {
-        f"{side}_{name}": values
-        for side, of_side in (("base", of_base), ("source", of_source))
-        for name, values in of_side.variables().items()
-    }
+    variables = answers.variables("what", "heads")
+    for side, of_side in (("base", of_base), ("source", of_source)):
+        variables[f"{side}_logit_difference"] = of_side.variables()["logit_difference"]
     coordinates = {"what": list(what), "heads": list(sets), "pair_kind": ("prompt", [pair.kind for pair in pairs])}
-    return observations(bases, answers.variables("what", "heads") | plain, **coordinates)
+    return observations(bases, variables, **coordinates)
 
 
-def _interchanges(run: Run) -> Recording:
+def _interchanges(run: Run) -> Recipe:
     """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
     classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
@@ -140,15 +133,7 @@ def _interchanges(run: Run) -> Recording:
     seed = [run.settings.seed, JUDGING]
     twice = run.repeatable(classes)  # a query comes from another block of the pair
     blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
-    pairs, _ = pairs_of(run.encode(blocks), run.model.tokenizer)
-    sets = present({"by attention": run.sets["by attention"]})
-
-    def measure(sets: Mapping[str, Heads], of: Sequence[Pair]) -> xr.Dataset:
-        return interchanges(run.model, of, sets, KINDS)
-
-    def in_parts(sets: Mapping[str, Heads]) -> xr.Dataset:
-        return run.in_parts("interchanges", pairs, lambda some: measure(sets, some)).data
-
-    recording = with_control(in_parts, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})
-    bases = [pair.base for pair in pairs]
-    return with_other_halves(run, recording, "by attention", bases, lambda sets, at: measure(sets, [pairs[i] for i in at]))
+    pairs = pairs_of(run.encode(blocks), run.model.tokenizer)
+    sets = present({BY_ATTENTION: run.sets[BY_ATTENTION]})
+    turns = other_halves(run, BY_ATTENTION, [pair.base for pair in pairs])
+    return Recipe(interchanges, pairs, (KINDS,), sets, random_sets(run, sets, AT_LAST), turns=turns)

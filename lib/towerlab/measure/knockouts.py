@@ -19,10 +19,10 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.recording import Recording
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
+from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
@@ -100,12 +100,8 @@ def knockouts(
     return observations(encoded, answers.variables(*coordinates), **coordinates)
 
 
-def _knockouts(run: Run) -> Recording:
+def _knockouts(run: Run) -> Recipe:
     """Attention knocked out below and from cuts spread over the layers, one of them at the layer of the first head by writing."""
     first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
-    cuts, few = sorted({*default_cuts(run.model.n_layers), first}), run.encode(run.few())
-
-    def measure(names: Sequence[str]) -> xr.Dataset:
-        return knockouts(run.model, few, {name: EDGES[name] for name in names}, cuts)
-
-    return run.in_parts("knockouts", list(EDGES), measure, along="edges")
+    cuts = sorted({*default_cuts(run.model.n_layers), first})
+    return Recipe(knockouts, run.encode(run.few()), (EDGES, cuts))

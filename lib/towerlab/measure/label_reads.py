@@ -1,7 +1,8 @@
-"""What some heads read off each label position, closely: ranks in the vocabulary, attention. Chapters 1 to 4, 8, 9.
+"""What some heads read off each label position, closely: ranks in the vocabulary, attention, vectors. Chapters 1 to 4, 8, 9.
 
     data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
     (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
+    towers(model, encoded, [Head(18, 6)])                    # queries, and keys at label positions, as vectors
 
 `vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables, (prompt, listed_head, place):
 
@@ -24,16 +25,17 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from twotowers.errors import NotTestable
 from twotowers.heads import Head, check_inside, listed
-from twotowers.recording import Recording
 from twotowers.schema import LISTED
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels, label_readings
-from towerlab.measure.observations import Answers, Variables, observations, variables_of
+from towerlab.measure.observations import Answers, observations, read_prompts, variables_of
+from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
-from towerlab.model import unembed
-from towerlab.model.capture import Capture, check_labels_left, label_values, read_all
+from towerlab.model import query_key, unembed
+from towerlab.model.capture import Capture, check_labels_left, label_values
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -47,25 +49,23 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     heads = list(dict.fromkeys(Head(*head) for head in heads))
     check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
-    layers, numbers = (list(of) for of in zip(*heads, strict=True))
-    shape = len(encoded), len(heads), len(encoded[0].label_positions)
-    attention, reading = np.empty((2, *shape))
-    values = torch.empty(*shape, model.d_head, dtype=torch.promote_types(model.dtype, torch.float32))
+    layers, numbers = map(list, zip(*heads, strict=True))
     answers = Answers(encoded)
 
-    def read(capture: Capture) -> None:
-        values[capture.index] = torch.stack([label_values(capture, model, layer)[:, head] for layer, head in heads], 1).to(values)
-        for out, of_all in ((reading, label_readings(capture, model)), (attention, at_labels(capture, capture.weights))):
-            out[capture.index] = of_all[:, layers, numbers].cpu().numpy()
+    def read(capture: Capture) -> dict[str, Tensor]:
         answers.read(capture)
+        return {
+            "values": torch.stack([label_values(capture, model, layer)[:, head] for layer, head in heads], 1),
+            "attention": at_labels(capture, capture.weights)[:, layers, numbers],
+            "reading": label_readings(capture, model)[:, layers, numbers],
+        }
 
-    read_all("label reads", model, encoded, {"weights", "values"}, read, max_tokens)
+    arrays = read_prompts("label reads", model, encoded, {"weights", "values"}, read, max_tokens)
+    values = torch.from_numpy(arrays["values"])
     ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
     own, other = np.moveaxis(ranks, -1, 0)
-    variables: Variables = {
-        "attention": (LISTED, attention, "share"), "reading": (LISTED, reading, "nats"),
-        **variables_of("label_reads", own_rank=own, other_rank=other), **answers.variables(),
-    }  # fmt: skip
+    each = {"attention": arrays["attention"], "reading": arrays["reading"], "own_rank": own, "other_rank": other}
+    variables = {name: (LISTED, array) for name, array in each.items()} | answers.variables()
     return observations(encoded, variables, **listed(heads), vocabulary=model.unembedding.vocabulary)
 
 
@@ -78,9 +78,38 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
     return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
-def _label_reads(run: Run) -> Recording:
+def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+    """`query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head, place, component).
+
+    Both before any rotation to positions. The scaling is part of the query, so their product is the score (nats) as if no
+    position were rotated.
+    """
+    check_labels_left(encoded)
+
+    def read(capture: Capture) -> dict[str, Tensor]:
+        queries, keys = [], []
+        for layer, head in heads:
+            x = query_key.normed(model, layer, capture.stream_inputs[layer])
+            at = capture.label_positions[:, :, None].expand(-1, -1, x.shape[-1])
+            queries.append(query_key.queries(model, layer, x[:, -1])[:, head])
+            keys.append(query_key.keys(model, layer, x.gather(1, at))[:, :, model.value_head(head)])
+        return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(keys, 1)}
+
+    arrays = read_prompts("towers", model, encoded, {"streams"}, read)
+    return observations(encoded, variables_of("towers", **arrays), **listed(heads))
+
+
+def _label_reads(run: Run) -> Recipe:
     """What the heads of every set, and of random sets matched to the located ones, would write of labels."""
     sets = present(run.sets)
-    every = [*sets.values(), *random_sets(run, run.sets["located"])]
+    every = [*sets.values(), *random_sets(run, {"located": run.sets["located"]})["located"]]
     each = list(dict.fromkeys(head for heads in every for head in heads))
-    return run.in_parts("label_reads", run.encode(run.few()), lambda some: label_reads(run.model, some, each))
+    return Recipe(label_reads, run.encode(run.few()), (each,))
+
+
+def _towers(run: Run) -> Recipe:
+    """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
+    if not run.sets["by attention"]:
+        raise NotTestable("no head attends more to labels of the query's class")
+    best = [*run.sets["by attention"][:1], *run.sets["by writing"][:1]]
+    return Recipe(towers, run.judging(0.5), (list(dict.fromkeys(best)),))

@@ -1,6 +1,7 @@
 """What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
 
-    measured = looks(model, encoded)                     # whole blocks of four prompts
+    measured = one_by_one(model, encoded)                # whole blocks of four prompts
+    measured.assign(ways(model, encoded, CONTRASTS, strongest(measured, 8)))
     own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
     text_part, label_part = (own + other) / 2, (own - other) / 2
 
@@ -33,26 +34,28 @@ end), and at every position. Each has the weights of the plain run, reversed; va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
+from twotowers import choose
 from twotowers.heads import Head
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import capture, check_labels_left, plain_z
-from towerlab.model.edits import UNCHANGED, Weights, attend, edited, feed, places_of, preference, reversed_weights
+from towerlab.model.edits import UNCHANGED, Edit, Places, Weights, attend, edited, feed, places_of, preference, reversed_weights
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.model.routes import Route, attention_block_output, logit_differences, routed
+from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
@@ -66,54 +69,101 @@ SENDERS = 8
 ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
 
 
-def looks(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS, senders: int = SENDERS, max_tokens: int = 2048
-) -> xr.Dataset:
-    """See the module. `contrasts`: "reversed", and others of CONTRASTS; `senders`: how many heads' ways are followed.
+class Donated(NamedTuple):
+    """What is fed to W_O in a prompt's stead: donors by contrast, and z of all prompts' plain runs (prompt, layer, head, d_head)."""
 
-    Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
-    """
-    alone = one_by_one(model, encoded, contrasts, max_tokens)
-    return alone.assign(ways(model, encoded, contrasts, strongest(alone, senders), max_tokens))
+    donors: Mapping[str, list[int]]
+    z: Tensor
+
+    def outputs(self, contrast: str, index: Sequence[int], last: LastPosition) -> Outputs:
+        """What all heads feed to W_O under a contrast, for the prompts `index`."""
+        if contrast == CONTRASTS[0]:
+            return reversed_outputs(last)
+        rows = [self.donors[contrast][i] for i in index]
+        return {layer: self.z[rows, layer] for layer in range(self.z.shape[1])}
+
+
+def donated(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Donated:
+    return Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
 
 
 @torch.inference_mode()
-def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], max_tokens: int = 2048) -> xr.Dataset:
-    """All of `looks` but the ways.
+def one_by_one(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS, max_tokens: int = 2048
+) -> xr.Dataset:
+    """All but the ways. `contrasts`: "reversed", and others of CONTRASTS.
 
     Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
     prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
     head's layer up. Memory: keys, values and attention of `max_tokens` tokens, and what all heads feed to W_O at the last
-    position of all prompts.
+    position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     check_labels_left(encoded)
-    donors = donors_of(encoded)
-    preferences = _preferences(model, encoded, donors[CONTRASTS[1]], max_tokens)
-    z_of = partial(_z_of, donors, plain_z(model, encoded, max_tokens))
-    plain, everywhere, effect, direct = _effects(model, encoded, contrasts, z_of, max_tokens)
+    of_others = donated(model, encoded, max_tokens)
+    every, n = (model.n_layers, model.n_heads), len(encoded)
+    every_head = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
+    preferences = np.full((len(QUERIES), 1, n, *every), np.nan)
+    effect, direct = np.empty((2, len(contrasts), n, *every))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        places = places_of(batch)
+        weights: dict[int, Weights] = {}  # layer -> those of all positions, reversed
+
+        def read(layer: int, attention: Attention) -> None:
+            weights[layer] = reversed_weights(attention.weights(), places)
+
+        with reading_all(model, read):
+            last = LastPosition(model, batch)
+        outputs = [of_others.outputs(contrast, index, last) for contrast in contrasts]
+        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), outputs)
+        direct[:, index] = _direct_effects(last, outputs)
+        for row, at in enumerate(positions_reversed(batch), start=1):
+            with edited(model, attend(every_head, weights, at)):
+                swapped[row, index] = _differences(last, capture(model, batch).resid_final)
+
+        partners = [encoded[of_others.donors[CONTRASTS[1]][i]] for i in index]
+        fits = [labels_stand_as(*pair) for pair in zip(batch, partners, strict=True)]
+        others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
+        fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
+        preferences[0, 0, index] = _preferences(last, last, places)
+        preferences[1, 0, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
+
+    run_batches("looks", encoded, max_tokens, run)
     variables = variables_of(
         "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
-        logit_difference_all_reversed=everywhere,
+        logit_difference_all_reversed=swapped,
     )  # fmt: skip
     return observations(
         encoded, variables, query_of=list(QUERIES), query_position=[POSITIONS[0]], contrast=list(contrasts),
-        reversed_position=list(POSITIONS), layer=range(model.n_layers), head=range(model.n_heads),
+        reversed_position=list(POSITIONS),
     )  # fmt: skip
 
 
 def strongest(alone: xr.Dataset, n: int) -> list[Head]:
     """The heads with the largest effect of *reversed*, by its absolute mean over prompts."""
-    mean = alone["effect"].sel(contrast=CONTRASTS[0]).mean("prompt").values
-    return [Head(*divmod(int(i), mean.shape[1])) for i in np.argsort(-abs(mean), axis=None, kind="stable")[:n]]
+    return choose.top(abs(alone["effect"].sel(contrast=CONTRASTS[0]).mean("prompt")), n, least=-np.inf)
 
 
 @torch.inference_mode()
 def ways(
     model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], heads: Sequence[Head], max_tokens: int = 2048
 ) -> xr.Dataset:
-    """Which way the effects of some heads go."""
-    z_of = partial(_z_of, donors_of(encoded), plain_z(model, encoded, max_tokens))
-    effects = _effects_by_route(model, encoded, contrasts, heads, z_of, max_tokens)
+    """`effect_by_route` of some heads, each alone: zero of no route."""
+    of_others = donated(model, encoded, max_tokens)
+    effects = np.zeros((len(contrasts), 2, 2, 2, len(heads), len(encoded)))
+
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        last = LastPosition(model, batch)
+        outputs = [of_others.outputs(contrast, index, last) for contrast in contrasts]
+        each = list(product(range(len(contrasts)), ROUTES[1:], range(len(heads))))
+        versions = [(feed([heads[h]], outputs[c]), route) for c, route, h in each]
+        final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
+        plain, *differences = _differences(last, final)
+        for (c, route, h), difference in zip(each, differences, strict=True):
+            effects[c, int(route.output), int(route.queries), int(route.mlps), h, index] = plain - difference
+
+    run_batches("ways", encoded, max_tokens, run)
     return observations(
         encoded, variables_of("looks", effect_by_route=effects),
         contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1],
@@ -121,34 +171,18 @@ def ways(
     )  # fmt: skip
 
 
-def _preferences(model: Model, encoded: Sequence[Encoded], donors: Sequence[int], max_tokens: int) -> np.ndarray:
-    """Preferences of the last position (query_of, 1, prompt, layer, head)."""
-    preferences = np.full((len(QUERIES), 1, len(encoded), model.n_layers, model.n_heads), np.nan)
+def _differences(last: LastPosition, final: Tensor) -> np.ndarray:
+    """Logit differences (version, prompt) of final residual streams."""
+    return logit_differences(last.model, final, last.batch).double().cpu().numpy()
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        fits = [labels_stand_as(e, encoded[donors[i]]) for i, e in zip(index, batch, strict=True)]
-        others = [encoded[donors[i]] if fit else e for i, e, fit in zip(index, batch, fits, strict=True)]
-        places = places_of(batch)
-        donor_queries: dict[int, Tensor] = {}
 
-        def keep(layer: int, attention: Attention) -> None:
-            donor_queries[layer] = attention.last().query.clone()
-
-        def read(layer: int, attention: Attention) -> None:
-            own = attention.last()
-            for row, one in enumerate((own, own._replace(query=donor_queries.pop(layer)))):
-                of_last = preference(one.weights(), places).double().cpu().numpy()
-                for b, i in enumerate(index):
-                    if one is own or fits[b]:
-                        preferences[row, 0, i, layer] = of_last[b, :, 0]
-
-        with reading_all(model, keep):
-            capture(model, others)
-        with reading_all(model, read):
-            capture(model, batch)
-
-    run_batches("preferences", encoded, max_tokens, run)
-    return preferences
+def _preferences(last: LastPosition, other: LastPosition, places: Places) -> np.ndarray:
+    """Preferences of the last position (prompt, layer, head) with the queries of another run."""
+    each = []
+    for layer, state in last.plain.items():
+        weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
+        each.append(preference(weights, places)[..., 0].double().cpu().numpy())
+    return np.stack(each, 1)
 
 
 def labels_stand_as(e: Encoded, other: Encoded) -> bool:
@@ -156,7 +190,7 @@ def labels_stand_as(e: Encoded, other: Encoded) -> bool:
     return (e.label_positions, e.query_span, e.last) == (other.label_positions, other.query_span, other.last)
 
 
-def _reversed_z(last: LastPosition) -> Outputs:
+def reversed_outputs(last: LastPosition) -> Outputs:
     """z of the last position with reversed weights."""
     places, z = places_of(last.batch), {}
     for layer, plain in last.plain.items():
@@ -164,64 +198,26 @@ def _reversed_z(last: LastPosition) -> Outputs:
     return z
 
 
-def _z_of(donors: Mapping[str, list[int]], z: Tensor, contrast: str, index: list[int], reversed_z: Outputs) -> Outputs:
-    """What all heads feed to W_O under a contrast, for the prompts `index`."""
-    if contrast == CONTRASTS[0]:
-        return reversed_z
-    rows = [donors[contrast][i] for i in index]
-    return {layer: z[rows, layer] for layer in range(z.shape[1])}
+def _effects(last: LastPosition, all_reversed: Edit, outputs: Sequence[Outputs]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logit differences, plain and with all heads reversed; effects of each head (output, prompt, layer, head)."""
+    heads = [(layer, head) for layer in range(last.model.n_layers) for head in range(last.model.n_heads)]
+    edits = [UNCHANGED, all_reversed, *(feed([head], z) for z in outputs for head in heads)]
+    differences = np.empty((len(edits), len(last.batch)))
+    for rows, final in last.finals(edits):
+        differences[rows] = _differences(last, final)
+    plain, swapped = differences[:2]
+    effects = (plain - differences[2:]).reshape(len(outputs), last.model.n_layers, -1, len(plain))
+    return plain, swapped, np.moveaxis(effects, -1, 1)
 
 
-def _effects(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], z_of: Callable[..., Outputs], max_tokens: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The dataset's logit differences, plain and with all heads reversed; effects, direct effects."""
-    n, n_layers, n_heads = len(encoded), model.n_layers, model.n_heads
-    each = list(product(range(n_layers), range(n_heads)))
-    plain, everywhere = np.empty(n), np.empty((len(POSITIONS), n))
-    effect, direct = np.empty((2, len(contrasts), n, n_layers, n_heads))
-
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        places = places_of(batch)
-        of_layers: dict[int, Weights] = {}
-
-        def read(layer: int, attention: Attention) -> None:
-            of_layers[layer] = reversed_weights(attention.weights(), places)
-
-        def difference(final: Tensor) -> np.ndarray:
-            return logit_differences(model, final, batch).double().cpu().numpy()
-
-        with reading_all(model, read):
-            last = LastPosition(model, batch)
-        reversed_z = _reversed_z(last)
-        outputs = [z_of(name, index, reversed_z) for name in contrasts]
-        edits = [UNCHANGED, attend(each, of_layers)]
-        edits += [feed([head], z) for z in outputs for head in each]
-        differences = np.empty((len(edits), len(batch)))
-        for rows, final in last.finals(edits):
-            differences[rows] = difference(final)
-        plain[index], everywhere[0, index] = differences[:2]
-        effects = (differences[0] - differences[2:]).reshape(len(contrasts), n_layers, n_heads, len(batch))
-        effect[:, index] = effects.transpose(0, 3, 1, 2)
-        for (row, z), layer in product(enumerate(outputs), range(n_layers)):
-            alone = difference(last.capture.resid_final + _messages(last, layer, z[layer]))
-            direct[row, index, layer] = (difference(last.capture.resid_final) - alone).T
-        for row, at in enumerate(positions_reversed(batch), start=1):
-            with edited(model, attend(each, of_layers, at)):
-                everywhere[row, index] = difference(capture(model, batch).resid_final)
-
-    run_batches("effects", encoded, max_tokens, run)
-    return plain, everywhere, effect, direct
-
-
-def _messages(last: LastPosition, layer: int, z: Float[Tensor, "batch head d_head"]) -> Float[Tensor, "head batch d_model"]:
-    """What each head of a layer, alone, changes in its attention block's output when it feeds its z to W_O."""
-    plain = last.plain[layer].z
-    versions = plain.repeat(1, 1, plain.shape[1], 1)  # as rows
-    for head in range(plain.shape[1]):
-        versions[:, head, head] = z[:, head]
-    changed = attention_block_output(last.model, layer, versions) - attention_block_output(last.model, layer, plain)
-    return changed.transpose(0, 1)
+def _direct_effects(last: LastPosition, outputs: Sequence[Outputs]) -> np.ndarray:
+    """Direct effects of each head (output, prompt, layer, head)."""
+    final, model = last.capture.resid_final, last.model
+    plain, effects = _differences(last, final), np.empty((len(outputs), len(last.batch), model.n_layers, model.n_heads))
+    for row, layer in product(range(len(outputs)), range(model.n_layers)):
+        alone = [final + message(last, feed([(layer, head)], outputs[row]), layer)[:, 0] for head in range(model.n_heads)]
+        effects[row, :, layer] = (plain - _differences(last, torch.stack(alone))).T
+    return effects
 
 
 def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
@@ -232,37 +228,12 @@ def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch posi
     return at
 
 
-def _effects_by_route(
-    model: Model,
-    encoded: Sequence[Encoded],
-    contrasts: Sequence[str],
-    heads: Sequence[Head],
-    z_of: Callable[..., Outputs],
-    max_tokens: int,
-) -> np.ndarray:
-    """Effects by route (contrast, output, queries, mlps, head, prompt) of each head alone: zero of no route."""
-    out = np.zeros((len(contrasts), len(ROUTES), len(heads), len(encoded)))
-
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        last = LastPosition(model, batch)
-        outputs = [z_of(name, index, _reversed_z(last)) for name in contrasts]
-        each = [at for at in np.ndindex(out.shape[:3]) if any(ROUTES[at[1]])]
-        versions = [(feed([heads[h]], outputs[c]), ROUTES[r]) for c, r, h in each]
-        final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
-        plain, *differences = logit_differences(model, final, batch).double().cpu().numpy()
-        for at, difference in zip(each, differences, strict=True):
-            out[*at, index] = plain - difference
-
-    run_batches("ways", encoded, max_tokens, run)
-    return out.reshape(len(contrasts), 2, 2, 2, len(heads), len(encoded))
-
-
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 
     On sentences, which are long, swapped attention alone.
     """
     encoded, contrasts = run.encode(run.few()), CONTRASTS if run.settings.suite == "words" else CONTRASTS[:1]
-    alone = run.in_parts("looks", encoded, lambda some: one_by_one(run.model, some, contrasts)).data
-    heads = strongest(alone, SENDERS)
-    return alone.assign(run.in_parts("looks", encoded, lambda some: ways(run.model, some, contrasts, heads), "ways.").data)
+    alone = run.make("looks", Recipe(one_by_one, encoded, (contrasts,))).data
+    of_senders = Recipe(ways, encoded, (contrasts, strongest(alone, SENDERS)), stage="ways.")
+    return alone.assign(run.make("looks", of_senders).data)

@@ -8,9 +8,9 @@ Remedies, each in every named set of heads:
 - "majority shortcut": what the heads write from the positions of the label with fewer demonstrations, `sum alpha vo`,
   times `a = a_c a_v`, is added to the last residual vector before the final norm. `a_v` is the count of the more
   frequent label divided by that of the other. A prompt with equal counts is left as it is;
-- "recency shortcut": each head's output at the last position becomes `share[0]` times itself plus `share[1]` times the
+- "recency shortcut": each head's output at the last position becomes SHARE[0] times itself plus SHARE[1] times the
   same values under attention whose scores lack the position's influence (`without_position`). Later layers run on
-  from there. The source says "a shortcut beside the original"; half and half is our reading, (1, 1) and (0, 1) others.
+  from there. The source says "a shortcut beside the original"; half and half is our reading.
 
 The biases are differences of answers between prompts: balanced and one demonstration fewer (majority), orders of the
 demonstrations (recency). So contextual calibration and averages over orders need no run of their own.
@@ -18,38 +18,37 @@ demonstrations (recency). So contextual calibration and averages over orders nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.heads import Heads, check_inside
-from twotowers.recording import Recording
+from twotowers.heads import Head, Heads, check_inside
 
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import CONDITIONS, check_one_can_go
-from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.sets import AT_LAST, present, random_sets, with_control
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
-from towerlab.model.capture import Capture, label_log_probs
-from towerlab.model.edits import Edit, LayerState
+from towerlab.model.capture import Capture
+from towerlab.model.edits import Edit, LayerState, TopAndLogProbs
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model, norm_eps, widen
-from towerlab.model.unembed import final_logits
 from towerlab.prompts.prompt import Encoded, Prompt
 
 REMEDIES = ("none", "majority shortcut", "recency shortcut")
 A_C = 0.03
 SHARE = (0.5, 0.5)
+RECORD = {"weights", "values", "streams"}
+"""What the remedies need of a capture"""
 
 
 @torch.inference_mode()
-def mitigations(
-    model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], a_c: float = A_C, share: tuple[float, float] = SHARE
-) -> xr.Dataset:
+def mitigations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
     """Answers (remedy, heads, prompt) under each remedy in each set.
 
     Cost: a forward pass, and one of the last position for each set. Memory: streams, keys and values of all layers and positions
@@ -62,17 +61,28 @@ def mitigations(
     answers = Answers(encoded, len(REMEDIES), len(sets))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        last = LastPosition(model, batch, {"weights", "values", "streams"})
-        plain = last.plain_answer()
-        shortcuts = [recency_shortcut(model, heads, last.capture, share) for heads in sets.values()]
-        answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
-        for i, heads in enumerate(sets.values()):
+        last = LastPosition(model, batch, RECORD)
+        plain, each = last.plain_answer(), list(sets.values())
+        for i in range(len(sets)):
             answers.put((0, i), index, *plain)
-            logits = final_logits(model, last.capture.resid_final + a_c * minority_shortcut(last.capture, model, heads))
-            answers.put((1, i), index, *label_log_probs(logits, batch))
+        answers.put_each(((1, i) for i in range(len(sets))), index, *majority_answers(last, each))
+        shortcuts = [recency_shortcut(model, heads, last.capture) for heads in each]
+        answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
 
     run_batches("mitigations", encoded, 2048, run)
     return observations(encoded, answers.variables("remedy", "heads"), remedy=list(REMEDIES), heads=list(sets))
+
+
+def in_conditions(model: Model, items: Sequence[tuple[str, Encoded]], sets: Mapping[str, Heads]) -> xr.Dataset:
+    """`mitigations` of prompts, each beside the name of its condition."""
+    data = mitigations(model, [e for _, e in items], sets)
+    return data.assign_coords(condition=("prompt", [name for name, _ in items]))
+
+
+def majority_answers(last: LastPosition, sets: Sequence[Heads]) -> TopAndLogProbs:
+    """Answers under the majority shortcut in each of some sets: (set, prompt), (set, prompt, label)."""
+    shortcuts = torch.stack([minority_shortcut(last.capture, last.model, heads) for heads in sets])
+    return last.answers_of(last.capture.resid_final + A_C * shortcuts)
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:
@@ -127,14 +137,10 @@ def without_position(
 
 
 def recency_shortcut(
-    model: Model,
-    heads: Heads,
-    capture: Capture,
-    share: tuple[float, float] = SHARE,
-    seen: Callable[[int, list[int], Tensor], None] = lambda *_: None,
+    model: Model, heads: Heads, capture: Capture, seen: dict[Head, Float[Tensor, "batch position"]] | None = None
 ) -> Edit:
-    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited;
-    seen(layer, heads, weights): is shown the weights (batch, head, position) that take the place of the heads' own."""
+    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited; `seen` is
+    given the weights that take the place of each head's own."""
     part = None
     if model.architecture.positions == "learned":
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
@@ -145,24 +151,18 @@ def recency_shortcut(
         free_query, free_key = without_position(model, layer, x, None if part is None else part.to(x))
         free = state.attention._replace(query=free_query, key=free_key, scaling=1.0).last()
         own = state.attention.of(in_layer)
-        weights = share[1] * free.of(in_layer).weights() + share[0] * own.weights()
-        seen(layer, in_layer, weights[:, :, 0])
+        weights = SHARE[0] * own.weights() + SHARE[1] * free.of(in_layer).weights()
+        if seen is not None:
+            seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
         return own.z(weights)
 
     return Edit(heads, output)
 
 
-def _mitigations(run: Run) -> Recording:
+def _mitigations(run: Run) -> Recipe:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)
-    sets = present({"located": run.sets["located"]})
-    names = [name for name in CONDITIONS if name != "plain"]
-
-    def of(name: str, sets: Mapping[str, Heads]) -> xr.Dataset:
-        encoded = run.encode([CONDITIONS[name](p) for p in run.few()])
-        return run.in_parts("mitigations", encoded, lambda some: mitigations(run.model, some, sets), f"{name}.").data
-
-    def measure(sets: Mapping[str, Heads]) -> xr.Dataset:
-        return joined([of(name, sets) for name in names], condition=names)
-
-    return with_control(measure, sets, {name: random_sets(run, heads, AT_LAST) for name, heads in sets.items()})
+    sets, items = present({"located": run.sets["located"]}), []
+    for name in list(CONDITIONS)[1:]:
+        items += [(name, e) for e in run.encode([CONDITIONS[name](prompt) for prompt in run.few()])]
+    return Recipe(in_conditions, items, (), sets, random_sets(run, sets, AT_LAST))

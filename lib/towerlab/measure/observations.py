@@ -1,63 +1,64 @@
 """What every measurement is: an xarray.Dataset of one observation a prompt.
 
-    data = observations(encoded, {"attention": (("prompt", "layer", "head", "place"), array, "share")})
+    data = observations(encoded, {"attention": (("prompt", "layer", "head", "place"), array)})
 
 A prompt's properties are coordinates (`prompts.blocks.about`). Its file: `store.save`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from torch import Tensor
 from twotowers.errors import TwoTowersError
-from twotowers.recording import Recording
 from twotowers.schema import variables
 
-from towerlab.model.capture import Capture, label_log_probs
+from towerlab.model.capture import Capture, label_log_probs, read_all
+from towerlab.model.model import Model
 from towerlab.model.proof import WIDER
 from towerlab.prompts.blocks import about
 from towerlab.prompts.prompt import Encoded
 
-Variables = Mapping[str, tuple[Sequence[str], Any, str]]
-"""Name -> (dimensions, values, unit)"""
+Variables = Mapping[str, tuple[Sequence[str], Any]]
+"""Name -> (dimensions, values); their units stand in `twotowers.schema`"""
 
 
 def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates: Any) -> xr.Dataset:
     """A dataset over prompts, with their properties and those given as coordinates; layers and heads count from 0."""
-    of_prompts = about([e.prompt for e in encoded])
-    arrays = {name: xr.DataArray(np.asarray(x), dims=dims, attrs={"units": unit}) for name, (dims, x, unit) in variables.items()}
-    if not any("place" in array.dims for array in arrays.values()):
+    data, of_prompts = xr.Dataset(variables), about([e.prompt for e in encoded])
+    if "place" not in data.dims:
         of_prompts.pop("true", None)
-    sizes = {dim: n for array in arrays.values() for dim, n in array.sizes.items() if dim in ("layer", "head")}
-    return xr.Dataset(arrays, coords={**{dim: range(n) for dim, n in sizes.items()}, **of_prompts, **coordinates})
+    numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}
+    return data.assign_coords(numbers | of_prompts | coordinates)
 
 
-def variables_of(measurement: str, **values: Any) -> dict[str, tuple[Sequence[str], Any, str]]:
-    """Arrays with the dimensions and units that the schema gives to the variables of a measurement."""
+def variables_of(measurement: str, **values: Any) -> dict[str, tuple[Sequence[str], Any]]:
+    """Arrays with the dimensions that the schema gives to the variables of a measurement."""
     schema = variables()[measurement]
-    return {name: (schema[name].dims, array, schema[name].units) for name, array in values.items()}
+    return {name: (schema[name].dims, array) for name, array in values.items()}
 
 
-def joined(parts: Sequence[xr.Dataset], along: str = "prompt", **coordinates: Sequence) -> xr.Dataset:
-    """Measurements of several sets of prompts, or of what lies along another dimension, as one; each with a value of every
-    coordinate given: (along,)."""
-    datasets = [
-        part.assign_coords({name: (along, [values[i]] * part.sizes[along]) for name, values in coordinates.items()})
-        for i, part in enumerate(parts)
-    ]
-    return xr.concat(datasets, along, data_vars="minimal", coords="minimal", compat="override", join="override")
+def read_prompts(
+    what: str,
+    model: Model,
+    encoded: Sequence[Encoded],
+    record: Collection[str],
+    read: Callable[[Capture], Mapping[str, Tensor]],
+    max_tokens: int = 4096,
+) -> dict[str, np.ndarray]:
+    """Name -> (prompt, ...), of what `read(capture)` gives of each batch, name -> (batch, ...): see `read_all`."""
+    out: dict[str, np.ndarray] = {}
 
+    def keep(capture: Capture) -> None:
+        for name, x in read(capture).items():
+            array = (x.float() if x.dtype.itemsize < 4 else x).cpu().numpy()  # NumPy has no bfloat16
+            out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[capture.index] = array
 
-def joined_parts(parts: Sequence[Recording], along: str) -> Recording:
-    """A measurement of which each part holds some of what lies along a dimension."""
-    if len(parts) == 1:
-        return parts[0]
-    data, *others = ([of.drop_attrs(deep=False) for of in group if of is not None] for group in zip(*parts, strict=True))
-    return Recording(joined(data, along), *(joined(group, along) if group else None for group in others))
+    read_all(what, model, encoded, record, keep, max_tokens)
+    return out
 
 
 class Answers:
@@ -94,11 +95,7 @@ class Answers:
         """Answers of one batch's capture."""
         self.put(at, capture.index, *label_log_probs(capture.logits, capture.prompts))
 
-    def variables(self, *dims: str) -> dict[str, tuple[tuple[str, ...], np.ndarray, str]]:
-        dims = (*dims, "prompt")
-        return {
-            "log_prob_true": (dims, self.log_prob[..., 0], "nats"),
-            "log_prob_other": (dims, self.log_prob[..., 1], "nats"),
-            "logit_difference": (dims, self.log_prob[..., 0] - self.log_prob[..., 1], "nats"),
-            "says": (dims, self.says, "0 true label, 1 other label, 2 another token"),
-        }
+    def variables(self, *dims: str) -> dict[str, tuple[Sequence[str], np.ndarray]]:
+        true, other = np.moveaxis(self.log_prob, -1, 0)
+        arrays = {"log_prob_true": true, "log_prob_other": other, "logit_difference": true - other, "says": self.says}
+        return {name: ((*dims, "prompt"), array) for name, array in arrays.items()}

@@ -1,6 +1,6 @@
 """The paper's own protocol on its own sets (v1 sections 3 to 5): heads by mean increase, ranks and attention in their values.
 
-    data = paper(model, encoded)              # prompts of `prompts.paper_sets`, all sets together
+    data = with_readings(model, encoded, increases(model, encoded))    # prompts of `prompts.paper_sets`, all sets together
     data["in_context_head"]                   # (word_set, rank): the heads with the largest mean increase, first first
 
 On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A), or the book's own.
@@ -37,11 +37,11 @@ from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
 
 from towerlab.measure.chain import QUICK_PROMPTS, Run
-from towerlab.measure.heads import at_labels
+from towerlab.measure.conditions import attention_in
 from towerlab.measure.increases import increases
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.observations import Answers, Variables, observations, variables_of
-from towerlab.model.capture import Capture, read_all
+from towerlab.measure.observations import variables_of
+from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
 from towerlab.progress import say
 from towerlab.prompts.paper_sets import (
@@ -83,11 +83,6 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
     return out
 
 
-def paper(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """See the module. Raises TwoTowersError as `increases` and `label_reads` do."""
-    return with_readings(model, encoded, increases(model, encoded))
-
-
 def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
     """The increases of these prompts, with the lists of heads that they give and what these heads read off the labels."""
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
@@ -97,43 +92,18 @@ def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) ->
     names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
     reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank"])
     lists = variables_of("paper", in_context_head=names[0], random_head=names[1])
-    of_sets = xr.Dataset({name: (dims, values, {"units": units}) for name, (dims, values, units) in lists.items()})
-    of_sets = of_sets.assign_coords(word_set=sets, rank=range(1, len(names[0][0]) + 1))
+    of_sets = xr.Dataset(lists, {"word_set": sets, "rank": range(1, len(names[0][0]) + 1)})
     return xr.merge([data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override")
 
 
-def changed(
-    model: Model,
-    encoded: Sequence[Encoded],
-    encode: Callable[[Sequence[Prompt]], list[Encoded]],
-    changes: Sequence[str] = tuple(CHANGES),
-) -> xr.Dataset:
-    """`attention_true`, `attention_other` (change, prompt, layer, head) and answers of prompts in some changes of CHANGES."""
-    sums = np.empty((2, len(changes), len(encoded), model.n_layers, model.n_heads), dtype=np.float32)
-    answers = Answers(encoded, len(changes))
-    for i, name in enumerate(changes):
-        answers.encoded = encode([CHANGES[name](e.prompt) for e in encoded])
-
-        def read(capture: Capture, i: int = i) -> None:
-            weights = at_labels(capture, capture.weights).float().cpu().numpy()
-            true = np.array([e.prompt.is_true for e in capture.prompts])[:, None, None]
-            sums[:, i, capture.index] = (weights * true).sum(-1), (weights * ~true).sum(-1)
-            answers.read(capture, (i,))
-
-        read_all(f"paper's sets, {name}", model, answers.encoded, {"weights"}, read)
-    every: Variables = {f"attention_{kind}": (("change", "prompt", "layer", "head"), x, "share")
-                        for kind, x in zip(("true", "other"), sums, strict=True)}  # fmt: skip
-    return observations(encoded, {**every, **answers.variables("change")}, change=list(changes))
-
-
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
-    """`changed` with every prompt's sums for some heads, and of all heads the means over each set's prompts."""
+    """`conditions.attention_in` with every prompt's sums for some heads, and of all heads the means over each set's prompts."""
     layer, head = (xr.DataArray([at[axis] for at in map(Head.parse, heads)], dims="named_head") for axis in (0, 1))
     out = data.drop_dims("layer").assign_coords(named_head=("named_head", list(heads)))
     for name in ("attention_true", "attention_other"):
         means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
-        out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values))).assign_attrs(units="share")
-        out[name] = data[name].isel(layer=layer, head=head).drop_vars(["layer", "head"]).assign_attrs(units="share")
+        out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values)))
+        out[name] = data[name].isel(layer=layer, head=head).drop_vars(["layer", "head"])
     return out.assign_coords(layer=data["layer"], head=data["head"])
 
 
@@ -191,7 +161,7 @@ def _paper(run: Run) -> xr.Dataset:
     """The paper's sets as they are: increases, the heads that are largest by them, ranks and attention in these heads; in a quick
     look only the two sets whose lists of heads the paper shows."""
     encoded = encoded_sets(run, WORD_SETS if run.n_prompts > QUICK_PROMPTS else LISTED_SETS)
-    data = run.in_parts("paper", encoded, lambda some: increases(run.model, some)).data
+    data = run.make("paper", Recipe(increases, encoded)).data
     return with_readings(run.model, encoded, data.drop_attrs(deep=False))
 
 
@@ -202,5 +172,6 @@ def _paper_changes(run: Run) -> xr.Dataset:
     if run.settings.suite != "words":
         few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]
-    data = run.in_parts("paper_changes", encoded, lambda some: changed(run.model, some, run.encode, names)).data
+    changes = {name: CHANGES[name] for name in names}
+    data = run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode, "change"))).data
     return summed_up(data.drop_attrs(deep=False), heads)

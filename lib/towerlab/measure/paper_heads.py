@@ -33,27 +33,26 @@ from torch import Tensor
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, Heads
-from twotowers.recording import Recording, own, with_shared
+from twotowers.recording import Recording, each_part, own, with_shared
 
-from towerlab.measure.ablations import ablated_answers, ablations
+from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.chain import Run
+from towerlab.measure.conditions import Encode
 from towerlab.measure.heads import at_labels, label_readings
 from towerlab.measure.increases import increases
-from towerlab.measure.mitigations import A_C, minority_shortcut, recency_shortcut
-from towerlab.measure.observations import Answers, Variables, observations, variables_of
+from towerlab.measure.mitigations import RECORD, majority_answers, recency_shortcut
+from towerlab.measure.observations import Answers, Variables, observations, read_prompts, variables_of
 from towerlab.measure.paper import encoded_sets
-from towerlab.measure.sets import random_sets, with_control
-from towerlab.model.capture import Capture, label_log_probs, read_all
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import random_sets
+from towerlab.model.capture import Capture
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.model.unembed import final_logits
-from towerlab.progress import progress
 from towerlab.prompts.paper_sets import CHANGES, LABELS, orders
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
 
-Encode = Callable[[Sequence[Prompt]], list[Encoded]]
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
 """Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on, that judge, under remedies.
 Where a set has few, which is so of large models, a half of them judge, and a third under remedies"""
@@ -80,77 +79,62 @@ def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[li
     return heads, leans[: n // 2], leans[n // 2 :][::-1]
 
 
-def alone(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """`log_prob_lost` (prompt, layer, head) of every head from the middle layer on, zeroed by itself at all positions; others NaN."""
-    middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
-    deep = [Head(layer, head) for layer in range(middle, model.n_layers) for head in range(model.n_heads)]
-    with progress("heads zeroed alone", len(encoded)) as bar:
-        log_prob = ablated_answers(model, encoded, [[head] for head in deep], "all", bar).log_prob[..., 0]
-    lost = np.full((len(encoded), model.n_layers, model.n_heads), np.nan)
-    lost[(slice(None), *np.transpose(deep))] = (log_prob[:1] - log_prob[1:]).T
-    return observations(encoded, {"log_prob_lost": (("prompt", "layer", "head"), lost, "nats")})
-
-
 def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode) -> xr.Dataset:
     """`attention` and `reading` of some heads at labels, and answers to the query of the other class: see the module."""
-    layers, numbers = (list(of) for of in zip(*heads, strict=True))
-    attention = np.empty((len(ASKED), len(encoded), len(heads), len(encoded[0].label_positions)), dtype=np.float32)
-    reading, answers = np.empty(attention.shape[1:]), Answers(encoded, len(ASKED))
-    for i, name in enumerate(ASKED):
-        answers.encoded = encode([CHANGES[name](e.prompt) for e in encoded])
+    layers, numbers = map(list, zip(*heads, strict=True))
 
-        def read(capture: Capture, i: int = i) -> None:
-            attention[i, capture.index] = at_labels(capture, capture.weights)[:, layers, numbers].float().cpu().numpy()
-            if i == 0:
-                reading[capture.index] = label_readings(capture, model)[:, layers, numbers].cpu().numpy()
-            answers.read(capture, (i,))
+    def read(capture: Capture) -> dict[str, Tensor]:
+        answers.read(capture)
+        return {
+            "attention": at_labels(capture, capture.weights)[:, layers, numbers].float(),
+            "reading": label_readings(capture, model)[:, layers, numbers],
+        }
 
-        read_all(f"the twelve, {name}", model, answers.encoded, {"weights", "values"}, read)
-    true, other = answers.log_prob[1].T
+    each = []
+    for name in ASKED:
+        answers = Answers(encode([CHANGES[name](e.prompt) for e in encoded]))
+        each.append(read_prompts(f"the twelve, {name}", model, answers.encoded, {"weights", "values"}, read))
+    true, other = answers.log_prob.T
     variables = variables_of(
-        "paper_ablations", attention=attention, reading=reading, flipped_log_prob_true=true, flipped_log_prob_other=other
-    )
+        "paper_ablations", attention=np.stack([of["attention"] for of in each]), reading=each[0]["reading"],
+        flipped_log_prob_true=true, flipped_log_prob_other=other,
+    )  # fmt: skip
     return observations(encoded, variables, change=list(ASKED), named_head=[*map(str, heads)])
 
 
 @torch.inference_mode()
 def remedied(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], encode: Encode) -> xr.Dataset:
     """Answers (change, remedy, heads, prompt) and `attention_true` (change, remedy, prompt, named_head): see the module."""
-    owner: dict[Head, int] = {}  # head -> the first set that it is in
-    for i, heads in enumerate(sets.values()):
-        owner = {Head(*head): i for head in heads} | owner
-    at = {head: i for i, head in enumerate(owner)}
+    set_of: dict[Head, int] = {}  # head -> the first set that it is in
+    for i, heads in reversed([*enumerate(sets.values())]):
+        set_of |= {Head(*head): i for head in heads}
     answers = Answers(encoded, len(REMEDIED), 2, len(sets))
-    attention = np.empty((len(REMEDIED), 2, len(encoded), len(at)), dtype=np.float32)
+    attention = np.empty((len(REMEDIED), 2, len(encoded), len(set_of)), dtype=np.float32)
 
-    def run(c: int, index: list[int], batch: list[Encoded]) -> None:
-        last = LastPosition(model, batch, {"weights", "values", "streams"})
-        plain, true = last.plain_answer(), _true_positions(last.capture)
-
-        def note(i: int, layer: int, heads: list[int], weights: Tensor) -> None:
-            for head, seen in zip((Head(layer, head) for head in heads), weights.unbind(1), strict=True):
-                if owner[head] == i:
-                    attention[c, 1, index, at[head]] = (seen * true.to(seen)).sum(-1).cpu().numpy()
-
-        for i in range(len(sets)):
-            answers.put((c, 0, i), index, *plain)
-        for (layer, head), column in at.items():
-            attention[c, :, index, column] = (last.capture.weights[layer][:, head] * true).sum(-1).cpu().numpy()[:, None]
-        if names[c] in FEWER:
-            for i, heads in enumerate(sets.values()):
-                logits = final_logits(model, last.capture.resid_final + A_C * minority_shortcut(last.capture, model, heads))
-                answers.put((c, 1, i), index, *label_log_probs(logits, batch))
+    def run(c: int, name: str, index: list[int], batch: list[Encoded]) -> None:
+        last, each = LastPosition(model, batch, RECORD), list(sets.values())
+        plain, own_weights = last.plain_answer(), {head: last.capture.weights[head.layer][:, head.head] for head in set_of}
+        if name in FEWER:
+            remedied, new_weights = majority_answers(last, each), own_weights
         else:
-            edits = [recency_shortcut(model, heads, last.capture, seen=partial(note, i)) for i, heads in enumerate(sets.values())]
-            answers.put_each(((c, 1, i) for i in range(len(sets))), index, *last.answers(edits))
+            seen: list[dict[Head, Tensor]] = [{} for _ in each]
+            shortcuts = [recency_shortcut(model, heads, last.capture, of) for heads, of in zip(each, seen, strict=True)]
+            remedied, new_weights = last.answers(shortcuts), {head: seen[i][head] for head, i in set_of.items()}
+        for i in range(len(each)):
+            answers.put((c, 0, i), index, *plain)
+        answers.put_each(((c, 1, i) for i in range(len(each))), index, *remedied)
+        true = _true_positions(last.capture)
+        for r, weights in enumerate((own_weights, new_weights)):
+            sums = torch.stack([(weights[head] * true.to(weights[head])).sum(-1) for head in set_of], -1)
+            attention[c, r, index] = sums.float().cpu().numpy()
 
-    names = list(REMEDIED)
     for c, (name, change) in enumerate(REMEDIED.items()):
         answers.encoded = encode([change(e.prompt) for e in encoded])
-        run_batches(f"remedies, {name}", answers.encoded, 2048, partial(run, c))
-    variables: Variables = {"attention_true": (("change", "remedy", "prompt", "named_head"), attention, "share")}
-    coordinates = {"change": names, "remedy": ["none", "remedy"], "heads": list(sets)}
-    return observations(encoded, {**variables, **answers.variables(*list(coordinates))}, **coordinates, named_head=[*map(str, at)])
+        run_batches(f"remedies, {name}", answers.encoded, 2048, partial(run, c, name))
+    variables: Variables = {"attention_true": (("change", "remedy", "prompt", "named_head"), attention)}
+    coordinates = {"change": list(REMEDIED), "remedy": ["none", "remedy"], "heads": list(sets)}
+    named = [*map(str, set_of)]
+    return observations(encoded, {**variables, **answers.variables(*coordinates)}, **coordinates, named_head=named)
 
 
 def _true_positions(capture: Capture) -> Tensor:
@@ -175,54 +159,45 @@ def _with_exchanged(run: Run, encoded: Sequence[Encoded], most: int) -> list[Enc
     return [*some, *run.encode([exchanged_labels(e.prompt) for e in some])]
 
 
-def _with_random(run: Run, measure: Callable[[dict[str, Heads]], xr.Dataset], sets: dict[str, Heads]) -> Recording:
-    """`measure(sets)` with random sets matched to each, where the model has enough other heads."""
+def _random(run: Run, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list[Head]]]:
+    """Random sets matched to each, where the model has enough other heads."""
     try:
-        draws = {name: random_sets(run, [Head(*head) for head in heads], DRAWS) for name, heads in sets.items()}
+        return random_sets(run, sets, DRAWS)
     except NotTestable:
-        draws = {}
-    return with_control(measure, sets, draws)
+        return {}
 
 
 def _paper_ablations(run: Run) -> Recording:
     """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they attend to and read at labels."""
-    name, (choosing, judging) = "paper_ablations", _prompts(run)
-    if run.model.n_layers * run.model.n_heads < 2:
+    name, model, (choosing, judging) = "paper_ablations", run.model, _prompts(run)
+    if model.n_layers * model.n_heads < 2:
         raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
-    exchanged = run.encode([exchanged_labels(e.prompt) for e in choosing])
+    exchanged, tried = run.encode([exchanged_labels(e.prompt) for e in choosing]), _with_exchanged(run, choosing, ALONE)
+    middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     foo = run.measured("paper")["increase"]
-    foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values)
-    bar = run.in_parts(name, exchanged, lambda some: increases(run.model, some), "increase.").data["increase"]
-    tried = run.in_parts(name, _with_exchanged(run, choosing, ALONE), lambda some: alone(run.model, some), "alone.").data
-    increase, lost = {"foo": foo.mean("prompt"), "bar": bar.mean("prompt")}, tried["log_prob_lost"].mean("prompt")
-    heads, foo_heads, bar_heads = twelve(increase, lost)
+    foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean("prompt")
+    bar = run.make(name, Recipe(increases, exchanged, stage="increase.")).data["increase"].mean("prompt")
+    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle), stage="alone.")).data
+    lost = singles["log_prob_lost"].mean("prompt")
+    heads, foo_heads, bar_heads = twelve({"foo": foo, "bar": bar}, lost)
+
     judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
-
-    def measure(sets: dict[str, Heads]) -> xr.Dataset:
-        of_sets = run.in_parts(name, judges, lambda some: ablations(run.model, some, sets, ("all",)), "zeroed.").data
-        return of_sets.isel(positions=0, replacement=0, drop=True)
-
-    sets: dict[str, Heads] = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
-    recording = _with_random(run, measure, sets)
-    looks = run.in_parts(name, judges, lambda some: looked_at(run.model, some, heads, run.encode), "looks.").data
-    lists = variables_of(
-        name, foo_head=[*map(str, foo_heads)], bar_head=[*map(str, bar_heads)], log_prob_lost=lost.fillna(0).values
-    )
-    of_heads = xr.Dataset({key: (dims, values, {"units": units}) for key, (dims, values, units) in lists.items()})
-    sizes = {"rank": range(1, 1 + len(foo_heads)), "layer": range(run.model.n_layers), "head": range(run.model.n_heads)}
-    every = xr.merge([recording.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override")
-    control = recording.control
-    return Recording(every, None if control is None else with_shared(own(control, recording.data), every))
+    sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
+    zeroed = run.make(name, Recipe(ablations, judges, (("all",),), sets, _random(run, sets), stage="zeroed."))
+    zeroed = each_part(zeroed, lambda part: part.isel(positions=0, replacement=0, drop=True))
+    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode), stage="looks.")).data
+    lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
+    of_heads = xr.Dataset(variables_of(name, **lists, log_prob_lost=lost.fillna(0).values))
+    sizes = {"rank": range(1, 1 + len(foo_heads)), "layer": range(model.n_layers), "head": range(model.n_heads)}
+    every = xr.merge([zeroed.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override")
+    control = zeroed.control
+    return Recording(every, None if control is None else with_shared(own(control, zeroed.data), every))
 
 
 def _paper_remedies(run: Run) -> Recording:
     """The two remedies in the twelve heads: answers and attention with one demonstration fewer and in six orders, without and with."""
     judges = _with_exchanged(run, _prompts(run)[1], min(MITIGATE, run.n_prompts // 3 or 1))
-    heads = [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]
-
-    def measure(sets: dict[str, Heads]) -> xr.Dataset:
-        data = run.in_parts("paper_remedies", judges, lambda some: remedied(run.model, some, sets, run.encode)).data
-        means = data["attention_true"].mean("prompt").assign_attrs(units="share")
-        return data.drop_vars("attention_true").assign(mean_attention_true=means)
-
-    return _with_random(run, measure, {TWELVE: heads})
+    sets = {TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]}
+    recording = run.make("paper_remedies", Recipe(remedied, judges, (run.encode,), sets, _random(run, sets)))
+    means = recording.data["attention_true"].mean("prompt")
+    return each_part(recording, lambda part: part.drop_vars("attention_true").assign(mean_attention_true=means))

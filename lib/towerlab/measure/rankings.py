@@ -1,6 +1,6 @@
 """Rankings of all heads, ours and those of the literature: which known heads are the ones located? Chapter 12.
 
-    data = scores(model, heads_of_locating_blocks, of_prompts(model, encoded, shuffled, range(len(encoded))))
+    data = scores(model, heads_of_locating_blocks, of_prompts(model, range(len(encoded)), encoded, shuffled))
     data["score"].sel(ranking="function vector")          # (layer, head), larger is more
 
 `score` (ranking, layer, head), means over prompts:
@@ -29,9 +29,10 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.observations import observations, read_prompts, variables_of
+from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
-from towerlab.model.capture import Capture, plain_z, read_all
+from towerlab.model.capture import Capture, plain_z
 from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import halved, run_batches
@@ -44,16 +45,15 @@ EACH = ("function vector", "task recognition", "task learning")
 LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequences
 
 
-def of_prompts(model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]) -> xr.Dataset:
+def of_prompts(model: Model, at: Sequence[int], encoded: Sequence[Encoded], shuffled: Sequence[Encoded]) -> xr.Dataset:
     """EACH on the prompts `at` (prompt, layer, head), with underscores; the others are what function vectors are means of.
 
     `encoded`: whole blocks of few tasks; `shuffled[i]` is prompt i under `variants.shuffled_labels`. Raises TwoTowersError as
     `function_vector_scores`.
     """
     some = [encoded[i] for i in at]
-    vectors, subspace = function_vector_scores(model, encoded, shuffled, at), task_subspace_scores(model, some)
-    each = zip(("function_vector", "task_recognition", "task_learning"), (vectors, *subspace), strict=True)
-    return observations(some, {name: (("prompt", "layer", "head"), values, "") for name, values in each})
+    scores = {"function_vector": function_vector_scores(model, encoded, shuffled, at), **task_subspace_scores(model, some)}
+    return observations(some, {name: (("prompt", "layer", "head"), values) for name, values in scores.items()})
 
 
 def scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
@@ -62,9 +62,8 @@ def scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[i
     induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
     of = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
     of |= {"induction": induction} | {name: data[name.replace(" ", "_")].mean("prompt").values for name in EACH}
-    values = variables_of("rankings", score=np.stack(list(of.values())), induction_control=control)
-    arrays = {name: (dims, array, {"units": unit}) for name, (dims, array, unit) in values.items()}
-    return xr.Dataset(arrays, {"ranking": list(of), "layer": range(model.n_layers), "head": range(model.n_heads)})
+    variables = variables_of("rankings", score=np.stack(list(of.values())), induction_control=control)
+    return xr.Dataset(variables, {"ranking": list(of), "layer": range(model.n_layers), "head": range(model.n_heads)})
 
 
 @torch.inference_mode()
@@ -105,26 +104,21 @@ def induction_scores(
     return total / n
 
 
-def task_subspace_scores(
-    model: Model, encoded: Sequence[Encoded]
-) -> tuple[Float[np.ndarray, "prompt layer head"], Float[np.ndarray, "prompt layer head"]]:
+def task_subspace_scores(model: Model, encoded: Sequence[Encoded]) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
     """Scores of task recognition and task learning (see the module), from one forward pass."""
-    recognition, learning = np.empty((2, len(encoded), model.n_layers, model.n_heads))
 
-    def read(capture: Capture) -> None:
-        ids = [e.label_pair for e in capture.prompts]
-        weight = model.unembedding.weight
-        rows = widen(weight[torch.tensor(ids, device=weight.device)])
+    def read(capture: Capture) -> dict[str, Tensor]:
+        weight, recognition, learning = model.unembedding.weight, [], []
+        rows = widen(weight[torch.tensor([e.label_pair for e in capture.prompts], device=weight.device)])
         inverse = torch.linalg.inv(rows @ rows.mT)
         for layer in range(model.n_layers):
             outputs = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), model.output_weight(layer).to(rows))
             logits = torch.einsum("bhd,bld->bhl", outputs, rows)
-            norm = torch.einsum("bhl,blm,bhm->bh", logits, inverse, logits).sqrt()
-            recognition[capture.index, layer] = norm.cpu().numpy()
-            learning[capture.index, layer] = ((logits[..., 0] - logits[..., 1]) / norm).cpu().numpy()
+            recognition.append(torch.einsum("bhl,blm,bhm->bh", logits, inverse, logits).sqrt())
+            learning.append((logits[..., 0] - logits[..., 1]) / recognition[-1])
+        return {"task_recognition": torch.stack(recognition, 1), "task_learning": torch.stack(learning, 1)}
 
-    read_all("task subspace", model, encoded, (), read)
-    return recognition, learning
+    return read_prompts("task subspace", model, encoded, (), read)
 
 
 def function_vector_scores(
@@ -177,5 +171,5 @@ def _rankings(run: Run) -> xr.Dataset:
     few = draw_blocks(20, run.form, seed=seed, pairs=run.pairs[:4], labels=run.labels[:1], texts=run.texts)
     located = choose.with_increase(run.measured("locating"), run.measured("norms"))
     encoded, shuffled = run.encode(few), run.encode(shuffled_labels(few))
-    data = run.in_parts("rankings", range(len(few)), lambda at: of_prompts(run.model, encoded, shuffled, at)).data
+    data = run.make("rankings", Recipe(of_prompts, range(len(few)), (encoded, shuffled))).data
     return scores(run.model, located, data)

@@ -3,7 +3,7 @@
     data = top_tokens(model, encoded, heads)            # a few prompts: every reading of every place is kept
     data.sel(what="key", mean="taken out")["token"]     # (prompt, head, place, rank)
 
-Readings at the label positions, `token`, `bs_value`, `relation` (prompt, head, what, mean, place, rank):
+Readings at the label positions, `token`, `relation` (prompt, head, what, mean, place, rank):
 
 - "value": the value-output vector `W_O^h W_V^h norm(x)`, what the head would write from there (v1 table 1);
 - "key": the layer's input, which the key matrix reads; the same for all heads of a layer;
@@ -26,16 +26,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from twotowers.heads import Head, check_inside, listed
-from twotowers.recording import Recording
 from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import observations
+from towerlab.measure.observations import observations, read_prompts, variables_of
+from towerlab.measure.recipe import Recipe
 from towerlab.model import query_key, unembed
-from towerlab.model.capture import Capture, check_labels_left, label_values, read_all
+from towerlab.model.capture import Capture, check_labels_left, label_values
 from towerlab.model.model import Model
 from towerlab.model.token_text import Lexicon, content_words
 from towerlab.prompts.blocks import class_words
@@ -65,50 +65,44 @@ def top_tokens(
     check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
     lexicon = lexicon or Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
-    n, places = len(encoded), len(encoded[0].label_positions)
-    wide = torch.promote_types(model.dtype, torch.float32)
-    vectors = torch.zeros(n, len(heads), len(WHAT), places, model.d_model, dtype=wide)
-    queries, scale = torch.zeros(n, len(heads), model.d_model, dtype=wide), torch.ones(n, dtype=wide)
 
-    def read(capture: Capture) -> None:
-        scale[capture.index] = unembed.norm_scale(capture.resid_final, model.unembedding).to(scale)
-        at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
-        for i, (layer, head) in enumerate(heads):
+    def read(capture: Capture) -> dict[str, Tensor]:
+        at, vectors, queries = capture.label_positions[..., None].expand(-1, -1, model.d_model), [], []
+        for layer, head in heads:
             value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
             attention_sum = capture.stream_attention[:layer].sum(0) if layer else torch.zeros_like(capture.stream_inputs[0])
             keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], attention_sum)]
-            vectors[capture.index, i] = torch.stack([value, *keys], 1).to(vectors)
-            queries[capture.index, i] = carried_query(capture, model, layer, head).to(queries)
+            vectors.append(torch.stack([x.to(value) for x in (value, *keys)], 1))
+            queries.append(carried_query(capture, model, layer, head))
+        scale = unembed.norm_scale(capture.resid_final, model.unembedding)
+        return {"vectors": torch.stack(vectors, 1), "queries": torch.stack(queries, 1), "scale": scale}
 
-    read_all("top tokens", model, encoded, {"values", "streams"}, read, max_tokens)
-    all_relations = _all_relations(encoded, class_words() if classes is None else classes, lexicon)
+    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, max_tokens)
+    scale = torch.from_numpy(arrays["scale"])
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
 
-    def best(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Top bs-values and tokens of vectors with the mean over prompts kept and taken out: (prompt, ..., mean, rank)."""
+    def best(name: str) -> np.ndarray:
+        """Top tokens of vectors with the mean over prompts kept and taken out: (prompt, ..., mean, rank)."""
+        x = torch.from_numpy(arrays[name])
         both = torch.stack([x, x - x.mean(0)], -2)
         scales = scale.reshape(-1, *[1] * (both.dim() - 2)).expand(both.shape[:-1])
-        top = unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), stopwords)
-        return tuple(part.cpu().numpy() for part in top)
+        return unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), stopwords)[1].cpu().numpy()
 
-    bs, ids = (np.moveaxis(part, -2, 3) for part in best(vectors))  # (prompt, head, what, mean, place, rank)
-    query_bs, query_ids = best(queries)
-    readings = {"": (bs, ids, all_relations[:, :-1]), "query_": (query_bs, query_ids, all_relations[:, -1])}
-    dims = {"": ("prompt", "listed_head", "what", "mean", "place", "rank"), "query_": ("prompt", "listed_head", "mean", "rank")}
-    texts = np.array(lexicon.texts)
-    variables: dict[str, tuple] = {}
-    for name, (values, tokens, relations) in readings.items():
-        variables |= {
-            f"{name}token": (dims[name], texts[tokens], "token"),
-            f"{name}bs_value": (dims[name], values, "nats"),
-            f"{name}relation": (dims[name], _codes(tokens, relations, lexicon), f"index of {', '.join(RELATIONS)}"),
-        }
-    data = observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, bs.shape[-1] + 1))
-    empty = (data["what"] == WHAT[2]) & (data["layer"] == 0)
-    return data.assign(
-        token=data["token"].where(~empty, ""), bs_value=data["bs_value"].where(~empty), relation=data["relation"].where(~empty, 0)
-    )
+    ids, query_ids = np.moveaxis(best("vectors"), -2, 3), best("queries")  # ids: (prompt, head, what, mean, place, rank)
+    relation, query_relation = np.zeros(ids.shape, np.int8), np.zeros(query_ids.shape, np.int8)
+    words = class_words() if classes is None else classes
+    for i, e in enumerate(encoded):
+        query_relation[i] = _codes(query_ids[i], e, None, words, lexicon)
+        for place in range(ids.shape[-2]):
+            relation[i, ..., place, :] = _codes(ids[i, ..., place, :], e, place, words, lexicon)
+    token, texts = np.array(lexicon.texts)[ids], np.array(lexicon.texts)[query_ids]
+    empty = WHAT.index("key, attention only")
+    for row in (i for i, head in enumerate(heads) if head.layer == 0):
+        token[:, row, empty], relation[:, row, empty] = "", 0
+    variables = variables_of("top_tokens", token=token, relation=relation, query_relation=query_relation)
+    variables["query_token"] = (("prompt", "listed_head", "mean", "rank"), texts)
+    return observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, ids.shape[-1] + 1))
 
 
 def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Float[Tensor, "batch d_model"]:
@@ -118,55 +112,36 @@ def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Floa
     return query_key.query_in_input_space(model, layer, head, query, normed)
 
 
-def _of_classes(cls: str, all_classes: Iterable[str], words: Classes) -> dict[str, int]:
-    """Word (lower case) -> code of "own class" or "other class"; a word of both is of its own."""
-    codes: dict[str, int] = {}
-    for name in sorted(set(all_classes), key=lambda name: name == cls):
-        code = RELATIONS.index("own class" if name == cls else "other class")
-        codes |= {word.casefold(): code for word in words.get(name, ())}
-    return codes
-
-
 def relations_of(prompt: Prompt, place: int | None, words: Classes) -> dict[str, int]:
     """Word (lower case) -> its relation to the demonstration at `place`, or to the query (None), as a code.
 
-    What stands in the prompt says nothing of its class: words of other texts have no relation.
+    What stands in the prompt says nothing of its class: words of other texts have no relation. A word of both classes is of its own.
     """
     parts = [(d.text, d.label, d.cls) for d in prompt.demonstrations] + [(prompt.query, prompt.true_label, prompt.cls)]
     text, label, cls = parts[-1 if place is None else place]
-    codes = _of_classes(cls, [of for _, _, of in parts], words)
-    for other, _, _ in parts:
-        codes |= dict.fromkeys(content_words(other), RELATIONS.index("none"))
-    codes |= dict.fromkeys(content_words(text), RELATIONS.index("own text"))
-    for word in prompt.labels:
-        codes[word.casefold()] = RELATIONS.index("own label" if word == label else "other label")
-    return codes
+    groups: list[tuple[str, Iterable[str]]] = []  # later ones win
+    groups += [("other class", words.get(of, ())) for _, _, of in parts if of != cls]
+    groups += [("own class", words.get(cls, ()))]
+    groups += [("none", content_words(other)) for other, _, _ in parts]
+    groups += [("own text", content_words(text))]
+    groups += [("own label" if word == label else "other label", [word]) for word in prompt.labels]
+    return {word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group}
 
 
-def _all_relations(encoded: Sequence[Encoded], words: Classes, lexicon: Lexicon) -> np.ndarray:
-    """`relations_of` every place, and of the query: (prompt, place + 1), of dicts. A label's token may be a piece of it."""
-    places = [*range(len(encoded[0].label_positions)), None]
-    out = np.empty((len(encoded), len(places)), dtype=object)
-    for i, e in enumerate(encoded):
-        for j, place in enumerate(places):
-            codes = relations_of(e.prompt, place, words)
-            out[i, j] = codes | {lexicon.plain[token]: codes[label.casefold()] for label, token in e.label_ids.items()}
-    return out
+def _codes(ids: np.ndarray, e: Encoded, place: int | None, words: Classes, lexicon: Lexicon) -> np.ndarray:
+    """`relations_of` tokens. A label's token may be a piece of it."""
+    codes = relations_of(e.prompt, place, words)
+    codes |= {lexicon.plain[token]: codes[label.casefold()] for label, token in e.label_ids.items()}
+    return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
 
 
-def _codes(ids: Int[np.ndarray, "prompt *rest"], relations: np.ndarray, lexicon: Lexicon) -> Int[np.ndarray, "prompt *rest"]:
-    """Codes of tokens, by the relations of their prompt (prompt,) or of prompt and place (prompt, place)."""
-    out = np.empty(ids.shape, dtype=np.int8)
-    for i, of_prompt in enumerate(relations):
-        for place, codes in enumerate(np.atleast_1d(of_prompt)):
-            at = (i, ..., place, slice(None)) if relations.ndim > 1 else (i,)
-            code_of = np.vectorize(lambda token, codes=codes: codes.get(lexicon.plain[token], 0), otypes=[np.int8])
-            out[at] = code_of(ids[at])
-    return out
+def of_heads(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
+    """`top_tokens` of some heads at a time: the mean that is taken out is one over all prompts."""
+    return top_tokens(model, encoded, heads, k=10)
 
 
-def _top_tokens(run: Run) -> Recording:
+def _top_tokens(run: Run) -> Recipe:
     """Words read in three located heads and in the two best by attention, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
     encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
-    return run.in_parts("top_tokens", list(heads), lambda some: top_tokens(run.model, encoded, some, k=10), along="listed_head")
+    return Recipe(of_heads, list(heads), (encoded,), along="listed_head")

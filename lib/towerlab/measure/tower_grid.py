@@ -19,7 +19,6 @@ the heads by attention along twenty random directions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
 
 import torch
@@ -27,12 +26,12 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
-from twotowers.recording import Recording, with_shared
 
 from towerlab.measure.chain import Run
 from towerlab.measure.directions import at_positions, directions_of_run, of_other_labels, random_directions
-from towerlab.measure.observations import Answers, joined, observations
-from towerlab.measure.sets import DRAWS, drawn, present, random_sets, with_by_increase, with_other_halves
+from towerlab.measure.observations import Answers, observations
+from towerlab.measure.recipe import Recipe
+from towerlab.measure.sets import BY_ATTENTION, DRAWS, by_increase, other_halves, present, random_sets
 from towerlab.model.edits import Edit, steer
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
@@ -42,7 +41,7 @@ from towerlab.prompts.prompt import Encoded
 COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
 PROMPTS = 100
 """On which random sets and random directions are tried: each costs nine runs of the last position"""
-BY_ATTENTION, OTHER_LABELS = "by attention", "by attention, directions of other labels"
+OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
@@ -88,46 +87,36 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
     return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
 
-def _tower_grid(run: Run) -> Recording:
+def _tower_grid(run: Run) -> Recipe:
     """The whole grid, in the heads by attention and other sets."""
-    by_increase = with_by_increase(run)["by increase"]
-    sets: dict[str, list[Head]] = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase}
-    sets["without negative heads"] = without_negative(run.measured("locating"), run.settings.top_k)
-    sets = present(sets)
-    few, directions = run.encode(run.few()), directions_of_run(run)
-
-    def measure(some: Sequence[Encoded], of: Mapping[str, Heads]) -> xr.Dataset:
-        return tower_grid(run.model, some, {name: (heads, directions) for name, heads in of.items()}, COEFFICIENTS)
-
-    recording = run.in_parts("tower_grid", few, lambda some: measure(some, sets))
-    recording = with_other_halves(run, recording, BY_ATTENTION, few, lambda of, at: measure([few[i] for i in at], of))
-    other_labels = along_other_labels(run, few)
-    return recording if other_labels is None else recording._replace(data=joined([recording.data, other_labels], "heads"))
+    k, few, directions = run.settings.top_k, run.encode(run.few()), directions_of_run(run)
+    sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
+    sets["without negative heads"] = without_negative(run.measured("locating"), k)
+    halves = other_halves(run, BY_ATTENTION, few)
+    turns = [[(at, along(directions, of)) for at, of in turn] for turn in halves] + other_labels(run, few)
+    return Recipe(tower_grid, few, (COEFFICIENTS,), along(directions, present(sets)), turns=turns)
 
 
-def along_other_labels(run: Run, few: Sequence[Encoded]) -> xr.Dataset | None:
-    """The heads by attention along directions from prompts with other labels; None where it has no such heads or prompts."""
+def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
+    """Every set is moved along the same directions."""
+    return {name: (heads, directions) for name, heads in sets.items()}
+
+
+def other_labels(run: Run, few: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
+    """The `turns` of a recipe for the heads by attention along directions from prompts with other labels; none where it has no such
+    heads or prompts."""
     try:
         heads, halves = present({BY_ATTENTION: run.sets[BY_ATTENTION]})[BY_ATTENTION], of_other_labels(run, few)
     except NotTestable:
-        return None
-    parts: list[xr.Dataset] = []
-    for at, of in halves:
-        measure = partial(tower_grid, run.model, moved={OTHER_LABELS: (heads, of)}, coefficients=COEFFICIENTS)
-        part = run.in_parts("tower_grid", [few[i] for i in at], measure, f"labels {len(parts)}.")
-        parts.append(part.data.assign_coords(at=("prompt", at)))
-    return joined(parts).sortby("at").drop_vars("at")
+        return []
+    return [[(at, {OTHER_LABELS: (heads, directions)}) for at, directions in halves]]
 
 
-def _tower_grid_random(run: Run) -> Recording:
+def _tower_grid_random(run: Run) -> Recipe:
     """Few coefficients on few prompts: the heads by attention; random sets of heads, and random directions."""
-    heads = present({BY_ATTENTION: run.sets[BY_ATTENTION]})[BY_ATTENTION]
-    few, directions = run.encode(run.few()[:PROMPTS]), directions_of_run(run)
-    moved: dict[str, tuple[Heads, xr.Dataset]] = {BY_ATTENTION: (heads, directions)}
-    others = random_sets(run, heads, DRAWS)
-    moved |= {f"random heads {i}": (of, directions) for i, of in enumerate(others)}
-    moved |= {f"random direction {i}": (heads, random_directions(directions, [run.settings.seed, i])) for i in range(DRAWS)}
-    both = run.in_parts("tower_grid_random", few, lambda some: tower_grid(run.model, some, moved, FEW)).data
-    control = drawn(both.isel(heads=slice(1, None)), [BY_ATTENTION])
-    control = control.assign_coords(control="random sets and directions")
-    return Recording(both.isel(heads=[0]), with_shared(control, both.isel(heads=[0])))
+    sets, directions = present({BY_ATTENTION: run.sets[BY_ATTENTION]}), directions_of_run(run)
+    random: list[tuple[Heads, xr.Dataset]] = [(heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]]
+    for i in range(DRAWS):
+        random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
+    few, moved = run.encode(run.few()[:PROMPTS]), along(directions, sets)
+    return Recipe(tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions")

@@ -72,11 +72,11 @@ class LastPosition:
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
         for chunk, final in self.finals(edits, max_rows):
-            top[chunk], log_prob[chunk] = self._answers_of(final)
+            top[chunk], log_prob[chunk] = self.answers_of(final)
         return top, log_prob
 
-    def _answers_of(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
-        """From final residual streams."""
+    def answers_of(self, final: Float[Tensor, "edit batch d_model"]) -> TopAndLogProbs:
+        """Of final residual streams of versions of the batch."""
         prompts = self.batch * len(final)
         parts = []
         for start, rows in zip(range(0, len(prompts), LOGIT_ROWS), final.flatten(0, 1).split(LOGIT_ROWS), strict=True):
