@@ -66,6 +66,7 @@ def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
 
 def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path))
+    paper_sets.sentences.set_texts.cache_clear()  # of a test that had them
     run = Run(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
     assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]
     monkeypatch.setattr("towerlab.prompts.sentences.set_texts", lambda name: {f"{name} {c}": list("abcdef") for c in "xy"})

@@ -123,7 +123,8 @@ CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "true first": lambda prompt: in_order(prompt, orders(2)[-1]),
     "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, orders(2)[-1])),
     "query of the other class": other_query,
-} | {order: partial(in_order, pattern=order) for order in orders(2)[1:-1]}
+    **{order: partial(in_order, pattern=order) for order in orders(2)[1:-1]},
+}
 """Name -> how a prompt of a set is changed. The first, the fourth and those named after an order are all six orders (EMNLP table 8,
 as summarised)"""
 COUNTERBALANCED = ("as it is", "labels exchanged", "true first", "true first, labels exchanged")
