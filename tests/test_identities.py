@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import xarray as xr
-from conftest import random_prompts, refused, tiny
+from conftest import random_prompts, refused, shared, tiny
 from reference import Reference
 from tolerances import LOGITS
 from towerlab.measure.heads import heads as measured_heads
@@ -139,6 +139,12 @@ def test_hooks_come_off_also_after_an_error(model):
     assert hooks() == before
     own = {"twotowers_readers", model.architecture.attention_method}
     assert not any(own & vars(module).keys() for module in model.hf.modules())
+
+
+def test_a_trained_model_with_grouped_queries_passes_the_proof():
+    model = loading.load(shared("models/stories260K"))
+    assert model.n_key_value_heads < model.n_heads
+    assert max(proof.prove(model).values()) < 1e-4
 
 
 @pytest.mark.parametrize("norm", unembed.NORMS)
