@@ -69,7 +69,8 @@ def _none(value: Any) -> Any:
 
 REMEDIES = {
     "greater_than_equal": "give a whole number of at least {ge}", "less_than_equal": "give a whole number of at most {le:,}",
-    "int_type": "give a whole number", "literal_error": "choose {expected}", "string_too_short": "give {what}",
+    "literal_error": "choose {expected}", "string_too_short": "give {what}", "too_short": "give {what}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "give a whole number"),
 }  # fmt: skip
 """pydantic's kind of error -> what to do"""
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST, strict=True)]
