@@ -7,7 +7,9 @@ import xarray as xr
 from conftest import word_tokenizer
 from reference import Reference
 from test_mitigations import free_weights
+from towerlab.measure import paper_heads
 from towerlab.measure.ablations import single_ablations
+from towerlab.measure.chain import Run
 from towerlab.measure.mitigations import mitigations
 from towerlab.measure.paper_heads import REMEDIED, looked_at, remedied, twelve
 from towerlab.model import unembed
@@ -15,7 +17,9 @@ from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
 from towerlab.prompts.prompt import encode_all
 from towerlab.prompts.variants import exchanged_labels
+from twotowers.errors import NotTestable
 from twotowers.heads import Head
+from twotowers.settings import Settings
 
 TEXTS = {cls: [f"{cls}{i}" for i in range(8)] for cls in "ab"}
 
@@ -106,3 +110,8 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
             mixed = (slow.attentions[0][1, at].sum() + free_weights(model, slow, e.ids, 0, 1)[at].sum()) / 2
             if name == "TFFT":  # the first layer, whose input the remedy leaves as it is
                 assert float(data.sel(change=name, named_head="0-1", remedy="remedy")[i]) == pytest.approx(float(mixed), abs=1e-7)
+
+
+def test_sentences_have_no_words_of_the_other_class():
+    with pytest.raises(NotTestable, match="the word sets alone"):
+        paper_heads._paper_ablations(Run(Settings(suite="sentences")))

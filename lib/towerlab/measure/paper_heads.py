@@ -169,6 +169,8 @@ def _random(run: Run, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list
 
 def _paper_ablations(run: Run) -> Recording:
     """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they attend to and read at labels."""
+    if run.settings.suite != "words":
+        raise NotTestable("it asks for words of the other class, so the word sets alone have it")
     name, model, (choosing, judging) = "paper_ablations", run.model, _prompts(run)
     if model.n_layers * model.n_heads < 2:
         raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
