@@ -105,7 +105,7 @@ def locked(path: Path) -> Iterator[TextIO]:
 
 
 def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **environment: str) -> bool:
-    """Whether a command ended well. When this one is interrupted, so is all that the command started; when this one is
+    """Whether a command ended well. When this one is interrupted, all that the command started is ended; when this one is
     killed the command goes on, and so holds the lock itself."""
     env = os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment}
     process = subprocess.Popen(
@@ -116,8 +116,12 @@ def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **enviro
         print(process.pid, end="", file=lock, flush=True)
         return process.wait() == 0
     except BaseException:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait()
+        for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, how)
+                process.wait(10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
         raise
 
 
