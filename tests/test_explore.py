@@ -173,11 +173,12 @@ def test_the_playground_is_loaded_when_its_button_is_pressed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab with a notebook of one explorer."""
+    """The address of a JupyterLab with a notebook of a chart and an explorer."""
     if importlib.util.find_spec("jupyterlab") is None:
         pytest.skip("JupyterLab: make")
     home = tmp_path_factory.mktemp("lab")
-    lines = ["from twotowers import book", f'chapter = book.open({{"model": "{MODEL}"}})']
+    lines = ["import altair as alt", "from twotowers import book", f'chapter = book.open({{"model": "{MODEL}"}})']
+    lines.append('display(alt.Chart(alt.Data(values=[{"x": 1}])).mark_point().encode(x="x:Q"))')
     source = "\n".join([*lines, 'chapter.explore("tower_grid", "logit_difference")'])
     cell = {"cell_type": "code", "id": "a", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -211,7 +212,7 @@ def lab(tmp_path_factory):
 
 @needs_browser
 @pytest.mark.slow
-def test_a_control_is_moved_in_jupyterlab(lab):
+def test_in_jupyterlab_a_control_is_moved_and_a_chart_needs_no_other_host(lab):
     with browser(f"{lab}/tree/x.ipynb?reset", home=lab.removesuffix("/lab")) as page:
         page.set_default_timeout(90_000)
         table = page.locator(".widget-html table")
@@ -222,6 +223,7 @@ def test_a_control_is_moved_in_jupyterlab(lab):
             page.wait_for_timeout(2000)
             if table.count():
                 break
+        page.locator(".vega-embed [role=graphics-document]").wait_for()
         before = table.inner_text()
         assert "key coefficient" in before
         page.get_by_label("heads").select_option("by increase")

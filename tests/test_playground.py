@@ -13,10 +13,11 @@ from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.tower_grid import tower_grid
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, steer
-from towerlab.playground import SCENES, SWITCH_OFF, Playground, State, explore, push, svg, true_label
+from towerlab.playground import SCENES, SWITCH_OFF, Playground, State, explore, push, true_label
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.paper_sets import CASE
 from towerlab.prompts.prompt import encode, encode_all
+from twotowers import figures
 from twotowers.forms import Form
 from twotowers.heads import Head
 
@@ -130,4 +131,4 @@ def test_every_scene_changes_the_numbers(model, scene):
 def test_no_text_ends_python_where_a_chart_becomes_a_picture(sign):
     """Words of a vocabulary hold anything, and vl_convert aborts at what XML cannot hold."""
     spec = {"data": {"values": [{"word": f"a{sign}z"}]}, "mark": "text", "encoding": {"text": {"field": "word"}}}
-    assert ("\ufffd" in svg(spec)) == (sign in "\0\x1b\b\ufffe\ud800")
+    assert ("\ufffd" in figures.svg(spec)) == (sign in "\0\x1b\b\ufffe\ud800")

@@ -204,7 +204,7 @@ def test_no_text_of_a_file_becomes_a_tag(chapter, hostile_home, monkeypatch):
         ROOT / f"book/{chapter}.ipynb", None, {"model": "hostile"}, cwd=str(hostile_home), progress_bar=False
     )
     outputs = [out.get("data", {}) for cell in run.cells if cell.cell_type == "code" for out in cell.outputs]
-    parts = [html for data in outputs if "vegaEmbed" not in (html := "".join(data.get("text/html", ""))) or "x-evil" in html]
+    parts = ["".join(data.get("text/html", "")) for data in outputs]
     assert "&lt;x-evil&gt;" in "".join(parts)
     assert not {"x-evil", "img", "script"} & set(Page("".join(parts)).tags)
     assert not [data for data in outputs if "javascript:" in "".join(data.get("text/markdown", ""))]

@@ -14,9 +14,8 @@ from pathlib import Path
 import first
 import yaml
 from towerlab.building import FAILED, listed, why
-from towerlab.playground import svg
+from twotowers.figures import VEGA
 
-CHART = re.compile(r'<div id="altair-viz-')
 EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -32,35 +31,24 @@ def code(text: str) -> str:
     return f"{fence} {line} {fence}" if line else ""
 
 
-def picture(spec: dict, folder: Path) -> str:
-    """A chart as SVG for readers without JavaScript, in an img, where nothing in it can run. Kept by what it is made of.
-
-    A file of its own: with JavaScript nobody loads it.
-    """
-    spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
-    text = json.dumps(spec, sort_keys=True)
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.svg"
+def picture(svg: str, description: str, folder: Path) -> str:
+    """A chart for readers without JavaScript, in an img, where nothing in it can run. With JavaScript nobody loads the file."""
+    path = folder / f"{hashlib.sha256(svg.encode()).hexdigest()[:20]}.svg"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(svg(spec), "utf8")
-    return f'<img class="chart" alt="{escape(spec.get("description", ""))}" src="../_static/book/pictures/{path.name}">'
+        path.write_text(svg, "utf8")
+    return f'<img class="chart" alt="{escape(description)}" src="../_static/book/pictures/{path.name}">'
 
 
-def chart(html: str, name: str, pictures: Path) -> str:
-    """Altair's HTML as data alone, which book/_page/charts.js draws; numbers with five digits, more than a chart shows.
-
-    Raises ValueError when Altair writes its charts in another way than it did.
-    """
-    begins = html.rfind("\n  })({")
-    if begins < 0:
-        raise ValueError("Altair writes charts in another way: look at `chart` in book/_ext/stage.py")
+def chart(data: dict, name: str, pictures: Path) -> str:
+    """A chart as data, which book/_page/charts.js draws; numbers with five digits, more than a chart shows."""
     shorter = lambda digits: float(f"{float(digits):.5g}")  # noqa: E731
-    decoder = json.JSONDecoder(parse_float=shorter, parse_constant=lambda _: None)  # NaN is no JSON
-    spec, _ = decoder.raw_decode(html, begins + len("\n  })("))
+    spec = json.loads(json.dumps(data[VEGA]), parse_float=shorter, parse_constant=lambda _: None)  # NaN is no JSON
     text = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
+    still = picture("".join(data["image/svg+xml"]), spec.get("description", ""), pictures)
     return (
         f'<div class="chart" data-name="{escape(name)}"></div>\n'
-        f'<script type="application/json">{text}</script>\n<noscript>{picture(spec, pictures)}</noscript>\n'
+        f'<script type="application/json">{text}</script>\n<noscript>{still}</noscript>\n'
     )
 
 
@@ -86,11 +74,11 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
         outputs = cell.get("outputs", [])
         for at, output in enumerate(outputs):
             data = output.get("data", {})
-            if CHART.search(html := "".join(data.get("text/html", ""))):
-                data["text/html"] = chart(html, chart_name(outputs, at), pictures)
+            if VEGA in data:
+                output["data"] = {"text/html": chart(data, chart_name(outputs, at), pictures)}
             elif WIDGET in data:
                 output["data"] = {"text/markdown": RUN_LIVE}
-            elif html:
+            elif html := "".join(data.get("text/html", "")):
                 data["text/html"] = EMPTY_HEADER.sub(r"<td\1></td>", html)
     return notebook
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 import torch
-import vl_convert
 from jaxtyping import Float
 from torch import Tensor
 from twotowers import choose, figures
@@ -223,16 +221,9 @@ def charts(effect: Effect) -> alt.VConcatChart:
     return alt.vconcat(alt.hconcat(*bars), maps)
 
 
-def svg(spec: dict) -> str:
-    """A chart as a picture. Signs that no XML can hold, at which the library would end Python itself, become U+FFFD."""
-    text = json.dumps(spec, sort_keys=True, ensure_ascii=False)  # what is written as \u.... now is a control character
-    unit = re.compile(r'(\\[\\"nrt])|\\u.{4}|\\.|[\ud800-\udfff\ufffe\uffff]')
-    return vl_convert.vegalite_to_svg(unit.sub(lambda match: match[1] or "\ufffd", text))
-
-
 def picture(effect: Effect) -> str:
-    """The charts as an image of its own: Altair's output in a notebook would fetch scripts from another host."""
-    data = base64.b64encode(svg(charts(effect).properties(background="white").to_dict()).encode()).decode()
+    """The charts as an image of its own: a widget shows HTML."""
+    data = base64.b64encode(figures.svg(charts(effect).properties(background="white").to_dict()).encode()).decode()
     return f'<img alt="{html.escape(effect.sentence)}" src="data:image/svg+xml;base64,{data}">'
 
 

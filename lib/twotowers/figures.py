@@ -7,12 +7,15 @@ each through the book (COLOURS); models are told apart by panels, never by colou
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
+import vl_convert
 
 from twotowers.data_files import shown_name
 
@@ -40,10 +43,28 @@ COLOURS = {
 }  # fmt: skip
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of a model of 2,560 beside others; Altair would stop at 5,000
+VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws; what charts here use is in it
 SIDE_BY_SIDE = 3  # models in a row: with more of them names and axes would be too small to read
 
 
 alt.data_transformers.enable("default", max_rows=ROWS)
+
+
+def svg(spec: dict) -> str:
+    """A chart as a picture. Signs that no XML can hold, at which the library would end Python itself, become U+FFFD."""
+    spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
+    text = json.dumps(spec, sort_keys=True, ensure_ascii=False)  # what is written as \u.... now is a control character
+    unit = re.compile(r'(\\[\\"nrt])|\\u.{4}|\\.|[\ud800-\udfff\ufffe\uffff]')
+    return vl_convert.vegalite_to_svg(unit.sub(lambda match: match[1] or "\ufffd", text))
+
+
+def _shown(spec: dict, **_: Any) -> dict:
+    """What a notebook holds of a chart: JupyterLab and VS Code draw it without a network, other viewers show the picture."""
+    return {VEGA: spec, "image/svg+xml": svg(spec)}
+
+
+alt.renderers.register("twotowers", _shown)
+alt.renderers.enable("twotowers")
 
 
 @alt.theme.register("twotowers", enable=True)
