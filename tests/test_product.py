@@ -62,4 +62,5 @@ def test_an_answer_that_follows_nothing_is_no_evidence(chapter):
     y = chapter["centred"](planted(chapter, "sum").map(lambda x: x * 0 + np.random.default_rng(1).normal(size=x.shape)), "these")
     errors = {name: chapter["squared_error"](y, name) for name in ("product", "sum")}
     whole = chapter["squared_error"](y) - errors["product"]
-    assert evidence.compare(claims()["product"], "planted", errors["sum"] - errors["product"], whole=whole).verdict == "not testable"
+    row = evidence.compare(claims()["product"], "planted", errors["sum"] - errors["product"], whole=whole)
+    assert row.verdict == "not testable"
