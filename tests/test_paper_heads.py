@@ -10,8 +10,8 @@ from test_mitigations import free_weights
 from towerlab.measure import paper_heads
 from towerlab.measure.ablations import single_ablations
 from towerlab.measure.chain import Run
-from towerlab.measure.mitigations import mitigations
-from towerlab.measure.paper_heads import REMEDIED, looked_at, remedied, twelve
+from towerlab.measure.mitigations import remedied
+from towerlab.measure.paper_heads import REMEDIED, looked_at, twelve
 from towerlab.model import unembed
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
@@ -78,25 +78,9 @@ def test_what_they_attend_to_and_read_is_the_slow_reference_s(model, encoded):
         assert other.prompt.true_label != e.prompt.true_label
 
 
-def test_remedies_are_those_of_mitigations_where_each_belongs(model, encoded):
-    """Answers equal those of `mitigations`, which is tested by hand; balanced prompts are left alone by the majority shortcut."""
-    encode, prompts = encoded
-    sets = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1), Head(0, 1)]}
-    data = remedied(model, prompts, sets, encode)
-    assert {*data["named_head"].values} == {"0-1", "1-0", "1-1"}
-    for name, change in REMEDIED.items():
-        changed = encode([change(e.prompt) for e in prompts])
-        expected, remedy = mitigations(model, changed, sets), "majority" if "fewer" in name else "recency"
-        for own, theirs in {"none": "none", "remedy": f"{remedy} shortcut"}.items():
-            for variable in ("log_prob_true", "log_prob_other", "says"):
-                assert np.allclose(data[variable].sel(change=name, remedy=own), expected[variable].sel(remedy=theirs), atol=1e-9)
-    plain = mitigations(model, encode([REMEDIED["FFTT"](e.prompt) for e in prompts]), sets)["log_prob_true"]
-    assert np.allclose(plain.sel(remedy="majority shortcut"), plain.sel(remedy="none"), atol=1e-12)
-
-
 def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded):
     encode, prompts = encoded
-    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, encode)["attention_true"]
+    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, REMEDIED, encode)["attention_true"]
     for name in ("one true fewer", "TFFT"):
         for i, e in enumerate(encode([REMEDIED[name](e.prompt) for e in prompts])):
             slow, at = Reference(model, e.ids), [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]

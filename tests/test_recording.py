@@ -21,7 +21,7 @@ def recorded():
     model, encoded = shared_tiny("gpt2"), blocks(2)
 
     def measure(sets):
-        return ablations(model, encoded, sets, ["all"])
+        return ablations(model, encoded, sets)
 
     return apart(measure(with_random(PLACE, DRAWS)), DRAWS), measure
 

@@ -1,7 +1,7 @@
 """What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
 
     measured = one_by_one(model, encoded)                # whole blocks of four prompts
-    measured.assign(ways(model, encoded, CONTRASTS, strongest(measured, 8)))
+    measured.assign(ways(model, encoded, strongest(measured, 8)))
     own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
     text_part, label_part = (own + other) / 2, (own - other) / 2
 
@@ -9,7 +9,7 @@ The prompts of a block are donors for one another. For prompt i, *labels exchang
 the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
 places, and the same right answer; *both exchanged* is both.
 
-**What its query asks for.** `preference` (query_of, query_position, prompt, layer, head): attention on labels of the query's
+**What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of the query's
 class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
 prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
 about to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its
@@ -23,9 +23,9 @@ prompt: which label, which place. All that comes later responds. `direct_effect`
 with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
 
 **Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
-itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt): effects where what it writes is read (1) or not
-(0) by the final norm (`output`), by the attention of later layers (`queries`, with the last position's own key and value)
-and by MLPs: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
+itself, `effect_by_route` (route, sender, prompt): effects of *labels exchanged* where what it writes is read by the final norm
+alone ("direct"), by the attention of later layers ("later queries", with the last position's own key and value), by MLPs, or by
+all of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
 
 **How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
 preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
@@ -66,7 +66,12 @@ POSITIONS = ("last position", "query's text", "from the query's text on", "every
 QUERIES = ("own", "labels exchanged")
 SENDERS = 8
 """Heads whose ways are followed"""
-ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
+ROUTES = {
+    "direct": Route(output=True, queries=False, mlps=False),
+    "later queries": Route(output=False, queries=True, mlps=False),
+    "MLPs": Route(output=False, queries=False, mlps=True),
+    "all": Route(output=True, queries=True, mlps=True),
+}
 
 
 class Donated(NamedTuple):
@@ -83,10 +88,6 @@ class Donated(NamedTuple):
         return {layer: self.z[rows, layer] for layer in range(self.z.shape[1])}
 
 
-def donated(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Donated:
-    return Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
-
-
 @torch.inference_mode()
 def one_by_one(
     model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS, max_tokens: int = 2048
@@ -99,11 +100,11 @@ def one_by_one(
     position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     check_labels_left(encoded)
-    of_others = donated(model, encoded, max_tokens)
+    of_others = Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
     every, n = (model.n_layers, model.n_heads), len(encoded)
     every_head = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
-    preferences = np.full((len(QUERIES), 1, n, *every), np.nan)
+    preferences = np.full((len(QUERIES), n, *every), np.nan)
     effect, direct = np.empty((2, len(contrasts), n, *every))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
@@ -126,18 +127,16 @@ def one_by_one(
         fits = [labels_stand_as(*pair) for pair in zip(batch, partners, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
         fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
-        preferences[0, 0, index] = _preferences(last, last, places)
-        preferences[1, 0, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
+        preferences[0, index] = _preferences(last, last, places)
+        preferences[1, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
 
     run_batches("looks", encoded, max_tokens, run)
     variables = variables_of(
         "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
         logit_difference_all_reversed=swapped,
     )  # fmt: skip
-    return observations(
-        encoded, variables, query_of=list(QUERIES), query_position=[POSITIONS[0]], contrast=list(contrasts),
-        reversed_position=list(POSITIONS),
-    )  # fmt: skip
+    coordinates = {"query_of": list(QUERIES), "contrast": list(contrasts), "reversed_position": list(POSITIONS)}
+    return observations(encoded, variables, **coordinates)
 
 
 def strongest(alone: xr.Dataset, n: int) -> list[Head]:
@@ -146,29 +145,22 @@ def strongest(alone: xr.Dataset, n: int) -> list[Head]:
 
 
 @torch.inference_mode()
-def ways(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], heads: Sequence[Head], max_tokens: int = 2048
-) -> xr.Dataset:
-    """`effect_by_route` of some heads, each alone: zero of no route."""
-    of_others = donated(model, encoded, max_tokens)
-    effects = np.zeros((len(contrasts), 2, 2, 2, len(heads), len(encoded)))
+def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], max_tokens: int = 2048) -> xr.Dataset:
+    """`effect_by_route` of some heads, each alone."""
+    of_others = Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
+    effects = np.empty((len(ROUTES), len(heads), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        outputs = [of_others.outputs(contrast, index, last) for contrast in contrasts]
-        each = list(product(range(len(contrasts)), ROUTES[1:], range(len(heads))))
-        versions = [(feed([heads[h]], outputs[c]), route) for c, route, h in each]
-        final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
-        plain, *differences = _differences(last, final)
-        for (c, route, h), difference in zip(each, differences, strict=True):
-            effects[c, int(route.output), int(route.queries), int(route.mlps), h, index] = plain - difference
+        z = of_others.outputs(CONTRASTS[1], index, last)
+        final = routed(last, [(feed([head], z), route) for route in ROUTES.values() for head in heads])
+        differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
+        effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
 
     run_batches("ways", encoded, max_tokens, run)
-    return observations(
-        encoded, variables_of("looks", effect_by_route=effects),
-        contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1],
-        sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
-    )  # fmt: skip
+    layer, number = ([head[axis] for head in heads] for axis in (0, 1))
+    senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
+    return observations(encoded, variables_of("looks", effect_by_route=effects), route=list(ROUTES), **senders)
 
 
 def _differences(last: LastPosition, final: Tensor) -> np.ndarray:
@@ -231,9 +223,9 @@ def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch posi
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 
-    On sentences, which are long, swapped attention alone.
+    On sentences, which are long, swapped attention alone, and no ways.
     """
-    encoded, contrasts = run.encode(run.few()), CONTRASTS if run.settings.suite == "words" else CONTRASTS[:1]
-    alone = run.make("looks", Recipe(one_by_one, encoded, (contrasts,))).data
-    of_senders = Recipe(ways, encoded, (contrasts, strongest(alone, SENDERS)), stage="ways.")
-    return alone.assign(run.make("looks", of_senders).data)
+    words, encoded = run.settings.suite == "words", run.encode(run.few())
+    alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))).data
+    senders = strongest(alone, SENDERS) if words else []
+    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,), stage="ways.")).data)
