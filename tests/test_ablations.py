@@ -24,10 +24,9 @@ def sets_of(model):
             "low": [(0, last)], "empty": [], "again": [(top, 1)]}  # fmt: skip
 
 
-@pytest.mark.parametrize("max_tokens", [40, 1024])  # few: many batches, and sets of a layer in several goes
-def test_every_ablation_equals_a_whole_run(model, max_tokens):
+def test_every_ablation_equals_a_whole_run(model, small_batches):
     encoded, sets = random_prompts(5), sets_of(model)  # two lengths
-    result = ablations(model, encoded, sets, max_tokens=max_tokens)
+    result = ablations(model, encoded, sets)
     assert list(result.heads.values) == ["none", *sets] and "place" not in result.dims
     for label, heads in {"none": [], **sets}.items():
         at, expected = result.sel(heads=label), [whole_run(model, prompt, heads, "all") for prompt in encoded]

@@ -44,11 +44,11 @@ def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_
     refused("not whole", pairs_of, tiny_blocks.blocks(2)[:-1], tiny_blocks.tokenizer())
 
 
-def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(model):
+def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(model, small_batches):
     encoded = tiny_blocks.blocks(2)
     pairs = pairs_of(encoded, tiny_blocks.tokenizer())[::5]
     sets = {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
-    data = interchanges(model, pairs, sets, max_tokens=40)
+    data = interchanges(model, pairs, sets)
     assert dict(data.sizes) == {"heads": 2, "prompt": len(pairs)}
 
     def difference(answered):  # true label less the other

@@ -17,9 +17,9 @@ from towerlab.prompts.prompt import encode_all
 EXACT = dict(rtol=0, atol=1e-9)
 
 
-def looks(model, encoded, senders=8, max_tokens=2048):
-    alone = one_by_one(model, encoded, max_tokens=max_tokens)
-    return alone.assign(ways(model, encoded, strongest(alone, senders), max_tokens))
+def looks(model, encoded, senders=8):
+    alone = one_by_one(model, encoded)
+    return alone.assign(ways(model, encoded, strongest(alone, senders)))
 
 
 def preference_of(weights, e):
@@ -61,9 +61,9 @@ def sent_z(model, encoded):
     return out
 
 
-def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(model):
+def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(model, small_batches):
     encoded = tiny_blocks.blocks(2)
-    result, other = looks(model, encoded, max_tokens=60), donors_of(encoded)["labels exchanged"]
+    result, other = looks(model, encoded), donors_of(encoded)["labels exchanged"]
     runs = [run(model, e) for e in encoded]
     for i, e in enumerate(encoded):
         theirs = runs[other[i]]
@@ -81,9 +81,9 @@ def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(m
     assert float(abs(own - exchanged).max()) > 1e-4
 
 
-def test_effects_equal_whole_runs_with_plain_hooks(model):
+def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
     encoded = tiny_blocks.blocks(2)
-    result = looks(model, encoded, max_tokens=60)
+    result = looks(model, encoded)
     for i, (plain, sent_of) in enumerate(sent_z(model, encoded)):
         np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
         for name, (layer, head) in ((c, h) for c in CONTRASTS for h in every_head(model)):
@@ -114,9 +114,9 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
     assert len(np.unique(np.round(result, 6))) == result.size
 
 
-def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model):
+def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model, small_batches):
     encoded = tiny_blocks.blocks(2)
-    result = looks(model, encoded, senders=3, max_tokens=60)
+    result = looks(model, encoded, senders=3)
     mean = abs(result.effect.sel(contrast="reversed").mean("prompt"))
     at = dict(layer=result.sender_layer, head=result.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]

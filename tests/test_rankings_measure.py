@@ -22,9 +22,9 @@ def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)
         return model.hf(torch.tensor([e.ids])).logits[0, -1]
 
 
-def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model):
+def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model, small_batches):
     encoded, shuffled = of_two_classes(6), of_two_classes(6, seed=9)
-    result = module.function_vector_scores(model, encoded, shuffled, range(len(encoded)), max_tokens=30)
+    result = module.function_vector_scores(model, encoded, shuffled, range(len(encoded)))
     of_class = [[2, 4], [1, 3, 5]]  # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
         rows = []

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import xarray as xr
-from tqdm import tqdm
 from twotowers import choose
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
@@ -26,10 +25,9 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, random_sets
 from towerlab.model.edits import UNCHANGED, answers, everywhere, zero
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Encoded
 
 POSITIONS = ("all", "last")
 """Where single heads are ablated: at all positions, or at the last one only"""
@@ -37,17 +35,15 @@ NONE = "none"
 """The set of no heads: the plain run"""
 
 
-def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], max_tokens: int = 1024) -> xr.Dataset:
+def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all positions: (heads, prompt).
 
     `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is of layer l of L: about L - l
-    blocks. Memory: `max_tokens` positions at a time, beside what a plain run of a quarter as many leaves behind. Raises
-    TwoTowersError on a head outside the model.
+    blocks. Raises TwoTowersError on a head outside the model.
     """
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
-    with progress("ablations", len(encoded)) as bar:
-        out = ablated_answers(model, encoded, list(sets.values()), "all", bar, max_tokens)
+    out = ablated_answers(model, encoded, list(sets.values()), "all")
     return observations(encoded, out.variables("heads"), heads=[NONE, *sets])
 
 
@@ -63,8 +59,7 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
     if positions not in POSITIONS:
         raise TwoTowersError(f"positions='{positions}': choose {' or '.join(POSITIONS)}")
     heads = [Head(layer, head) for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
-    with progress("single ablations", len(encoded)) as bar:
-        log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions, bar).log_prob
+    log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions).log_prob
     lost = np.full((len(encoded), model.n_layers, model.n_heads, 2), np.nan)
     lost[:, first_layer:] = (log_prob[:1] - log_prob[1:]).swapaxes(0, 1).reshape(len(encoded), -1, model.n_heads, 2)
     variables = variables_of("singles", log_prob_lost=lost[..., 0], logit_difference_lost=lost[..., 0] - lost[..., 1])
@@ -72,9 +67,7 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
 
 
 @torch.inference_mode()
-def ablated_answers(
-    model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: str, bar: tqdm, max_tokens: int = 1024
-) -> Answers:
+def ablated_answers(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: str) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
 
@@ -84,8 +77,7 @@ def ablated_answers(
         of_edits = answers(model, batch, edits) if positions == "all" else LastPosition(model, batch).answers(edits)
         out.put_each(np.ndindex(len(edits)), index, *of_edits)
 
-    for index, _ in in_memory(run, batches(encoded, max_tokens)):
-        bar.update(len(index))
+    run_batches("ablations", encoded, 1024, run)
     return out
 
 

@@ -36,7 +36,7 @@ BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single words"""
 
 
-def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int = 1024) -> xr.Dataset:
+def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """Mean of the pair's first class minus that of its second, of every head: one direction a class pair.
 
     `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a key: nats); `keys` (pair,
@@ -60,7 +60,7 @@ def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int =
         labels = [query_key.keys(model, layer, x.gather(1, at)) for layer, x in enumerate(normed)]
         return capture.prompts, torch.stack(last, 1).double().cpu(), torch.stack(labels, 2).double().cpu()
 
-    for prompts, last, labels in read_all("class directions", model, encoded, {"streams"}, read, max_tokens):
+    for prompts, last, labels in read_all("class directions", model, encoded, {"streams"}, read, 1024):
         asked = torch.tensor([classes.index(e.prompt.cls) for e in prompts])
         shown = torch.tensor([classes.index(d.cls) for e in prompts for d in e.prompt.demonstrations])
         for name, of_class, vectors in (("query", asked, last), ("keys", shown, labels.flatten(0, 1))):

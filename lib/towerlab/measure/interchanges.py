@@ -87,14 +87,14 @@ def _query_length(encoded: Encoded) -> int:
 
 
 @torch.inference_mode()
-def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads], max_tokens: int = 1024) -> xr.Dataset:
+def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
     """Answers of every pair's base with what its kind says taken from its source, in some heads: (heads, prompt).
 
     A kind is the last position's "query", or the "keys" or "values" at label positions; `heads`: the names of `sets`.
     `base_logit_difference` and `source_logit_difference` (prompt) are of both prompts as they are. The true label is that of
     the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
     prompt are those of the base, with `pair_kind`. Cost: a run of each base and source, and one of the
-    last position alone for each set. Memory: keys and values of both, for `max_tokens` tokens. Raises
+    last position alone for each set. Memory: keys and values of both, for 1,024 tokens. Raises
     TwoTowersError for heads outside the model, and for pairs whose labels differ or stand at other positions.
     """
     bases = [pair.base for pair in pairs]
@@ -116,7 +116,7 @@ def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads],
 
     for kind in KINDS:
         of_kind = [i for i, pair in enumerate(pairs) if pair.kind == kind]
-        run_batches(f"interchanges, {kind}", [bases[i] for i in of_kind], max_tokens, partial(run, kind, of_kind))
+        run_batches(f"interchanges, {kind}", [bases[i] for i in of_kind], 1024, partial(run, kind, of_kind))
     variables = answers.variables("heads")
     for side, of_side in (("base", of_base), ("source", of_source)):
         variables[f"{side}_logit_difference"] = of_side.variables()["logit_difference"]

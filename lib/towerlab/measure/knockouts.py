@@ -62,11 +62,7 @@ def default_cuts(n_layers: int, n: int = 7) -> list[int]:
 
 @torch.inference_mode()
 def knockouts(
-    model: Model,
-    encoded: Sequence[Encoded],
-    cuts: Sequence[int],
-    edges: Mapping[str, Callable[[Encoded], Edges]] = EDGES,
-    max_tokens: int = 1024,
+    model: Model, encoded: Sequence[Encoded], cuts: Sequence[int], edges: Mapping[str, Callable[[Encoded], Edges]] = EDGES
 ) -> xr.Dataset:
     """Answers with no attention along the edges in layers 0 to l - 1, for each cut l: (edges, cut, prompt).
 
@@ -86,7 +82,7 @@ def knockouts(
                 with restarted(model, cut, shut[cut - 1]):
                     answers.put((row, c), index, *answer(model, batch))
 
-    run_batches("knockouts", encoded, max_tokens, run)
+    run_batches("knockouts", encoded, 1024, run)
     coordinates = {"edges": list(edges), "cut": list(cuts)}
     return observations(encoded, answers.variables(*coordinates), **coordinates)
 

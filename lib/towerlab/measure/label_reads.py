@@ -40,9 +40,7 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
 
-def label_reads(
-    model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], max_tokens: int = 2048, ranks: bool = True
-) -> xr.Dataset:
+def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True) -> xr.Dataset:
     """See the module; `ranks`: whether both ranks are there. One forward pass, then one walk over the vocabulary for each head.
 
     Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for a head outside the model, no
@@ -62,7 +60,7 @@ def label_reads(
             "reading": label_readings(capture, model)[:, layers, numbers],
         }
 
-    each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, max_tokens)
+    each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
     values = torch.from_numpy(each.pop("values"))
     if ranks:
         both = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)

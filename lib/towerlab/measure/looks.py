@@ -89,18 +89,16 @@ class Donated(NamedTuple):
 
 
 @torch.inference_mode()
-def one_by_one(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS, max_tokens: int = 2048
-) -> xr.Dataset:
+def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
     """All but the ways. `contrasts`: "reversed", and others of CONTRASTS.
 
     Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
     prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
-    head's layer up. Memory: keys, values and attention of `max_tokens` tokens, and what all heads feed to W_O at the last
+    head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads feed to W_O at the last
     position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     check_labels_left(encoded)
-    of_others = Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
+    of_others = Donated(donors_of(encoded), plain_z(model, encoded))
     every, n = (model.n_layers, model.n_heads), len(encoded)
     every_head = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
@@ -130,7 +128,7 @@ def one_by_one(
         preferences[0, index] = _preferences(last, last, places)
         preferences[1, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
 
-    run_batches("looks", encoded, max_tokens, run)
+    run_batches("looks", encoded, 2048, run)
     variables = variables_of(
         "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
         logit_difference_all_reversed=swapped,
@@ -145,9 +143,9 @@ def strongest(alone: xr.Dataset, n: int) -> list[Head]:
 
 
 @torch.inference_mode()
-def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], max_tokens: int = 2048) -> xr.Dataset:
+def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
     """`effect_by_route` of some heads, each alone."""
-    of_others = Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
+    of_others = Donated(donors_of(encoded), plain_z(model, encoded))
     effects = np.empty((len(ROUTES), len(heads), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
@@ -157,7 +155,7 @@ def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], max_to
         differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
         effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
 
-    run_batches("ways", encoded, max_tokens, run)
+    run_batches("ways", encoded, 2048, run)
     layer, number = ([head[axis] for head in heads] for axis in (0, 1))
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
     return observations(encoded, variables_of("looks", effect_by_route=effects), route=list(ROUTES), **senders)

@@ -122,7 +122,7 @@ def task_subspace_scores(model: Model, encoded: Sequence[Encoded]) -> dict[str, 
 
 
 def function_vector_scores(
-    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int], max_tokens: int = 4096
+    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]
 ) -> Float[np.ndarray, "prompt layer head"]:
     """What each head's mean output over its task adds to the true label's probability in the prompts `at` of shuffled labels.
 
@@ -131,7 +131,7 @@ def function_vector_scores(
     of prompts, and one of the last position of `shuffled` for each head. Raises TwoTowersError for a task whose other
     blocks do not ask either class.
     """
-    z = widen(plain_z(model, encoded, max_tokens))
+    z = widen(plain_z(model, encoded))
     means = torch.stack([_task_mean(z, encoded, i) for i in at])
     out = np.empty((len(at), model.n_layers, model.n_heads))
     heads = list(np.ndindex(out.shape[1:]))
@@ -145,7 +145,7 @@ def function_vector_scores(
         p = log_prob[..., 0].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
-    run_batches("function vectors", [shuffled[i] for i in at], max_tokens, run)
+    run_batches("function vectors", [shuffled[i] for i in at], 4096, run)
     return out
 
 

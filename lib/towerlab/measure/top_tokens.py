@@ -54,7 +54,6 @@ def top_tokens(
     k: int = 20,
     lexicon: Lexicon | None = None,
     classes: Classes | None = None,
-    max_tokens: int = 2048,
 ) -> xr.Dataset:
     """See the module. `lexicon` and `classes` default to the model's tokenizer and the word lists.
 
@@ -77,7 +76,7 @@ def top_tokens(
         scale = unembed.norm_scale(capture.resid_final, model.unembedding)
         return {"vectors": torch.stack(vectors, 1), "queries": torch.stack(queries, 1), "scale": scale}
 
-    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, max_tokens)
+    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
     scale = torch.from_numpy(arrays["scale"])
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]

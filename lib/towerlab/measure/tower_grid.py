@@ -46,9 +46,7 @@ Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
 @torch.inference_mode()
-def tower_grid(
-    model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float], max_tokens: int = 2048
-) -> xr.Dataset:
+def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]) -> xr.Dataset:
     """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient, prompt).
 
     Args:
@@ -76,7 +74,7 @@ def tower_grid(
                 edits[h, q, k] = steer(heads, *scaled, at)
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
-    run_batches("towers moved", encoded, max_tokens, run)
+    run_batches("towers moved", encoded, 2048, run)
     every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
     return observations(encoded, answers.variables("heads", *every), heads=list(moved), **every)
 
