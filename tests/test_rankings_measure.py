@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from conftest import VOCABULARY, of_two_classes, random_prompts, refused, shared_tiny
 from reference import Reference
 from towerlab.measure import rankings as module
@@ -52,10 +53,12 @@ def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
             assert learning[i, layer, head] == pytest.approx(difference / float(projection.norm()), abs=1e-8)
 
 
-def test_induction_scores_are_those_of_eager_attention(model):
+def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
+    monkeypatch.setattr(module, "LENGTH", 7)
+    monkeypatch.setattr(module, "REPEATS", 3)
     ids = []
     hook = model.hf.get_input_embeddings().register_forward_pre_hook(lambda _, args: ids.append(args[0]))
-    result = module.induction_scores(model, length=7, n=3, tokens=range(2, VOCABULARY))
+    result = module.induction_scores(model, tokens=range(2, VOCABULARY))
     hook.remove()
     (ids,) = ids
     assert ids.shape == (3, 14) and torch.equal(ids[:, :7], ids[:, 7:]) and ids.min() >= 2
@@ -76,13 +79,13 @@ def test_the_dataset_holds_every_ranking(float64):
     result = module.scores(model, of_heads, data, tokens=range(2, VOCABULARY))
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
-    for name in module.EACH:
-        np.testing.assert_allclose(result["score"].sel(ranking=name), data[name.replace(" ", "_")].mean("prompt"))
+    xr.testing.assert_allclose(result["score"].sel(ranking=list(module.EACH)), data["score"].mean("prompt"))
     np.testing.assert_allclose(result["score"].sel(ranking="writing"), of_heads["writing"].mean("prompt"))
 
 
-def test_what_cannot_be_ranked_is_refused():
+def test_what_cannot_be_ranked_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "LENGTH", 30)
     model = shared_tiny("gpt2")
     few = of_two_classes(3)  # the other blocks of the second one ask one class only
     refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few, range(len(few)))
-    refused("takes 2 to 29", module.induction_scores, model, False, length=30, tokens=range(2, VOCABULARY))
+    refused("takes 29 random tokens", module.induction_scores, model, False, range(2, VOCABULARY))

@@ -28,12 +28,12 @@ Encode = Callable[[Sequence[Prompt]], list[Encoded]]
 
 def true_nearest(prompt: Prompt) -> Prompt:
     """The paper's own order: the other class first, the query's class nearest the query."""
-    return in_order(prompt, "".join(sorted("FT"[true] for true in prompt.is_true)))
+    return in_order(prompt, "".join(sorted(prompt.order)))
 
 
 def true_first(prompt: Prompt) -> Prompt:
     """The paper's re-ordered set (v1 section 5.2)."""
-    return in_order(prompt, "".join(sorted(("FT"[true] for true in prompt.is_true), reverse=True)))
+    return in_order(prompt, "".join(sorted(prompt.order, reverse=True)))
 
 
 CONDITIONS: Changes = {

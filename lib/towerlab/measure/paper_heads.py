@@ -44,7 +44,7 @@ from towerlab.measure.paper import encoded_sets
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CHANGES, LABELS, orders
+from towerlab.prompts.paper_sets import CHANGES, LABELS, ORDERS
 from towerlab.prompts.prompt import Encoded
 from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
 
@@ -57,7 +57,7 @@ ASKED = ("as it is", "query of the other class")
 REMEDIED: Changes = {
     "one true fewer": one_fewer,
     "one false fewer": partial(one_fewer, kind=False),
-    **{order: partial(in_order, pattern=order) for order in orders(2)},
+    **{order: partial(in_order, pattern=order) for order in ORDERS},
 }
 """Name -> how a prompt of a set is changed"""
 

@@ -176,7 +176,7 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
         "query": [p.query for p in prompts],
         "true_label": [p.true_label for p in prompts],
         "true_first": [p.true_label == p.labels[0] for p in prompts],
-        "order": ["".join("FT"[true] for true in p.is_true) for p in prompts],
+        "order": [p.order for p in prompts],
         "text": [p.text for p in prompts],
     }
     out: dict = {name: ("prompt", np.array(values)) for name, values in columns.items()}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 from twotowers.errors import TwoTowersError, Unavailable
@@ -22,7 +21,7 @@ from towerlab.progress import say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt
-from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, with_query
+from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, patterns, with_query
 
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """Named false class / true class; the query is of the true class"""
@@ -111,19 +110,16 @@ def other_query(prompt: Prompt) -> Prompt:
     return with_query(prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls)
 
 
-def orders(k: int) -> list[str]:
-    """Every order of k true and k false demonstrations; the paper's first."""
-    return sorted({"".join(order) for order in permutations("F" * k + "T" * k)})
-
-
+ORDERS = patterns(CASE)[::-1]
+"""Every order of two true and two false demonstrations; the paper's first"""
 CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "as it is": lambda prompt: prompt,
     "labels exchanged": exchanged_labels,
     "one true fewer": one_fewer,
-    "true first": lambda prompt: in_order(prompt, orders(2)[-1]),
-    "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, orders(2)[-1])),
+    "true first": partial(in_order, pattern=ORDERS[-1]),
+    "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, ORDERS[-1])),
     "query of the other class": other_query,
-    **{order: partial(in_order, pattern=order) for order in orders(2)[1:-1]},
+    **{order: partial(in_order, pattern=order) for order in ORDERS[1:-1]},
 }
 """Name -> how a prompt of a set is changed. The first, the fourth and those named after an order are all six orders (EMNLP table 8,
 as summarised)"""

@@ -79,6 +79,11 @@ class Prompt:
         """Per demonstration: does it carry the query's label?"""
         return tuple(d.label == self.true_label for d in self.demonstrations)
 
+    @property
+    def order(self) -> str:
+        """The same as letters, such as "FFTT"."""
+        return "".join("FT"[true] for true in self.is_true)
+
 
 class _Layout(NamedTuple):
     """The text of a prompt with the character spans of its parts."""
