@@ -39,7 +39,7 @@ from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
 from towerlab.measure.observations import observations, read_prompts, variables_of
-from towerlab.measure.paper import encoded_case, heads_of_case
+from towerlab.measure.paper import case_of
 from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
@@ -174,11 +174,9 @@ def from_heads(model: Model, capture: Capture, vectors: Tensor, layer: int, neur
 
 def _case(run: Run) -> xr.Dataset:
     """The paper's own prompt: increases of blocks and heads, words of values, keys and query, attention against increase."""
-    encoded = encoded_case(run)
-    return case(run.model, encoded, heads_of_case(run, encoded))
+    return case(*case_of(run))
 
 
 def _parts(run: Run) -> xr.Dataset:
     """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons and what feeds them."""
-    encoded = encoded_case(run)
-    return parts(run.model, encoded, heads_of_case(run, encoded))
+    return parts(*case_of(run))

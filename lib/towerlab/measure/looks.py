@@ -61,7 +61,7 @@ from towerlab.prompts.prompt import Encoded
 
 Outputs = Mapping[int, Float[Tensor, "batch head d_head"]]
 """Layer -> what all its heads feed to W_O at the last position"""
-CONTRASTS = ("reversed", *DONORS[:2])
+CONTRASTS = ("reversed", *list(DONORS)[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
 SENDERS = 8

@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 from twotowers.errors import TwoTowersError, Unavailable
-from twotowers.forms import SEPARATORS, Form
 
 from towerlab.progress import say
 from towerlab.prompts import sentences
@@ -27,8 +26,8 @@ WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/
 """Named false class / true class; the query is of the true class"""
 LISTED_SETS = WORD_SETS[::2]
 """Those whose lists of heads the paper shows (v1 figures 3 and 4)"""
-FORMS = (Form(2, "space"), Form(2, "line break"))
-"""The paper's prompt template, and the one for tokenizers that cannot say the labels in it"""
+K = 2
+"""Demonstrations of each class"""
 LABELS = ("foo", "bar")
 CASE = Prompt(
     [Demonstration("love", "bar", "sentiment"), Demonstration("like", "bar", "sentiment"),
@@ -63,9 +62,7 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
     return out
 
 
-def paper_prompts(
-    name: str, n: int, *, form: Form = FORMS[0], seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None
-) -> list[Prompt]:
+def paper_prompts(name: str, n: int, *, seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None) -> list[Prompt]:
     """Prompts of one set.
 
     Args:
@@ -75,14 +72,13 @@ def paper_prompts(
             class's texts (by seed) are queries alone, the others demonstrations alone: as the paper's come from test and train
             (v1 appendix A).
     Raises:
-        TwoTowersError: for an unknown class, and one with fewer than k + 2 words or 2k sentences.
+        TwoTowersError: for an unknown class, and one with fewer than 2 K texts.
     """
-    least = 2 * form.k if texts else form.k + 2
     for cls in texts or name.split("/"):
-        if (there := len((texts or class_words()).get(cls, ()))) < least:
-            raise TwoTowersError(f"the set {name} needs {least} texts of the class '{cls}', there are {there}")
+        if (there := len((texts or class_words()).get(cls, ()))) < 2 * K:
+            raise TwoTowersError(f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}")
     halves = {cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()])) for cls, of in (texts or {}).items()}
-    return [_draw(name, i, form, seed, halves) for i in range(n)]
+    return [_draw(name, i, seed, halves) for i in range(n)]
 
 
 def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], list[str]]:
@@ -91,15 +87,15 @@ def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], 
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
-def _draw(name: str, number: int, form: Form, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]) -> Prompt:
+def _draw(name: str, number: int, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]) -> Prompt:
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
     false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
     pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
     own, other = (rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object)) for pool in pools)
-    rows = [(text, LABELS[1], false) for text in other[: form.k]] + [(text, LABELS[0], true) for text in own[: form.k]]
+    rows = [(text, LABELS[1], false) for text in other[:K]] + [(text, LABELS[0], true) for text in own[:K]]
     demonstrations = tuple(Demonstration(*row) for row in rows)
-    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[form.k]
-    return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, SEPARATORS[form.separator], number)
+    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[K]
+    return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
 
 
 def other_query(prompt: Prompt) -> Prompt:
