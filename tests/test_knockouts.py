@@ -26,11 +26,12 @@ def test_cuts_are_evenly_spaced_and_end_at_both_ends():
     assert default_cuts(32, 7) == [0, 4, 8, 12, 16, 20, 24, 28, 32] and default_cuts(3) == [0, 1, 2, 3]
 
 
-def test_every_knockout_is_that_of_a_whole_run(model, small_batches):
+def test_every_knockout_is_that_of_a_whole_run(model, small_batches, monkeypatch):
     encoded = tiny_blocks.blocks(2)
     edges = {"own": module.labels_to_own_text, "nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
+    monkeypatch.setattr(module, "EDGES", edges)
     n = model.n_layers
-    data = knockouts(model, encoded, range(n + 1), edges)
+    data = knockouts(model, encoded, range(n + 1))
     for name, maker in edges.items():
         for cut in range(n + 1):
             with edited(model, knockout(model, range(cut), closed_edges(encoded, maker))):

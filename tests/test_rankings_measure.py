@@ -13,6 +13,11 @@ from towerlab.model.attention import changing_z
 from twotowers import choose
 
 
+@pytest.fixture(autouse=True)
+def tokens(monkeypatch):
+    monkeypatch.setattr(module, "ordinary_tokens", lambda _: ([*range(2, VOCABULARY)], []))
+
+
 def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)):
     """Logits of one prompt, a head's mixed values at some positions multiplied and added to."""
 
@@ -58,7 +63,7 @@ def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
     monkeypatch.setattr(module, "REPEATS", 3)
     ids = []
     hook = model.hf.get_input_embeddings().register_forward_pre_hook(lambda _, args: ids.append(args[0]))
-    result = module.induction_scores(model, tokens=range(2, VOCABULARY))
+    result = module.induction_scores(model)
     hook.remove()
     (ids,) = ids
     assert ids.shape == (3, 14) and torch.equal(ids[:, :7], ids[:, 7:]) and ids.min() >= 2
@@ -76,7 +81,7 @@ def test_the_dataset_holds_every_ranking(float64):
     model, encoded = shared_tiny("gpt2"), of_two_classes(6)
     of_heads = heads(model, encoded).assign(increase=increases(model, encoded)["increase"])
     data = module.of_prompts(model, range(len(encoded)), encoded, of_two_classes(6, seed=9))
-    result = module.scores(model, of_heads, data, tokens=range(2, VOCABULARY))
+    result = module.scores(model, of_heads, data)
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
     xr.testing.assert_allclose(result["score"].sel(ranking=list(module.EACH)), data["score"].mean("prompt"))
@@ -88,4 +93,4 @@ def test_what_cannot_be_ranked_is_refused(monkeypatch):
     model = shared_tiny("gpt2")
     few = of_two_classes(3)  # the other blocks of the second one ask one class only
     refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few, range(len(few)))
-    refused("takes 29 random tokens", module.induction_scores, model, False, range(2, VOCABULARY))
+    refused("takes 29 random tokens", module.induction_scores, model, False)

@@ -44,17 +44,16 @@ from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, norm_eps, rms, widen
-from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Encoded
 
 WEIGHTS = np.linspace(0, 1, 21)
 TOP, NEURONS, CANDIDATES = 10, 20, 200
 
 
-def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon | None = None) -> xr.Dataset:
+def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     """See the module."""
     one, names = [encoded], [str(head) for head in heads]
-    words = top_tokens(model, one, heads, TOP, lexicon).sel(mean="kept", drop=True)
+    words = top_tokens(model, one, heads, TOP).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head", "relation", "query_relation"])
 
     def read(capture: Capture) -> dict[str, Tensor]:

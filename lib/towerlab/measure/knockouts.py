@@ -11,7 +11,7 @@ between text and label sees the text too and can hand it on, so it is blocked as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -61,19 +61,17 @@ def default_cuts(n_layers: int, n: int = 7) -> list[int]:
 
 
 @torch.inference_mode()
-def knockouts(
-    model: Model, encoded: Sequence[Encoded], cuts: Sequence[int], edges: Mapping[str, Callable[[Encoded], Edges]] = EDGES
-) -> xr.Dataset:
-    """Answers with no attention along the edges in layers 0 to l - 1, for each cut l: (edges, cut, prompt).
+def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
+    """Answers with no attention along each of EDGES in layers 0 to l - 1, for each cut l: (edges, cut, prompt).
 
     The first cut is 0, which blocks nothing; one at the number of layers is the full block, the positive control. Cost for each of
     the edges: two whole runs, and for each cut one of the layers from it on. Raises TwoTowersError for a position that may not
     attend to itself.
     """
-    answers = Answers(encoded, len(edges), len(cuts))
+    answers = Answers(encoded, len(EDGES), len(cuts))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        for row, maker in enumerate(edges.values()):
+        for row, maker in enumerate(EDGES.values()):
             answers.put((row, 0), index, *answer(model, batch))
             everywhere = knockout(model, range(model.n_layers), closed_edges(batch, maker))
             with block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut, edited(model, everywhere):
@@ -83,7 +81,7 @@ def knockouts(
                     answers.put((row, c), index, *answer(model, batch))
 
     run_batches("knockouts", encoded, 1024, run)
-    coordinates = {"edges": list(edges), "cut": list(cuts)}
+    coordinates = {"edges": list(EDGES), "cut": list(cuts)}
     return observations(encoded, answers.variables(*coordinates), **coordinates)
 
 

@@ -12,9 +12,7 @@ places, and the same right answer; *both exchanged* is both.
 **What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of the query's
 class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
 prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
-about to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its
-own query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
-prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead.
+about to be said turns round (label part).
 
 **What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
 minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
@@ -36,7 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,23 +71,14 @@ ROUTES = {
 }
 
 
-class Donated(NamedTuple):
-    """What is fed to W_O in a prompt's stead: donors by contrast, and z of all prompts' plain runs (prompt, layer, head, d_head)."""
-
-    donors: Mapping[str, list[int]]
-    z: Tensor
-
-    def outputs(self, contrast: str, index: Sequence[int], last: LastPosition) -> Outputs:
-        """What all heads feed to W_O under a contrast, for the prompts `index`."""
-        if contrast == CONTRASTS[0]:
-            return reversed_outputs(last)
-        rows = [self.donors[contrast][i] for i in index]
-        return {layer: self.z[rows, layer] for layer in range(self.z.shape[1])}
+def donated(z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]) -> Outputs:
+    """What all heads feed to W_O in the plain runs of the donors of the prompts `index`."""
+    return {layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])}
 
 
 @torch.inference_mode()
 def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
-    """All but the ways. `contrasts`: "reversed", and others of CONTRASTS.
+    """All but the ways. `contrasts`: the first of CONTRASTS, or more.
 
     Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
     prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
@@ -98,9 +86,9 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
     position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     check_labels_left(encoded)
-    of_others = Donated(donors_of(encoded), plain_z(model, encoded))
+    z, donors = plain_z(model, encoded), donors_of(encoded)
     every, n = (model.n_layers, model.n_heads), len(encoded)
-    every_head = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    every_head = list(np.ndindex(every))
     plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
     preferences = np.full((len(QUERIES), n, *every), np.nan)
     effect, direct = np.empty((2, len(contrasts), n, *every))
@@ -114,14 +102,14 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
 
         with reading_all(model, read):
             last = LastPosition(model, batch)
-        outputs = [of_others.outputs(contrast, index, last) for contrast in contrasts]
+        outputs = [reversed_outputs(last), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
         plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), outputs)
         direct[:, index] = _direct_effects(last, outputs)
         for row, at in enumerate(positions_reversed(batch), start=1):
             with edited(model, attend(every_head, weights, at)):
                 swapped[row, index] = _differences(last, capture(model, batch).resid_final)
 
-        partners = [encoded[of_others.donors[CONTRASTS[1]][i]] for i in index]
+        partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
         fits = [labels_stand_as(*pair) for pair in zip(batch, partners, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
         fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
@@ -145,13 +133,13 @@ def strongest(alone: xr.Dataset, n: int) -> list[Head]:
 @torch.inference_mode()
 def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
     """`effect_by_route` of some heads, each alone."""
-    of_others = Donated(donors_of(encoded), plain_z(model, encoded))
+    z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
     effects = np.empty((len(ROUTES), len(heads), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        z = of_others.outputs(CONTRASTS[1], index, last)
-        final = routed(last, [(feed([head], z), route) for route in ROUTES.values() for head in heads])
+        of_others = donated(z, donors, index)
+        final = routed(last, [(feed([head], of_others), route) for route in ROUTES.values() for head in heads])
         differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
         effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
 
@@ -190,7 +178,7 @@ def reversed_outputs(last: LastPosition) -> Outputs:
 
 def _effects(last: LastPosition, all_reversed: Edit, outputs: Sequence[Outputs]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logit differences, plain and with all heads reversed; effects of each head (output, prompt, layer, head)."""
-    heads = [(layer, head) for layer in range(last.model.n_layers) for head in range(last.model.n_heads)]
+    heads = list(np.ndindex(last.model.n_layers, last.model.n_heads))
     edits = [UNCHANGED, all_reversed, *(feed([head], z) for z in outputs for head in heads)]
     differences = np.empty((len(edits), len(last.batch)))
     for rows, final in last.finals(edits):

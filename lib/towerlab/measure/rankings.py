@@ -56,10 +56,10 @@ def of_prompts(model: Model, at: Sequence[int], encoded: Sequence[Encoded], shuf
     return observations(some, {"score": (("ranking", "prompt", "layer", "head"), np.stack(each))}, ranking=list(EACH))
 
 
-def scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
+def scores(model: Model, heads: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     """The scores of every ranking, and the control of induction. `data`: of `of_prompts`; `heads`: a measurement of
-    `measure.heads`, of these prompts or others; `tokens`: those drawn for induction (default: all but special ones)."""
-    induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
+    `measure.heads`, of these prompts or others."""
+    induction, control = (induction_scores(model, repeat) for repeat in (True, False))
     of = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
     of |= {"induction": induction} | dict(zip(EACH, data["score"].mean("prompt").values, strict=True))
     variables = variables_of("rankings", score=np.stack(list(of.values())), induction_control=control)
@@ -67,17 +67,13 @@ def scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[i
 
 
 @torch.inference_mode()
-def induction_scores(model: Model, repeat: bool = True, tokens: Sequence[int] | None = None) -> Float[np.ndarray, "layer head"]:
+def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "layer head"]:
     """Mean attention from a token to the one after its previous occurrence, on LENGTH random tokens said twice.
 
     The tokens of a sequence are all different. With repeat=False the second half is new tokens, so that only the
     distance is left. Raises TwoTowersError where the model's context or vocabulary is too small.
     """
-    if tokens is None:
-        special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
-        size = min(len(model.tokenizer), model.unembedding.vocabulary)
-        tokens = [token for token in range(size) if token not in special]
-    begin = [] if model.tokenizer is None else model.tokenizer("")["input_ids"]
+    tokens, begin = ordinary_tokens(model)
     times = 2 if repeat else 1
     if (most := min((model.context - len(begin)) // 2, len(tokens) * times // 2)) < LENGTH:
         raise TwoTowersError(f"{model.name} takes {most} random tokens twice, and {LENGTH} are asked for")
@@ -99,6 +95,13 @@ def induction_scores(model: Model, repeat: bool = True, tokens: Sequence[int] | 
         for _ in halved(run, [ids[first : first + size] for first in range(0, REPEATS, size)]):
             total += sums  # only when a batch is done: one that does not fit in memory ends halfway up
     return total / REPEATS
+
+
+def ordinary_tokens(model: Model) -> tuple[list[int], list[int]]:
+    """All tokens but special ones, and those that a prompt begins with."""
+    special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
+    size = min(len(model.tokenizer), model.unembedding.vocabulary)
+    return [token for token in range(size) if token not in special], model.tokenizer("")["input_ids"]
 
 
 def task_subspace_scores(model: Model, encoded: Sequence[Encoded]) -> dict[str, Float[np.ndarray, "prompt layer head"]]:

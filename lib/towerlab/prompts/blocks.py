@@ -133,7 +133,13 @@ def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequ
 
 
 def _block(
-    block: int, pair: str, labels: tuple[str, str], asked: int, form: Form, texts: Mapping[str, Sequence[str]], rng: np.random.Generator
+    block: int,
+    pair: str,
+    labels: tuple[str, str],
+    asked: int,
+    form: Form,
+    texts: Mapping[str, Sequence[str]],
+    rng: np.random.Generator,
 ) -> list[Prompt]:
     """`asked`: which class of the pair its query is of."""
     classes, out = pair.split("/"), []
