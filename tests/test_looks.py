@@ -9,17 +9,18 @@ import tiny_blocks
 import torch
 from conftest import refused, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
-from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, strongest, ways
+from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
 from towerlab.model.edits import Places, attend, edited, everywhere, places_of, reversed_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
+from twotowers import choose
 
 EXACT = dict(rtol=0, atol=1e-9)
 
 
 def looks(model, encoded, senders=8):
     alone = one_by_one(model, encoded)
-    return alone.assign(ways(model, encoded, strongest(alone, senders)))
+    return alone.assign(ways(model, encoded, choose.by_effect(alone, senders)))
 
 
 def preference_of(weights, e):

@@ -1,7 +1,7 @@
 """What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
 
     measured = one_by_one(model, encoded)                # whole blocks of four prompts
-    measured.assign(ways(model, encoded, strongest(measured, 8)))
+    measured.assign(ways(model, encoded, choose.by_effect(measured, 8)))
     own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
     text_part, label_part = (own + other) / 2, (own - other) / 2
 
@@ -32,7 +32,8 @@ end), and at every position. Each has the weights of the plain run, reversed; va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -41,7 +42,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers import choose
-from twotowers.heads import Head
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
@@ -56,8 +57,8 @@ from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
-Outputs = Mapping[int, Float[Tensor, "batch head d_head"]]
-"""Layer -> what all its heads feed to W_O at the last position"""
+Make = Callable[[Heads], Edit]
+"""What edits some heads, under one contrast"""
 CONTRASTS = ("reversed", *list(DONORS)[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
@@ -71,9 +72,9 @@ ROUTES = {
 }
 
 
-def donated(z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]) -> Outputs:
-    """What all heads feed to W_O in the plain runs of the donors of the prompts `index`."""
-    return {layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])}
+def donated(z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]) -> Make:
+    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts' donors."""
+    return partial(feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])})
 
 
 @torch.inference_mode()
@@ -102,15 +103,16 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
 
         with reading_all(model, read):
             last = LastPosition(model, batch)
-        outputs = [reversed_outputs(last), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
-        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), outputs)
-        direct[:, index] = _direct_effects(last, outputs)
+        makes: list[Make] = [partial(attend, weights=weights), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
+        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), makes)
+        direct[:, index] = _direct_effects(last, makes)
         for row, at in enumerate(positions_reversed(batch), start=1):
             with edited(model, attend(every_head, weights, at)):
                 swapped[row, index] = _differences(last, capture(model, batch).resid_final)
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        fits = [labels_stand_as(*pair) for pair in zip(batch, partners, strict=True)]
+        stand = [[(e.label_positions, e.query_span, e.last) for e in prompts] for prompts in (batch, partners)]
+        fits = [own == other for own, other in zip(*stand, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
         fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
         preferences[0, index] = _preferences(last, last, places)
@@ -125,11 +127,6 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
     return observations(encoded, variables, **coordinates)
 
 
-def strongest(alone: xr.Dataset, n: int) -> list[Head]:
-    """The heads with the largest effect of *reversed*, by its absolute mean over prompts."""
-    return choose.top(abs(alone["effect"].sel(contrast=CONTRASTS[0]).mean("prompt")), n, least=-np.inf)
-
-
 @torch.inference_mode()
 def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
     """`effect_by_route` of some heads, each alone."""
@@ -138,8 +135,8 @@ def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        of_others = donated(z, donors, index)
-        final = routed(last, [(feed([head], of_others), route) for route in ROUTES.values() for head in heads])
+        make = donated(z, donors, index)
+        final = routed(last, [(make([head]), route) for route in ROUTES.values() for head in heads])
         differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
         effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
 
@@ -163,37 +160,24 @@ def _preferences(last: LastPosition, other: LastPosition, places: Places) -> np.
     return np.stack(each, 1)
 
 
-def labels_stand_as(e: Encoded, other: Encoded) -> bool:
-    """Whether both prompts have their labels, their query and their end at the same positions."""
-    return (e.label_positions, e.query_span, e.last) == (other.label_positions, other.query_span, other.last)
-
-
-def reversed_outputs(last: LastPosition) -> Outputs:
-    """z of the last position with reversed weights."""
-    places, z = places_of(last.batch), {}
-    for layer, plain in last.plain.items():
-        z[layer] = plain.attention.z(reversed_weights(plain.attention.weights(), places))[:, :, 0]
-    return z
-
-
-def _effects(last: LastPosition, all_reversed: Edit, outputs: Sequence[Outputs]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logit differences, plain and with all heads reversed; effects of each head (output, prompt, layer, head)."""
+def _effects(last: LastPosition, all_reversed: Edit, makes: Sequence[Make]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logit differences, plain and with all heads reversed; effects of each head (contrast, prompt, layer, head)."""
     heads = list(np.ndindex(last.model.n_layers, last.model.n_heads))
-    edits = [UNCHANGED, all_reversed, *(feed([head], z) for z in outputs for head in heads)]
+    edits = [UNCHANGED, all_reversed, *(make([head]) for make in makes for head in heads)]
     differences = np.empty((len(edits), len(last.batch)))
     for rows, final in last.finals(edits):
         differences[rows] = _differences(last, final)
     plain, swapped = differences[:2]
-    effects = (plain - differences[2:]).reshape(len(outputs), last.model.n_layers, -1, len(plain))
+    effects = (plain - differences[2:]).reshape(len(makes), last.model.n_layers, -1, len(plain))
     return plain, swapped, np.moveaxis(effects, -1, 1)
 
 
-def _direct_effects(last: LastPosition, outputs: Sequence[Outputs]) -> np.ndarray:
-    """Direct effects of each head (output, prompt, layer, head)."""
+def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> np.ndarray:
+    """Direct effects of each head (contrast, prompt, layer, head)."""
     final, model = last.capture.resid_final, last.model
-    plain, effects = _differences(last, final), np.empty((len(outputs), len(last.batch), model.n_layers, model.n_heads))
-    for row, layer in product(range(len(outputs)), range(model.n_layers)):
-        alone = [final + message(last, feed([(layer, head)], outputs[row]), layer)[:, 0] for head in range(model.n_heads)]
+    plain, effects = _differences(last, final), np.empty((len(makes), len(last.batch), model.n_layers, model.n_heads))
+    for row, layer in product(range(len(makes)), range(model.n_layers)):
+        alone = [final + message(last, makes[row]([(layer, head)]), layer)[:, 0] for head in range(model.n_heads)]
         effects[row, :, layer] = (plain - _differences(last, torch.stack(alone))).T
     return effects
 
@@ -211,7 +195,7 @@ def _looks(run: Run) -> xr.Dataset:
 
     On sentences, which are long, swapped attention alone, and no ways.
     """
-    words, encoded = run.settings.suite == "words", run.encode(run.few())
+    words, encoded = run.settings.suite == "words", run.few()
     alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))).data
-    senders = strongest(alone, SENDERS) if words else []
+    senders = choose.by_effect(alone, SENDERS) if words else []
     return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,), stage="ways.")).data)
