@@ -94,4 +94,4 @@ def _ablations(run: Run) -> Recipe:
     """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets matched to them."""
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
     twelve = {"paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)}
-    return Recipe(ablations, run.encode(run.few()), (), twelve, random_sets(run, twelve))
+    return Recipe(ablations, run.few(), (), twelve, random_sets(run, twelve))

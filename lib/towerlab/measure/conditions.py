@@ -95,4 +95,4 @@ def check_one_can_go(run: Run) -> None:
 def _conditions(run: Run) -> Recipe:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
-    return Recipe(conditions, run.encode(run.few()), (run.encode,))
+    return Recipe(conditions, run.few(), (run.encode,))

@@ -89,4 +89,4 @@ def _knockouts(run: Run) -> Recipe:
     """Attention knocked out below cuts spread over the layers, one of them at the layer of the first head by writing."""
     first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
     cuts = sorted({*default_cuts(run.model.n_layers), first})
-    return Recipe(knockouts, run.encode(run.few()), (cuts,))
+    return Recipe(knockouts, run.few(), (cuts,))

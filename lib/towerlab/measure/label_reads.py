@@ -104,7 +104,7 @@ def _label_reads(run: Run) -> Recipe:
     sets = present(run.sets)
     every = [*sets.values(), *random_sets(run, {"located": run.sets["located"]})["located"]]
     each = list(dict.fromkeys(head for heads in every for head in heads))
-    return Recipe(label_reads, run.encode(run.few()), (each,))
+    return Recipe(label_reads, run.few(), (each,))
 
 
 def _towers(run: Run) -> Recipe:

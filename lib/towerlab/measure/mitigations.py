@@ -166,4 +166,4 @@ def _mitigations(run: Run) -> Recipe:
     check_one_can_go(run)
     sets = present({"located": run.sets["located"]})
     changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
-    return Recipe(remedied, run.encode(run.few()), (changes, run.encode), sets, random_sets(run, sets, AT_LAST))
+    return Recipe(remedied, run.few(), (changes, run.encode), sets, random_sets(run, sets, AT_LAST))

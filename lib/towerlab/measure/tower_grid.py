@@ -87,7 +87,7 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
 
 def _tower_grid(run: Run) -> Recipe:
     """The whole grid, in the heads by attention and other sets."""
-    k, few, directions = run.settings.top_k, run.encode(run.few()), directions_of_run(run)
+    k, few, directions = run.settings.top_k, run.few(), directions_of_run(run)
     sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
     sets["without negative heads"] = without_negative(run.measured("locating"), k)
     halves = other_halves(run, BY_ATTENTION, few)
@@ -116,5 +116,5 @@ def _tower_grid_random(run: Run) -> Recipe:
     random: list[tuple[Heads, xr.Dataset]] = [(heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]]
     for i in range(DRAWS):
         random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
-    few, moved = run.encode(run.few()[:PROMPTS]), along(directions, sets)
+    few, moved = run.few()[:PROMPTS], along(directions, sets)
     return Recipe(tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions")
