@@ -76,7 +76,6 @@ def test_the_model_stays_as_it_was_also_after_an_error(model):
     del model.blocks[0].forward
 
 
-def test_unknown_positions_and_heads_are_refused():
+def test_unknown_heads_are_refused():
     model, encoded = tiny("gpt2"), random_prompts(3)
-    refused("choose all or last", single_ablations, model, encoded, "first")
     refused("is not in", ablations, model, encoded, {"a": [(99, 0)]})

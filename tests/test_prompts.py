@@ -215,7 +215,6 @@ def test_mischief_of_tokenizers_is_refused():
         (lambda: make(("a ", "foo")), "edges"),
         (lambda: make(("a", "foo"), query="\n"), "edges"),
         (lambda: make(labels=("foo", " bar")), "edges"),
-        (lambda: next(batches([], 0)), "max_tokens=0"),
     ],
 )
 def test_prompts_that_make_no_sense_are_refused(call, words):

@@ -11,12 +11,12 @@ Ablating a head replaces what it feeds to W_O by zero.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 import xarray as xr
 from twotowers import choose
-from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
 
 from towerlab.measure.chain import LOCATING, Run
@@ -29,8 +29,8 @@ from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
-POSITIONS = ("all", "last")
-"""Where single heads are ablated: at all positions, or at the last one only"""
+Positions = Literal["all", "last"]
+"""Where heads are ablated: at all positions, or at the last one only"""
 NONE = "none"
 """The set of no heads: the plain run"""
 
@@ -47,17 +47,14 @@ def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads
     return observations(encoded, out.variables("heads"), heads=[NONE, *sets])
 
 
-def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = "all", first_layer: int = 0) -> xr.Dataset:
+def single_ablations(model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0) -> xr.Dataset:
     """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
 
     - `log_prob_lost`: log-probability of the true label, plain minus ablated;
     - `logit_difference_lost`: the same of the true label's logit minus the other's.
 
     Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads, each from its head's layer on.
-    Raises TwoTowersError on unknown positions.
     """
-    if positions not in POSITIONS:
-        raise TwoTowersError(f"positions='{positions}': choose {' or '.join(POSITIONS)}")
     heads = [Head(layer, head) for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
     log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions).log_prob
     lost = np.full((len(encoded), model.n_layers, model.n_heads, 2), np.nan)
@@ -67,7 +64,7 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = 
 
 
 @torch.inference_mode()
-def ablated_answers(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: str) -> Answers:
+def ablated_answers(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
 

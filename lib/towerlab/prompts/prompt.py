@@ -250,10 +250,8 @@ def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tupl
     """Batches of equal token length, so that no padding is needed: (indices into `encoded`, prompts).
 
     A batch holds at most `max_tokens` tokens, and at least one prompt. Lengths come in order of first appearance,
-    prompts of a length in their own order. Raises TwoTowersError when `max_tokens` is below 1.
+    prompts of a length in their own order.
     """
-    if max_tokens < 1:
-        raise TwoTowersError(f"max_tokens={max_tokens}: give a whole number of at least 1")
     groups: dict[int, list[int]] = {}
     for index, e in enumerate(encoded):
         groups.setdefault(len(e.ids), []).append(index)
