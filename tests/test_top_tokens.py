@@ -27,7 +27,7 @@ def words(monkeypatch):
 
 def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp_path, small_batches):
     encoded, heads = of_two_classes(3), [Head(1, 1), Head(0, 0)]
-    result = top_tokens(model, encoded, heads, 5)
+    result = top_tokens(model, heads, encoded)
     slow = [Reference(model, e.ids) for e in encoded]
     runs = [model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded]
     plain = [capture(model, [e], {"streams"}) for e in encoded]
@@ -46,7 +46,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp
                         assert set(at["token"].values) == {""}
                         continue
                     bs = unembed.bs_values(rows[2] - subtrahend, model.unembedding, slow[2].scale)
-                    assert at["token"].values.tolist() == [f"word{i}" for i in bs.argsort(descending=True)[:5]]
+                    assert at["token"].values.tolist() == [f"word{i}" for i in bs.argsort(descending=True)[: module.TOP]]
     save(kept("top_tokens", Recording(result)), tmp_path / "top.nc", {"measurement": "top_tokens"})
     assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
@@ -78,9 +78,10 @@ def test_relations_by_hand():
     assert names(None)["word12"] == "own text" and names(None)["word11"] == "none"
 
 
-def test_relations_stand_beside_their_tokens(float64):
+def test_relations_stand_beside_their_tokens(float64, monkeypatch):
+    monkeypatch.setattr(module, "TOP", VOCABULARY)
     model, encoded = shared_tiny("gpt2"), of_two_classes(3)
-    result = top_tokens(model, encoded, [Head(1, 0)], VOCABULARY)
+    result = top_tokens(model, [Head(1, 0)], encoded)
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
         tokens, codes = (result[name].transpose("prompt", ..., "rank").values for name in (what, variable))
         dims = result[what].transpose("prompt", ..., "rank").dims
@@ -96,8 +97,9 @@ def test_a_label_is_known_by_its_token_and_never_passed_over(float64, monkeypatc
     model, encoded = shared_tiny("gpt2"), of_two_classes(2)
     token = encoded[0].label_ids["foo"]
     plain = ["the" if i == token else f"word{i}" for i in range(VOCABULARY)]  # a piece of "foo", and a stop word
+    monkeypatch.setattr(module, "TOP", VOCABULARY)
     monkeypatch.setattr(Lexicon, "of", lambda *_: Lexicon(LEXICON.texts, tuple(plain)))
-    result = top_tokens(model, encoded, [Head(1, 1)], VOCABULARY)
+    result = top_tokens(model, [Head(1, 1)], encoded)
     at = result.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
     for place, d in enumerate(encoded[0].prompt.demonstrations):
         relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]

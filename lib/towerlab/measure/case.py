@@ -47,13 +47,13 @@ from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded
 
 WEIGHTS = np.linspace(0, 1, 21)
-TOP, NEURONS, CANDIDATES = 10, 20, 200
+NEURONS, CANDIDATES = 20, 200
 
 
 def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     """See the module."""
     one, names = [encoded], [str(head) for head in heads]
-    words = top_tokens(model, one, heads, TOP).sel(mean="kept", drop=True)
+    words = top_tokens(model, heads, one).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head", "relation", "query_relation"])
 
     def read(capture: Capture) -> dict[str, Tensor]:

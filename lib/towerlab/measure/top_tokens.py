@@ -1,6 +1,6 @@
 """What heads read and look for, in words: values, keys and queries projected into the vocabulary. Chapter 2.
 
-    data = top_tokens(model, encoded, heads)            # a few prompts: every reading of every place is kept
+    data = top_tokens(model, heads, encoded)            # a few prompts: every reading of every place is kept
     data.sel(what="key", mean="taken out")["token"]     # (prompt, head, place, rank)
 
 Readings at the label positions, `token`, `relation` (prompt, head, what, mean, place, rank):
@@ -44,10 +44,11 @@ from towerlab.prompts.prompt import Encoded, Prompt
 
 WHAT = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
+TOP = 10
 
 
-def top_tokens(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], k: int = 20) -> xr.Dataset:
-    """See the module.
+def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
+    """See the module. The mean that is taken out is one over all prompts.
 
     Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for a head outside the model
     and prompts as `measure.heads`.
@@ -75,7 +76,7 @@ def top_tokens(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], 
     x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
     both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, reading, mean, d_model)
     scales = scale[:, None, None, None].expand(both.shape[:-1])
-    ids = unembed.top_words(both, k, model.unembedding, scales, stopwords)[1].cpu().numpy()
+    ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
     relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
     for (i, e), (r, place) in product(enumerate(encoded), enumerate(readings)):
         relation[i, :, r] = _codes(ids[i, :, r], e, place, class_words(), lexicon)
@@ -118,13 +119,8 @@ def _codes(ids: np.ndarray, e: Encoded, place: int | None, words: Mapping[str, I
     return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
 
 
-def of_heads(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
-    """`top_tokens` of some heads at a time: the mean that is taken out is one over all prompts."""
-    return top_tokens(model, encoded, heads, k=10)
-
-
 def _top_tokens(run: Run) -> Recipe:
     """Words read in three located heads and in the two best by attention, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
     encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
-    return Recipe(of_heads, list(heads), (encoded,), along="listed_head")
+    return Recipe(top_tokens, list(heads), (encoded,), along="listed_head")
