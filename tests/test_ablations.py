@@ -24,19 +24,15 @@ def sets_of(model):
             "low": [(0, last)], "empty": [], "again": [(top, 1)]}  # fmt: skip
 
 
-@pytest.mark.parametrize("max_tokens", [40, 1024])  # few: many batches, and sets of a layer in several goes
-def test_every_ablation_equals_a_whole_run(model, max_tokens):
+def test_every_ablation_equals_a_whole_run(model, small_batches):
     encoded, sets = random_prompts(5), sets_of(model)  # two lengths
-    result = ablations(model, encoded, sets, max_tokens=max_tokens)
-    assert result.log_prob_true.dims == ("positions", "replacement", "heads", "prompt")
+    result = ablations(model, encoded, sets)
     assert list(result.heads.values) == ["none", *sets] and "place" not in result.dims
-    for positions in ("all", "last"):
-        for label, heads in {"none": [], **sets}.items():
-            at = result.sel(positions=positions, replacement="zero", heads=label)
-            expected = [whole_run(model, prompt, heads, positions) for prompt in encoded]
-            np.testing.assert_allclose(at.log_prob_true, [e[0] for e in expected], **EXACT)
-            np.testing.assert_allclose(at.log_prob_other, [e[1] for e in expected], **EXACT)
-            assert list(at.says.values) == [says for _, _, says in expected]
+    for label, heads in {"none": [], **sets}.items():
+        at, expected = result.sel(heads=label), [whole_run(model, prompt, heads, "all") for prompt in encoded]
+        np.testing.assert_allclose(at.log_prob_true, [e[0] for e in expected], **EXACT)
+        np.testing.assert_allclose(at.log_prob_other, [e[1] for e in expected], **EXACT)
+        assert list(at.says.values) == [says for _, _, says in expected]
     effects = (result - result.sel(heads="none")).log_prob_true
     assert float(abs(effects.sel(heads=["mixed", "twice", "top", "low"])).mean("prompt").min()) > 1e-4
 
@@ -56,8 +52,7 @@ def test_every_head_alone_equals_a_whole_run(model, positions):
                 assert float(at.logit_difference_lost) == pytest.approx(true - other - own + others, abs=1e-9)
 
 
-@pytest.mark.parametrize("positions", ["all", "last"])
-def test_the_model_stays_as_it_was_also_after_an_error(model, positions):
+def test_the_model_stays_as_it_was_also_after_an_error(model):
     def touched():
         return [(dict(m._forward_hooks), dict(m._forward_pre_hooks), vars(m).get("forward"), "_attn" in vars(m),
                  {k for k in vars(m) if k.startswith("twotowers")}) for m in model.hf.modules()]  # fmt: skip
@@ -65,7 +60,7 @@ def test_the_model_stays_as_it_was_also_after_an_error(model, positions):
     stock = model.blocks[0].forward
     model.blocks[0].forward = lambda *args, **kwargs: stock(*args, **kwargs)  # as accelerate does for a device_map
     before, encoded, calls = touched(), random_prompts(2, lengths=(11,)), []
-    ablations(model, encoded, {"a": [(1, 0), (1, 1)]}, [positions])
+    ablations(model, encoded, {"a": [(1, 0), (1, 1)]})
     assert touched() == before
 
     def fails(*args):  # in the second run: the plain one comes first
@@ -75,13 +70,12 @@ def test_the_model_stays_as_it_was_also_after_an_error(model, positions):
 
     handle = model.part(model.n_layers - 1, "ffn_out").register_forward_pre_hook(fails)
     with pytest.raises(RuntimeError, match="broken"):
-        ablations(model, encoded, {"a": [(1, 0), (1, 1)]}, [positions])
+        ablations(model, encoded, {"a": [(1, 0), (1, 1)]})
     handle.remove()
     assert touched() == before
     del model.blocks[0].forward
 
 
-def test_unknown_positions_and_heads_are_refused():
+def test_unknown_heads_are_refused():
     model, encoded = tiny("gpt2"), random_prompts(3)
-    refused("choose all or last", single_ablations, model, encoded, "first")
     refused("is not in", ablations, model, encoded, {"a": [(99, 0)]})

@@ -12,9 +12,9 @@ from towerlab.model.capture import answer
 from transformers import DynamicCache
 
 
-def test_directions_are_differences_of_class_means(float64):
+def test_directions_are_differences_of_class_means(float64, small_batches):
     model, encoded = tiny("gpt2"), tiny_blocks.blocks(4)  # whose queries and keys are compared as they are, not turned
-    directions = class_directions(model, encoded, max_tokens=50)
+    directions = class_directions(model, encoded)
     queries, keys = {"a": [], "b": []}, {"a": [], "b": []}
     for e in encoded:
         attention = run(model, e)["attention"].values()
@@ -32,10 +32,10 @@ def query_map(model, layer):
     return model.part(layer, "attention").get_submodule("c_attn" if model.name == "gpt2" else "q_proj")
 
 
-def test_moving_queries_is_adding_to_the_output_of_the_query_map(model):
+def test_moving_queries_is_adding_to_the_output_of_the_query_map(model, small_batches):
     encoded, heads = tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
-    data = tower_grid(model, encoded, {"two": (heads, directions)}, (-1.0, 0.0, 2.0), max_tokens=60)
+    data = tower_grid(model, encoded, {"two": (heads, directions)}, (-1.0, 0.0, 2.0))
     moved = data["log_prob_true"].isel(heads=0).sel(key_coefficient=0)
 
     def hook_of(layer, head, dose):

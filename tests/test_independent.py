@@ -117,16 +117,14 @@ def test_ablations_and_knockouts(pair, float64):
     data = ablations(model, encoded, sets)
     for i, e in enumerate(encoded):
         for name, of in sets.items():
-            for where in ("all", "last"):
-                edit = changed_at(of, lambda *_: 0.0, slice(None) if where == "all" else -1)
-                got = data.isel(replacement=0, prompt=i).sel(positions=where, heads=name)
-                np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], answer(e, by_hand.run(e.ids, z=edit)), **NEAR)
-    data = knockouts(model, encoded, EDGES, cuts=[0, 1, model.n_layers])
+            run, got = by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)), data.sel(heads=name).isel(prompt=i)
+            np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], answer(e, run), **NEAR)
+    data = knockouts(model, encoded, [0, 1, model.n_layers])
     for name, maker in EDGES.items():
         closed = closed_edges(encoded, maker).numpy().astype(bool)
         for i, e in enumerate(encoded[:3]):
-            run = by_hand.run(e.ids, closed=lambda layer, i=i, closed=closed: closed[i] & (layer >= 1))
-            got = data.sel(edges=name, side="from", cut=1).isel(prompt=i)
+            run = by_hand.run(e.ids, closed=lambda layer, i=i, closed=closed: closed[i] & (layer < 1))
+            got = data.sel(edges=name, cut=1).isel(prompt=i)
             np.testing.assert_allclose(got.log_prob_true, answer(e, run)[0], **NEAR)
 
 
@@ -134,16 +132,14 @@ def test_exchanges(pair, float64):
     model, by_hand, encoded, _ = pair
     pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[::5], [(0, 1), (1, 0)]
     data = interchanges(model, pairs, {"two": of})
-    for i, (_, base, source) in enumerate(pairs):
+    for i, (kind, base, source) in enumerate(pairs):
         other, at = by_hand.run(source.ids), list(base.label_positions)
         q = changed_at(of, lambda layer, head, run=other: run.q[layer][head, -1], -1)
         k = changed_at(of, lambda layer, head, run=other, at=at: run.k[layer][head, at], at)
         v = changed_at(of, lambda layer, head, run=other, at=at: run.v[layer][head, at], at)
-        for what, edits in {"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}, "all": {"q": q, "k": k, "v": v}}.items():
-            got = data.sel(what=what, heads="two").isel(prompt=i)
-            np.testing.assert_allclose(
-                [got.log_prob_true, got.log_prob_other], answer(base, by_hand.run(base.ids, **edits)), **NEAR
-            )
+        run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
+        got = data.sel(heads="two").isel(prompt=i)
+        np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], answer(base, run), **NEAR)
 
 
 def test_directions_and_both_towers_moved(pair, float64):

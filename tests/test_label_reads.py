@@ -13,10 +13,10 @@ from twotowers.recording import Recording
 from twotowers.store import kept, load, save
 
 
-def test_every_number_is_that_of_the_slow_reference(model, tmp_path):
+def test_every_number_is_that_of_the_slow_reference(model, tmp_path, small_batches):
     encoded = random_prompts(4, lengths=(14,))
     heads = [Head(1, model.n_heads - 1), Head(0, 1), Head(1, 0)]
-    result = label_reads(model, encoded, heads, max_tokens=30)
+    result = label_reads(model, encoded, heads)
     assert result["own_rank"].dims == ("prompt", "listed_head", "place")
     assert list(result["listed_head"].values) == [str(h) for h in heads]
     for i, e in enumerate(encoded):

@@ -10,12 +10,12 @@ from towerlab.model.capture import answer
 from twotowers.heads import Head
 
 
-def test_the_grid_has_the_plain_answer_in_its_middle_and_each_tower_alone_in_its_cross(model):
+def test_the_grid_has_the_plain_answer_in_its_middle_and_each_tower_alone_in_its_cross(model, small_batches):
     encoded, heads = tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
     directions = class_directions(model, tiny_blocks.blocks(4))
     alone = {"query": directions.assign(keys=0 * directions["keys"]), "key": directions.assign(query=0 * directions["query"])}
     moved = {name: (heads, of) for name, of in (alone | {"both": directions}).items()}
-    grid = tower_grid(model, encoded, moved, FEW, max_tokens=60)["log_prob_true"]
+    grid = tower_grid(model, encoded, moved, FEW)["log_prob_true"]
     both = grid.sel(heads="both")
     np.testing.assert_allclose(both.sel(query_coefficient=0, key_coefficient=0), answer(model, encoded)[1][:, 0], rtol=0, atol=1e-9)
     for x in FEW:
