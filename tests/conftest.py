@@ -31,7 +31,7 @@ LONG = ("test_golden.py", "test_engine.py", "test_chapters.py", "test_training.p
 """These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
-EVERY_KIND = ("test_identities.py", "test_attention.py", "test_query_key.py", "test_edits.py")
+EVERY_KIND = ("test_identities.py", "test_attention.py", "test_query_key.py", "test_edits.py", "test_independent.py")
 """Tests of what differs between architectures: these run on all of them"""
 
 
