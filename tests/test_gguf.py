@@ -81,16 +81,10 @@ def write(hf, path, architecture="llama", tokens=GPT2, fields=None, tensors=None
     said = {f"{architecture}.{key}": value for key, value in (said | KINDS.get(architecture, (0, {}))[1]).items()}
     said |= {f"tokenizer.ggml.{key}": value for key, value in tokens.items()}
     for key, value in (said | {"general.file_type": int(gguf.LlamaFileType.MOSTLY_Q8_0)} | (fields or {})).items():
-        if value is None:
-            continue
-        add = {
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-            list: writer.add_array,
-        }
-        add[type(value)](key, value)
+        if value is not None:
+            writer.add_key_value(
+                key, value, gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
+            )
     names = gguf.get_tensor_name_map(
         next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture), config.num_hidden_layers
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
+from conftest import TINY, random_prompts, refused, save_tiny, tiny
 from safetensors.torch import load_file, save_file
 from towerlab.model import files, loading, packages, proof, weights
 from towerlab.model.architectures import ARCHITECTURES
@@ -18,15 +18,14 @@ from towerlab.model.capture import capture
 
 @pytest.fixture
 def save(tmp_path):
-    """Saves a tiny model as a folder, and gives its path."""
+    """Saves a tiny model as a folder, with other fields in its config, and gives its path; of a field of None, it has none."""
 
-    def write(kind: str, dtype=torch.float32, **config) -> Path:
-        folder = tmp_path / kind.replace(" ", "-")
-        tiny(kind, dtype).hf.save_pretrained(folder)
-        word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(folder)
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | config))
-        return folder
+    def write(kind: str, **fields) -> Path:
+        path = tmp_path / kind.replace(" ", "-") / "config.json"
+        save_tiny(path.parent, kind)
+        config = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({key: value for key, value in config.items() if key not in fields or value is not None}))
+        return path.parent
 
     return write
 
@@ -115,17 +114,15 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
     for name in ("pytorch_model.bin", "model.pt", "training_args.bin"):
         (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "was-run")))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
-    config = json.loads((folder / "config.json").read_text())
     loading.load(folder)
-    config["auto_map"] = {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
-    (folder / "config.json").write_text(json.dumps(config))
-    not_loaded(folder, r"code of its own \(auto_map: AutoModelForCausalLM\).*take auto_map out of config.json")
-    del config["auto_map"]
-    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     not_loaded(folder, "pickled weights only.*save it as safetensors")
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
-    not_loaded(folder, "own model, which is not supported")
+    for fields, words in (
+        ({"model_type": "own"}, "own model, which is not supported"),
+        ({"auto_map": {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}},
+         r"code of its own \(auto_map: AutoModelForCausalLM\).*take auto_map out of config.json"),
+    ):  # fmt: skip
+        not_loaded(save("llama", **fields), words)
     assert not (tmp_path / "was-run").exists()
 
 
@@ -212,17 +209,9 @@ def test_a_field_that_transformers_passes_over_is_refused(save, field):
 
 
 def test_a_field_that_is_wanting_is_refused_where_no_shape_tells(save):
-    for kind, field in (
-        ("llama", "rms_norm_eps"),
-        ("gemma2", "query_pre_attn_scalar"),
-        ("gpt2", "layer_norm_epsilon"),
-        ("gptj", "n_head"),
-    ):
-        path = save(kind) / "config.json"
-        config = json.loads(path.read_text())
-        del config[field]
-        path.write_text(json.dumps(config))
-        not_loaded(path.parent, rf"does not say (num_attention_heads|{field}), and transformers would take")
+    wanting = {"llama": "rms_norm_eps", "gemma2": "query_pre_attn_scalar", "gpt2": "layer_norm_epsilon", "gptj": "n_head"}
+    for kind, field in wanting.items():
+        not_loaded(save(kind, **{field: None}), rf"does not say (num_attention_heads|{field}), and transformers would take")
 
 
 # Of configs as they lie on the hub, many of them written by transformers of years ago: what it knows no more, and what must be said.
