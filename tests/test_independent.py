@@ -117,12 +117,20 @@ def test_what_heads_write(pair, float64):
     model, by_hand, encoded, runs = pair
     written = heads(model, encoded)
     for i, (e, run) in enumerate(zip(encoded[:2], runs, strict=False)):
+        check_answer(written.isel(prompt=i), e, run)
+        sign = np.where(e.prompt.is_true, 1, -1)
         for layer, h in np.ndindex(model.n_layers, by_hand.heads):
-            at = run.weights[layer][h, -1][list(e.label_positions)]
-            np.testing.assert_allclose(written.attention[i, layer, h], at, **NEAR)
+            at, got = run.weights[layer][h, -1][list(e.label_positions)], written.isel(prompt=i, layer=layer, head=h)
             shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
             leads = [np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)]) for x in shares]
-            np.testing.assert_allclose(written.contribution[i, layer, h], at @ leads, **NEAR)
+            expected = {
+                "attention": at,
+                "contribution": at @ leads,
+                "writing": at @ (sign * leads),
+                "reading": (sign * leads).mean(),
+            }
+            for name, value in expected.items():
+                np.testing.assert_allclose(got[name], value, **NEAR)
 
 
 def test_what_heads_read_and_their_towers(pair, float64):
