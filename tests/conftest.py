@@ -18,10 +18,11 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from towerlab import progress
 from towerlab.cache import CACHE, user_cache
+from towerlab.model import memory
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.attention import implementation
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, batches
 from twotowers.errors import TwoTowersError
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
@@ -168,6 +169,12 @@ def float64():
 
 
 shared_tiny = functools.cache(tiny)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Three prompts or so at a time, so that a measurement runs several batches."""
+    monkeypatch.setattr(memory, "batches", lambda encoded, _: batches(encoded, 40))
 
 
 @pytest.fixture(scope="session", params=sorted(TINY))

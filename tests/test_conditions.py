@@ -40,6 +40,6 @@ def test_every_number_is_a_sum_of_weights_of_one_prompt(model):
 
 def test_what_the_conditions_make_of_a_prompt():
     prompt = next(e.prompt for e in tiny_blocks.blocks(20) if e.prompt.is_true == (True, False, False, True))
-    orders = {name: "".join("FT"[true] for true in change(prompt).is_true) for name, change in CONDITIONS.items()}
+    orders = {name: change(prompt).order for name, change in CONDITIONS.items()}
     assert orders == EXPECTED
     refused("demonstration", conditions, shared_tiny("gpt2"), encode([CONDITIONS["one true fewer"](prompt)]), encode)

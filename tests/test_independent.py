@@ -133,10 +133,10 @@ def test_what_heads_write(pair, float64):
                 np.testing.assert_allclose(got[name], value, **NEAR)
 
 
-def test_what_heads_read_and_their_towers(pair, float64):
+def test_what_heads_read_and_their_towers(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
     listed = [Head(0, 1), Head(1, 0), Head(1, by_hand.heads - 1)]
-    data, of_towers = label_reads(model, encoded, listed, max_tokens=60), towers(model, encoded, listed)
+    data, of_towers = label_reads(model, encoded, listed), towers(model, encoded, listed)
     assert list(data["listed_head"].values) == [str(head) for head in listed]
     for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
         for j, (layer, head) in enumerate(listed):
@@ -164,8 +164,7 @@ def changed_at(at, new, where=slice(None), keep=0.0):
     return edit
 
 
-@pytest.mark.parametrize("max_tokens", [40, 1024])  # few: many batches, and sets of a layer in several goes
-def test_ablations(pair, max_tokens, float64):
+def test_ablations(pair, small_batches, float64):
     model, by_hand, encoded, _ = pair
     top, last = model.n_layers - 1, by_hand.heads - 1
     sets = {
@@ -175,12 +174,10 @@ def test_ablations(pair, max_tokens, float64):
         "empty": [],
         "again": [(top, 1)],
     }
-    data = ablations(model, encoded, sets, max_tokens=max_tokens).isel(replacement=0)
+    data = ablations(model, encoded, sets)
     for i, e in enumerate(encoded[:5]):
-        for where, place in (("all", slice(None)), ("last", -1)):
-            for name, of in (sets | {"none": []}).items():
-                got = data.isel(prompt=i).sel(positions=where, heads=name)
-                check_answer(got, e, by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0, place)))
+        for name, of in (sets | {"none": []}).items():
+            check_answer(data.isel(prompt=i).sel(heads=name), e, by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)))
 
 
 @pytest.mark.parametrize("where", ["all", "last"])
@@ -196,30 +193,29 @@ def test_every_head_ablated_alone(pair, where, float64):
             np.testing.assert_allclose(data.logit_difference_lost[i][at], true - other, **NEAR)
 
 
-def test_knockouts_at_every_cut(pair, float64):
+def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
     model, by_hand, encoded, _ = pair
     edges = EDGES | {"nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
-    data = knockouts(model, encoded, edges, max_tokens=60)
-    assert data["cut"].values.tolist() == list(range(model.n_layers + 1))
+    monkeypatch.setattr("towerlab.measure.knockouts.EDGES", edges)
+    data = knockouts(model, encoded, range(model.n_layers + 1))
     for name, maker in edges.items():
         closed = closed_edges(encoded, maker).numpy()
-        for i, side, cut in np.ndindex(2, 2, model.n_layers + 1):
-            layers = range(cut) if side == 0 else range(cut, model.n_layers)
-            run = by_hand.run(encoded[i].ids, closed=lambda layer, shut=closed[i], of=layers: shut & (layer in of))
-            check_answer(data.sel(edges=name, side=["below", "from"][side], cut=cut).isel(prompt=i), encoded[i], run)
+        for i, cut in np.ndindex(2, model.n_layers + 1):
+            run = by_hand.run(encoded[i].ids, closed=lambda layer, shut=closed[i], cut=cut: shut & (layer < cut))
+            check_answer(data.sel(edges=name, cut=cut).isel(prompt=i), encoded[i], run)
 
 
 def test_exchanges(pair, float64):
     model, by_hand, encoded, _ = pair
     pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[::5], [(0, 1), (1, 0)]
     data = interchanges(model, pairs, {"two": of})
-    for i, (_, base, source) in enumerate(pairs):
+    for i, (kind, base, source) in enumerate(pairs):
         other, at = by_hand.run(source.ids), list(base.label_positions)
         q = changed_at(of, lambda layer, head, run=other: run.q[layer][head, -1], -1)
         k = changed_at(of, lambda layer, head, run=other, at=at: run.k[layer][head, at], at)
         v = changed_at(of, lambda layer, head, run=other, at=at: run.v[layer][head, at], at)
-        for what, edits in {"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}, "all": {"q": q, "k": k, "v": v}}.items():
-            check_answer(data.sel(what=what, heads="two").isel(prompt=i), base, by_hand.run(base.ids, **edits))
+        run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
+        check_answer(data.sel(heads="two").isel(prompt=i), base, run)
 
 
 def test_directions_and_both_towers_moved(pair, float64):

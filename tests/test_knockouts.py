@@ -1,8 +1,7 @@
-"""Which edges and cuts a knockout has, and what is refused. The numbers are in test_independent."""
+"""Which edges and cuts a knockout has. The numbers are in test_independent."""
 
 import tiny_blocks
-from conftest import refused, tiny
-from towerlab.measure.knockouts import EDGES, closed_edges, default_cuts, knockouts
+from towerlab.measure.knockouts import EDGES, closed_edges, default_cuts
 
 
 def test_edges_of_a_prompt():
@@ -21,8 +20,3 @@ def test_edges_of_a_prompt():
 
 def test_cuts_are_evenly_spaced_and_end_at_both_ends():
     assert default_cuts(32, 7) == [0, 4, 8, 12, 16, 20, 24, 28, 32] and default_cuts(3) == [0, 1, 2, 3]
-
-
-def test_what_cannot_be_measured_is_refused():
-    model, encoded = tiny("gpt2"), tiny_blocks.blocks(1)
-    refused("layers 0 to 2", knockouts, model, encoded, cuts=[5])

@@ -9,17 +9,18 @@ import tiny_blocks
 import torch
 from conftest import refused, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
-from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, strongest, ways
+from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
 from towerlab.model.edits import Places, attend, edited, everywhere, places_of, reversed_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
+from twotowers import choose
 
 EXACT = dict(rtol=0, atol=1e-9)
 
 
-def looks(model, encoded, senders=8, max_tokens=2048):
-    alone = one_by_one(model, encoded, max_tokens=max_tokens)
-    return alone.assign(ways(model, encoded, CONTRASTS, strongest(alone, senders), max_tokens))
+def looks(model, encoded, senders=8):
+    alone = one_by_one(model, encoded)
+    return alone.assign(ways(model, encoded, choose.by_effect(alone, senders)))
 
 
 def preference_of(weights, e):
@@ -61,29 +62,23 @@ def sent_z(model, encoded):
     return out
 
 
-def test_preferences_are_those_of_the_definition_and_keys_say_what_queries_say(model):
+def test_preferences_are_those_of_the_definition(model, small_batches):
     encoded = tiny_blocks.blocks(2)
-    result, other = looks(model, encoded, max_tokens=60), donors_of(encoded)["labels exchanged"]
+    result, other = looks(model, encoded), donors_of(encoded)["labels exchanged"]
     runs = [run(model, e) for e in encoded]
     for i, e in enumerate(encoded):
-        theirs = runs[other[i]]
         for layer, head in every_head(model):
-            own, (their_query, their_key, *_) = runs[i]["attention"][layer], theirs["attention"][layer]
+            own, (their_query, *_) = runs[i]["attention"][layer], runs[other[i]]["attention"][layer]
             for query_of, query in (("own", None), ("labels exchanged", their_query)):
                 expected = preference_of(weights_of(model, own, head, e.last, query), e)
-                np.testing.assert_allclose(result.preference.sel(query_of=query_of)[0, i, layer, head], expected, **EXACT)
-            # With the other prompt's keys: what the other prompt has with the query of this one; with both: its own.
-            for query, query_of in ((None, "labels exchanged"), (their_query, "own")):
-                weights = weights_of(model, own, head, e.last, query, their_key)
-                partner = result.preference.sel(query_of=query_of)[0, other[i], layer, head]
-                np.testing.assert_allclose(preference_of(weights, e), partner, **EXACT)
+                np.testing.assert_allclose(result.preference.sel(query_of=query_of)[i, layer, head], expected, **EXACT)
     own, exchanged = result.preference
     assert float(abs(own - exchanged).max()) > 1e-4
 
 
-def test_effects_equal_whole_runs_with_plain_hooks(model):
+def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
     encoded = tiny_blocks.blocks(2)
-    result = looks(model, encoded, max_tokens=60)
+    result = looks(model, encoded)
     for i, (plain, sent_of) in enumerate(sent_z(model, encoded)):
         np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
         for name, (layer, head) in ((c, h) for c in CONTRASTS for h in every_head(model)):
@@ -114,16 +109,16 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
     assert len(np.unique(np.round(result, 6))) == result.size
 
 
-def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model):
+def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model, small_batches):
     encoded = tiny_blocks.blocks(2)
-    result = looks(model, encoded, senders=3, max_tokens=60)
+    result = looks(model, encoded, senders=3)
     mean = abs(result.effect.sel(contrast="reversed").mean("prompt"))
     at = dict(layer=result.sender_layer, head=result.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]
-    for route, variable in (((1, 1, 1), "effect"), ((1, 0, 0), "direct_effect")):
-        one_route = result.effect_by_route.sel(dict(zip(("output", "queries", "mlps"), route, strict=True)))
-        np.testing.assert_allclose(one_route, result[variable].isel(at).transpose(*one_route.dims), **EXACT)
-    assert not result.effect_by_route.sel(output=0, queries=0, mlps=0).any()
+    for route, variable in {"all": "effect", "direct": "direct_effect"}.items():
+        one_route = result.effect_by_route.sel(route=route)
+        expected = result[variable].sel(contrast="labels exchanged").isel(at)
+        np.testing.assert_allclose(one_route, expected.transpose(*one_route.dims), **EXACT)
 
 
 def test_donors_differ_from_a_prompt_in_what_their_name_says():
@@ -174,7 +169,7 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
         else:
             model.part(0, "attention").q_proj.weight.zero_()
     result = looks(model, encoded)
-    assert float(abs(result.preference.sel(layer=0, query_position="last position")).max()) < 1e-12
+    assert float(abs(result.preference.sel(layer=0)).max()) < 1e-12
     assert float(abs(result.effect.sel(layer=0, contrast="reversed")).max()) < 1e-12
     assert float(abs(result.effect.sel(layer=1, contrast="reversed")).max()) > 1e-4
     plain, places = run(model, encoded[0]), places_of(encoded[:1])
@@ -193,7 +188,7 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     result = looks(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
     choice = float(result.logit_difference.min())
     assert choice > 2  # nats: the model answers right
-    own, other = result.preference.sel(query_position="last position").mean("prompt")
+    own, other = result.preference.mean("prompt")
     text, label = (own + other) / 2, (own - other) / 2
     effect, direct = result.effect.mean("prompt"), result.direct_effect.mean("prompt")
     comparer, idle, writer, suppressor = (dict(layer=layer, head=head) for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1)))
@@ -212,8 +207,8 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
 
     senders = list(zip(result.sender_layer.values, result.sender_head.values, strict=True))
     assert sorted(senders) == [(1, 0), (2, 0), (2, 1)]
-    ways = result.effect_by_route.mean("prompt").sel(contrast="reversed").isel(sender=senders.index((1, 0)))
-    by_queries = float(ways.sel(output=0, queries=1, mlps=0) / ways.sel(output=1, queries=1, mlps=1))
+    ways = result.effect_by_route.mean("prompt").isel(sender=senders.index((1, 0)))
+    by_queries = float(ways.sel(route="later queries") / ways.sel(route="all"))
     assert by_queries == pytest.approx(1, abs=0.03)
 
     at = result.logit_difference_all_reversed.mean("prompt")

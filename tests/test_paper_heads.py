@@ -10,9 +10,9 @@ from test_mitigations import free_weights
 from towerlab.measure import paper_heads
 from towerlab.measure.ablations import single_ablations
 from towerlab.measure.chain import Run
-from towerlab.measure.mitigations import mitigations
-from towerlab.measure.paper_heads import REMEDIED, looked_at, remedied, twelve
-from towerlab.model import unembed
+from towerlab.measure.label_reads import label_reads
+from towerlab.measure.mitigations import remedied
+from towerlab.measure.paper_heads import REMEDIED, looked_at, twelve
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CHANGES, paper_prompts
 from towerlab.prompts.prompt import encode_all
@@ -56,47 +56,24 @@ def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):
     xr.testing.assert_allclose(data[:, 1:], single_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:], rtol=0, atol=1e-12)
 
 
-def test_what_they_attend_to_and_read_is_the_slow_reference_s(model, encoded):
+def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded):
     encode, prompts = encoded
     heads = [Head(1, 1), Head(0, 0)]
     data = looked_at(model, prompts, heads, encode)
+    others = encode([CHANGES["query of the other class"](e.prompt) for e in prompts])
     assert data["named_head"].values.tolist() == ["1-1", "0-0"]
-    for i, e in enumerate(prompts):
-        slow, one = Reference(model, e.ids), data.isel(prompt=i)
-        other = encode([CHANGES["query of the other class"](e.prompt)])[0]
-        flipped = Reference(model, other.ids)
-        for h, (layer, head) in enumerate(heads):
-            for place, at in enumerate(e.label_positions):
-                of = one.isel(named_head=h, place=place)
-                by_hand = slow.attentions[layer][head, at], flipped.attentions[layer][head, at]
-                assert np.allclose(of["attention"], [float(x) for x in by_hand], atol=1e-7)
-                bs = unembed.bs_values(slow.value_output(layer, head, at), model.unembedding, slow.scale)
-                pair = e.label_pair if e.prompt.is_true[place] else e.label_pair[::-1]
-                assert float(of["reading"]) == pytest.approx(float(bs[pair[0]] - bs[pair[1]]), abs=1e-9)
-        logits = model.hf(torch.tensor([other.ids])).logits[0, -1].log_softmax(-1)
-        assert float(one["flipped_log_prob_true"]) == pytest.approx(float(logits[other.true_id]), abs=1e-9)
-        assert other.prompt.true_label != e.prompt.true_label
-
-
-def test_remedies_are_those_of_mitigations_where_each_belongs(model, encoded):
-    """Answers equal those of `mitigations`, which is tested by hand; balanced prompts are left alone by the majority shortcut."""
-    encode, prompts = encoded
-    sets = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1), Head(0, 1)]}
-    data = remedied(model, prompts, sets, encode)
-    assert {*data["named_head"].values} == {"0-1", "1-0", "1-1"}
-    for name, change in REMEDIED.items():
-        changed = encode([change(e.prompt) for e in prompts])
-        expected, remedy = mitigations(model, changed, sets), "majority" if "fewer" in name else "recency"
-        for own, theirs in {"none": "none", "remedy": f"{remedy} shortcut"}.items():
-            for variable in ("log_prob_true", "log_prob_other", "says"):
-                assert np.allclose(data[variable].sel(change=name, remedy=own), expected[variable].sel(remedy=theirs), atol=1e-9)
-    plain = mitigations(model, encode([REMEDIED["FFTT"](e.prompt) for e in prompts]), sets)["log_prob_true"]
-    assert np.allclose(plain.sel(remedy="majority shortcut"), plain.sel(remedy="none"), atol=1e-12)
+    for name, of in (("as it is", prompts), ("query of the other class", others)):
+        expected = label_reads(model, of, heads, ranks=False)
+        assert np.allclose(data["attention"].sel(change=name).transpose("prompt", ...), expected["attention"])
+    assert np.allclose(data["flipped_log_prob_true"], expected["log_prob_true"])
+    assert np.allclose(data["flipped_log_prob_other"], expected["log_prob_other"])
+    assert np.allclose(data["reading"], label_reads(model, prompts, heads, ranks=False)["reading"])
+    assert all(other.prompt.true_label != e.prompt.true_label for other, e in zip(others, prompts, strict=True))
 
 
 def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded):
     encode, prompts = encoded
-    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, encode)["attention_true"]
+    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, REMEDIED, encode)["attention_true"]
     for name in ("one true fewer", "TFFT"):
         for i, e in enumerate(encode([REMEDIED[name](e.prompt) for e in prompts])):
             slow, at = Reference(model, e.ids), [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]

@@ -34,7 +34,7 @@ def model(tiny_model, float64):
 def test_numbers_equal_those_of_the_measurements(model):
     effect, encoded = explore(model, State(CASE, ABLATED)), [encode(CASE, model.tokenizer)]
     plain = measure_heads(model, encoded)
-    answers = ablations(model, encoded, {"these": ABLATED}, positions=("all",)).isel(positions=0, replacement=0, prompt=0)
+    answers = ablations(model, encoded, {"these": ABLATED}).isel(prompt=0)
     table = effect.answer.set_index("token")
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):

@@ -102,13 +102,7 @@ CASES = {
         query="She answered: never again!",
     ),
     "labels inside texts": make(("say foo : foo", "bar"), ("bar", "foo"), ("foo : bar", "bar"), query="foo :", true_label="bar"),
-    "colons": make((":", "foo"), ("a:", "bar"), ("::: :", "foo"), query=":"),
-    "punctuation before the colon": make(("well...", "foo"), ("(so)", "bar"), ('"no"', "foo"), query="hm?!"),
-    "combining marks": make(("e\u0301\u0301te\u0301", "bar"), ("\u0301x", "foo"), query="nin\u0303o\u0303"),
-    "emoji": make(("🙂🙃", "bar"), ("👩\u200d👩\u200d👧", "foo"), query="🏴\U000e0067\U000e007f"),
     "scripts": make(("漢字𠀀", "bar"), ("ลิง", "foo"), ("قرد", "bar"), query="обезьяна"),
-    "inner space": make(("two  words", "bar"), ("a\n\nb\tc", "foo"), query="x \u00a0 y"),
-    "no demonstrations": make(),
 }
 
 
@@ -221,7 +215,6 @@ def test_mischief_of_tokenizers_is_refused():
         (lambda: make(("a ", "foo")), "edges"),
         (lambda: make(("a", "foo"), query="\n"), "edges"),
         (lambda: make(labels=("foo", " bar")), "edges"),
-        (lambda: next(batches([], 0)), "max_tokens=0"),
     ],
 )
 def test_prompts_that_make_no_sense_are_refused(call, words):

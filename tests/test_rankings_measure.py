@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from conftest import VOCABULARY, of_two_classes, random_prompts, refused, shared_tiny
 from reference import Reference
 from towerlab.measure import rankings as module
@@ -10,6 +11,11 @@ from towerlab.measure.heads import heads
 from towerlab.measure.increases import increases
 from towerlab.model.attention import changing_z
 from twotowers import choose
+
+
+@pytest.fixture(autouse=True)
+def tokens(monkeypatch):
+    monkeypatch.setattr(module, "ordinary_tokens", lambda _: ([*range(2, VOCABULARY)], []))
 
 
 def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)):
@@ -22,9 +28,9 @@ def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)
         return model.hf(torch.tensor([e.ids])).logits[0, -1]
 
 
-def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model):
+def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model, small_batches):
     encoded, shuffled = of_two_classes(6), of_two_classes(6, seed=9)
-    result = module.function_vector_scores(model, encoded, shuffled, range(len(encoded)), max_tokens=30)
+    result = module.function_vector_scores(model, encoded, shuffled, range(len(encoded)))
     of_class = [[2, 4], [1, 3, 5]]  # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
         rows = []
@@ -52,10 +58,12 @@ def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
             assert learning[i, layer, head] == pytest.approx(difference / float(projection.norm()), abs=1e-8)
 
 
-def test_induction_scores_are_those_of_eager_attention(model):
+def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
+    monkeypatch.setattr(module, "LENGTH", 7)
+    monkeypatch.setattr(module, "REPEATS", 3)
     ids = []
     hook = model.hf.get_input_embeddings().register_forward_pre_hook(lambda _, args: ids.append(args[0]))
-    result = module.induction_scores(model, length=7, n=3, tokens=range(2, VOCABULARY))
+    result = module.induction_scores(model)
     hook.remove()
     (ids,) = ids
     assert ids.shape == (3, 14) and torch.equal(ids[:, :7], ids[:, 7:]) and ids.min() >= 2
@@ -73,16 +81,16 @@ def test_the_dataset_holds_every_ranking(float64):
     model, encoded = shared_tiny("gpt2"), of_two_classes(6)
     of_heads = heads(model, encoded).assign(increase=increases(model, encoded)["increase"])
     data = module.of_prompts(model, range(len(encoded)), encoded, of_two_classes(6, seed=9))
-    result = module.scores(model, of_heads, data, tokens=range(2, VOCABULARY))
+    result = module.scores(model, of_heads, data)
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
-    for name in module.EACH:
-        np.testing.assert_allclose(result["score"].sel(ranking=name), data[name.replace(" ", "_")].mean("prompt"))
+    xr.testing.assert_allclose(result["score"].sel(ranking=list(module.EACH)), data["score"].mean("prompt"))
     np.testing.assert_allclose(result["score"].sel(ranking="writing"), of_heads["writing"].mean("prompt"))
 
 
-def test_what_cannot_be_ranked_is_refused():
+def test_what_cannot_be_ranked_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "LENGTH", 30)
     model = shared_tiny("gpt2")
     few = of_two_classes(3)  # the other blocks of the second one ask one class only
     refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few, range(len(few)))
-    refused("takes 2 to 29", module.induction_scores, model, False, length=30, tokens=range(2, VOCABULARY))
+    refused("takes 29 random tokens", module.induction_scores, model, False)

@@ -47,7 +47,7 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
 
     monkeypatch.setattr(directions, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
     run = Run(Settings(k=1, separator="space", labels=LABELS))
-    few = run.encode(run.few())
+    few = run.few()
     halves = directions.of_other_labels(run, few)
     assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
     for at, of_directions in halves:
@@ -55,7 +55,7 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
         assert not theirs & mine and theirs | mine == set(LABELS)
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
-        directions.of_other_labels(alone, alone.encode(alone.few()))
+        directions.of_other_labels(alone, alone.few())
 
 
 @pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels
@@ -126,7 +126,7 @@ def test_named_and_random_sets_are_kept_apart(small):
 
 def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     run = small(Run)
-    encoded = run.encode(run.few())
+    encoded = run.few()
 
     def measure(model, encoded, sets):
         """The number of the first head of every set."""

@@ -21,7 +21,7 @@ def recorded():
     model, encoded = shared_tiny("gpt2"), blocks(2)
 
     def measure(sets):
-        return ablations(model, encoded, sets, ["all"])
+        return ablations(model, encoded, sets)
 
     return apart(measure(with_random(PLACE, DRAWS)), DRAWS), measure
 
@@ -68,7 +68,7 @@ def test_prompts_have_labels_of_one_kind():
         (lambda d: d.drop_vars("logit_difference"), "it lacks logit_difference"),
         (lambda d: d.drop_vars("pair"), "it lacks pair"),
         (lambda d: d.assign(more=d["says"]), "more is not in the schema"),
-        (lambda d: d.isel(replacement=0), r"'logit_difference' is over \(.*\), not \(.*replacement.*\)"),
+        (lambda d: d.isel(heads=0), r"'logit_difference' is over \(.*\), not \(.*heads.*\)"),
         (lambda d: d.assign(says=d["says"].astype(float).assign_attrs(d["says"].attrs)), "'says' is no int"),
         (lambda d: d.assign(says=d["says"].assign_attrs(units="words")), "'says' is not in 0 true label"),
     ],

@@ -1,15 +1,18 @@
 """Routes of what heads send against a last position computed by hand, layer by layer and reader by reader."""
 
+from itertools import product
+
 import pytest
 import tiny_blocks
 import torch
 from conftest import random_prompts, tiny
 from plain_hooks import softmax
-from towerlab.measure.looks import ROUTES
 from towerlab.model import query_key
 from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
 from towerlab.model.routes import Route, logit_differences, routed
+
+ROUTES = [Route(*of) for of in product((False, True), repeat=3)]
 
 
 def manual(model, last, heads, sent, route):

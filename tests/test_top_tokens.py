@@ -1,9 +1,11 @@
 """Top tokens of values, keys and queries against sorted projections; relations by hand."""
 
 import numpy as np
+import pytest
 import torch
 from conftest import VOCABULARY, of_two_classes, shared_tiny
 from reference import Reference
+from towerlab.measure import top_tokens as module
 from towerlab.measure.top_tokens import RELATIONS, carried_query, relations_of, top_tokens
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import capture
@@ -17,9 +19,15 @@ LEXICON = Lexicon(tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}"
 CLASSES = {"number": ["word11", "word12"], "animal": ["word13"]}
 
 
-def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp_path):
+@pytest.fixture(autouse=True)
+def words(monkeypatch):
+    monkeypatch.setattr(Lexicon, "of", lambda *_: LEXICON)
+    monkeypatch.setattr(module, "class_words", lambda: CLASSES)
+
+
+def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp_path, small_batches):
     encoded, heads = of_two_classes(3), [Head(1, 1), Head(0, 0)]
-    result = top_tokens(model, encoded, heads, 5, LEXICON, CLASSES, max_tokens=30)
+    result = top_tokens(model, heads, encoded)
     slow = [Reference(model, e.ids) for e in encoded]
     runs = [model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded]
     plain = [capture(model, [e], {"streams"}) for e in encoded]
@@ -38,7 +46,7 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp
                         assert set(at["token"].values) == {""}
                         continue
                     bs = unembed.bs_values(rows[2] - subtrahend, model.unembedding, slow[2].scale)
-                    assert at["token"].values.tolist() == [f"word{i}" for i in bs.argsort(descending=True)[:5]]
+                    assert at["token"].values.tolist() == [f"word{i}" for i in bs.argsort(descending=True)[: module.TOP]]
     save(kept("top_tokens", Recording(result)), tmp_path / "top.nc", {"measurement": "top_tokens"})
     assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
@@ -70,9 +78,10 @@ def test_relations_by_hand():
     assert names(None)["word12"] == "own text" and names(None)["word11"] == "none"
 
 
-def test_relations_stand_beside_their_tokens(float64):
+def test_relations_stand_beside_their_tokens(float64, monkeypatch):
+    monkeypatch.setattr(module, "TOP", VOCABULARY)
     model, encoded = shared_tiny("gpt2"), of_two_classes(3)
-    result = top_tokens(model, encoded, [Head(1, 0)], VOCABULARY, LEXICON, CLASSES)
+    result = top_tokens(model, [Head(1, 0)], encoded)
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
         tokens, codes = (result[name].transpose("prompt", ..., "rank").values for name in (what, variable))
         dims = result[what].transpose("prompt", ..., "rank").dims
@@ -84,11 +93,13 @@ def test_relations_stand_beside_their_tokens(float64):
     assert {"own text", "own class", "other class"} <= {RELATIONS[c] for c in np.unique(result["relation"])}
 
 
-def test_a_label_is_known_by_its_token_and_never_passed_over(float64):
+def test_a_label_is_known_by_its_token_and_never_passed_over(float64, monkeypatch):
     model, encoded = shared_tiny("gpt2"), of_two_classes(2)
     token = encoded[0].label_ids["foo"]
     plain = ["the" if i == token else f"word{i}" for i in range(VOCABULARY)]  # a piece of "foo", and a stop word
-    result = top_tokens(model, encoded, [Head(1, 1)], VOCABULARY, Lexicon(LEXICON.texts, tuple(plain)), CLASSES)
+    monkeypatch.setattr(module, "TOP", VOCABULARY)
+    monkeypatch.setattr(Lexicon, "of", lambda *_: Lexicon(LEXICON.texts, tuple(plain)))
+    result = top_tokens(model, [Head(1, 1)], encoded)
     at = result.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
     for place, d in enumerate(encoded[0].prompt.demonstrations):
         relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]

@@ -18,10 +18,6 @@ PROMPT = Prompt(
 ONE_EACH = replace(PROMPT, demonstrations=PROMPT.demonstrations[:2])
 
 
-def order(prompt):
-    return "".join("FT"[true] for true in prompt.is_true)
-
-
 def texts(prompt):
     return [d.text for d in prompt.demonstrations]
 

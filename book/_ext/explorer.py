@@ -26,8 +26,8 @@ SHOWN = 6  # blocks, of as many class pairs
 LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
 FIVE = 5  # words shown of a value and a key
 READINGS = (("value", "kept"), ("key", "taken out"))  # a head's mean key says nothing of the label
-WAYS = {"at once": (1, 0, 0), "by later queries": (0, 1, 0), "by MLPs": (0, 0, 1), "all ways": (1, 1, 1)}
-"""Which of output, queries, MLPs read what a head writes"""
+WAYS = {"at once": "direct", "by later queries": "later queries", "by MLPs": "MLPs", "all ways": "all"}
+"""What is shown -> which readers of what a head writes are given it (`effect_by_route`)"""
 
 Read = Callable[[str], xr.Dataset | None]
 
@@ -55,8 +55,7 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
 def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
     """Name, values (prompt, layer, head), and whether their interval is wanted."""
-    at_last = looks["preference"].sel(query_position="last position", drop=True)
-    own, other = (at_last.sel(query_of=query, drop=True) for query in ("own", "labels exchanged"))
+    own, other = (looks["preference"].sel(query_of=query, drop=True) for query in ("own", "labels exchanged"))
     yield "by text", (own + other) / 2, False
     yield "by predicted label", (own - other) / 2, False
     yield "direct effect", looks["direct_effect"].sel(contrast="reversed", drop=True), False
@@ -109,11 +108,9 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
 
 def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
     """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways were opened one at a time."""
-    if "labels exchanged" not in looks["contrast"].values:
-        return {}
-    effects = looks["effect_by_route"].sel(contrast="labels exchanged").mean("prompt")
+    effects = looks["effect_by_route"].mean("prompt")
     senders = named(zip(looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True))
-    by_way = {way: effects.sel(output=o, queries=q, mlps=m).values for way, (o, q, m) in WAYS.items()}
+    by_way = {way: effects.sel(route=route).values for way, route in WAYS.items()}
     return {name: {way: _short(of)[i] for way, of in by_way.items()} for i, name in enumerate(senders)}
 
 

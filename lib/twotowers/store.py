@@ -55,6 +55,8 @@ OWN_SETS = ("suite", "prompts", "seed", "dtype")
 """Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads are its own"""
 DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
+ONCE_LARGER = {"ablations", "interchanges"}
+"""Measurements whose files once had three dimensions, for which their logit differences are rounded: see `kept`"""
 DIGITS = 9
 """Bits of a float's mantissa that are kept in files: one part in 1,024"""
 
@@ -202,7 +204,7 @@ def kept(name: str, recording: Recording) -> Recording:
     """
 
     def of(part: xr.Dataset) -> xr.Dataset:
-        if "log_prob_true" in part and part["log_prob_true"].ndim > 2:
+        if "log_prob_true" in part and part["log_prob_true"].ndim > (1 if name in ONCE_LARGER else 2):
             difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
             part = part.assign(logit_difference=difference)
         units = {variable: about.units for variable, about in schema.variables()[name].items() if variable in part}

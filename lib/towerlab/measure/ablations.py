@@ -1,23 +1,22 @@
 """What the model answers when sets of heads are ablated, or one head by itself. Chapters 6 and 12 (v1 6.2; EMNLP, table 3).
 
     data = ablations(model, encoded, {"twelve": twelve})
-    data.says.sel(heads="twelve", positions="last", replacement="zero")       # (prompt,)
+    data.says.sel(heads="twelve")                   # (prompt,)
     data = single_ablations(model, encoded, "last")
     data.log_prob_lost.mean("prompt")               # (layer, head): the ranking of the EMNLP version
 
-Ablating a head replaces what it feeds to W_O by zero, everywhere or at the last position only.
+Ablating a head replaces what it feeds to W_O by zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 import xarray as xr
-from tqdm import tqdm
 from twotowers import choose
-from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
 
 from towerlab.measure.chain import LOCATING, Run
@@ -26,77 +25,46 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, random_sets
 from towerlab.model.edits import UNCHANGED, answers, everywhere, zero
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import in_memory
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.progress import progress
-from towerlab.prompts.prompt import Encoded, batches
+from towerlab.prompts.prompt import Encoded
 
-POSITIONS = ("all", "last")
+Positions = Literal["all", "last"]
 """Where heads are ablated: at all positions, or at the last one only"""
 NONE = "none"
 """The set of no heads: the plain run"""
 
 
-def ablations(
-    model: Model,
-    encoded: Sequence[Encoded],
-    sets: Mapping[str, Sequence[tuple[int, int]]],
-    positions: Sequence[str] = POSITIONS,
-    max_tokens: int = 1024,
-) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated: (positions, replacement, heads, prompt).
+def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
+    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all positions: (heads, prompt).
 
-    `heads` are the names of `sets` after "none", the plain run, which an empty set equals; `replacement` is "zero". Cost of
-    a set whose lowest head is of layer l of L: about L - l blocks, of all positions or of one (`model.edits`).
-    Memory: `max_tokens` positions at a time, beside what a plain run of a quarter as many leaves behind. Raises
-    TwoTowersError on a head outside the model and on unknown positions.
+    `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is of layer l of L: about L - l
+    blocks. Raises TwoTowersError on a head outside the model.
     """
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
-    check_positions(*positions)
-    all_sets = {NONE: [], **sets}
-    number_of: dict[frozenset[Head], int] = {}  # each different set runs once; 0 is the plain run
-    numbers = [number_of.setdefault(frozenset(Head(*at) for at in heads), len(number_of)) for heads in all_sets.values()]
-    runs = [sorted(heads) for heads in number_of if heads]
-    out = Answers(encoded, len(positions), 1, len(all_sets))
-    with progress("ablations", len(positions) * len(encoded)) as bar:
-        for p, where in enumerate(positions):
-            of_runs = ablated_answers(model, encoded, runs, where, bar, max_tokens)
-            out.log_prob[p, 0], out.says[p, 0] = of_runs.log_prob[numbers], of_runs.says[numbers]
-    coordinates = {"positions": list(positions), "replacement": ["zero"], "heads": list(all_sets)}
-    return observations(encoded, out.variables(*coordinates), **coordinates)
+    out = ablated_answers(model, encoded, list(sets.values()), "all")
+    return observations(encoded, out.variables("heads"), heads=[NONE, *sets])
 
 
-def single_ablations(model: Model, encoded: Sequence[Encoded], positions: str = "all", first_layer: int = 0) -> xr.Dataset:
+def single_ablations(model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0) -> xr.Dataset:
     """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
 
     - `log_prob_lost`: log-probability of the true label, plain minus ablated;
     - `logit_difference_lost`: the same of the true label's logit minus the other's.
 
     Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads, each from its head's layer on.
-    Raises TwoTowersError on unknown positions.
     """
-    check_positions(positions)
     heads = [Head(layer, head) for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
-    with progress("single ablations", len(encoded)) as bar:
-        log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions, bar).log_prob
+    log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions).log_prob
     lost = np.full((len(encoded), model.n_layers, model.n_heads, 2), np.nan)
     lost[:, first_layer:] = (log_prob[:1] - log_prob[1:]).swapaxes(0, 1).reshape(len(encoded), -1, model.n_heads, 2)
     variables = variables_of("singles", log_prob_lost=lost[..., 0], logit_difference_lost=lost[..., 0] - lost[..., 1])
     return observations(encoded, variables, positions=positions)
 
 
-def check_positions(*positions: str) -> None:
-    """Raise TwoTowersError on what is none of POSITIONS."""
-    for where in positions:
-        if where not in POSITIONS:
-            raise TwoTowersError(f"positions='{where}': choose {' or '.join(POSITIONS)}")
-
-
 @torch.inference_mode()
-def ablated_answers(
-    model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: str, bar: tqdm, max_tokens: int = 1024
-) -> Answers:
+def ablated_answers(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions) -> Answers:
     """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
     out = Answers(encoded, 1 + len(runs))
 
@@ -106,8 +74,7 @@ def ablated_answers(
         of_edits = answers(model, batch, edits) if positions == "all" else LastPosition(model, batch).answers(edits)
         out.put_each(np.ndindex(len(edits)), index, *of_edits)
 
-    for index, _ in in_memory(run, batches(encoded, max_tokens)):
-        bar.update(len(index))
+    run_batches("ablations", encoded, 1024, run)
     return out
 
 
@@ -124,4 +91,4 @@ def _ablations(run: Run) -> Recipe:
     """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets matched to them."""
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
     twelve = {"paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)}
-    return Recipe(ablations, run.encode(run.few()), (("all",),), twelve, random_sets(run, twelve))
+    return Recipe(ablations, run.few(), (), twelve, random_sets(run, twelve))

@@ -39,35 +39,33 @@ from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
 from towerlab.measure.observations import observations, read_prompts, variables_of
-from towerlab.measure.paper import encoded_case, heads_of_case
+from towerlab.measure.paper import case_of
 from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, norm_eps, rms, widen
-from towerlab.model.token_text import Lexicon
 from towerlab.prompts.prompt import Encoded
 
 WEIGHTS = np.linspace(0, 1, 21)
-TOP, NEURONS, CANDIDATES = 10, 20, 200
+NEURONS, CANDIDATES = 20, 200
 
 
-def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon | None = None) -> xr.Dataset:
+def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     """See the module."""
     one, names = [encoded], [str(head) for head in heads]
-    words = top_tokens(model, one, heads, TOP, lexicon).sel(mean="kept", drop=True)
+    words = top_tokens(model, heads, one).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head", "relation", "query_relation"])
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        attention, by_place, swept = [], [], []
+        attention, each = at_labels(capture, capture.weights)[0], []
         for layer, head in heads:
-            attention.append(at_labels(capture, capture.weights)[0, layer, head])
             values = label_values(capture, model, layer)[0, head] @ model.output_weight(layer)[head]
-            own = [increases_with(model, capture, layer, w * value[None]) for w, value in zip(attention[-1], values, strict=True)]
-            every = [increases_with(model, capture, layer, torch.tensor(WEIGHTS).to(value)[:, None] * value) for value in values]
-            by_place.append(torch.cat(own))
-            swept.append(torch.stack(every))
-        arrays = {"attention": attention, "place_increase": by_place, "swept_increase": swept}
-        return {name: torch.stack(of_heads)[None] for name, of_heads in arrays.items()}
+            swept = torch.tensor(WEIGHTS).to(values).expand(len(values), -1)
+            weights = torch.cat([attention[layer, head].to(values)[:, None], swept], 1)
+            each.append(increases_with(model, capture, layer, weights[..., None] * values[:, None]))
+        of_heads, increase = torch.stack([attention[layer, head] for layer, head in heads]), torch.stack(each)
+        arrays = {"attention": of_heads, "place_increase": increase[..., 0], "swept_increase": increase[..., 1:]}
+        return {name: x[None] for name, x in arrays.items()}
 
     arrays = read_prompts("case", model, one, {"weights", "values"}, read)
     data = observations(one, variables_of("case", **arrays), weight=WEIGHTS)
@@ -75,12 +73,16 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head], lexicon: Lexicon
     return xr.merge([increases(model, one), of_heads, data], compat="override", join="override")
 
 
-def increases_with(model: Model, capture: Capture, layer: int, vectors: torch.Tensor) -> torch.Tensor:
-    """Increase of the true label (nats) by each vector (vector, d_model), added to what enters the layer at the last position."""
-    scale, word = unembed.norm_scale(capture.resid_final, model.unembedding), capture.true_ids[0]
-    rows = capture.resid_pre[layer, 0] + torch.cat([torch.zeros_like(vectors[:1]), vectors])
-    log_probs = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[:, word]
-    return log_probs[1:] - log_probs[0]
+def increases_with(
+    model: Model, capture: Capture, layer: int, vectors: Float[Tensor, "*vectors d_model"], before: Tensor | float = 0.0
+) -> Float[Tensor, "*vectors"]:
+    """Increase of the true label (nats) by each vector, added to what enters the layer at the last position and `before`."""
+    scale, start = unembed.norm_scale(capture.resid_final, model.unembedding)[0], capture.resid_pre[layer, 0] + before
+
+    def log_probs(rows: Tensor) -> Tensor:
+        return unembed.bs_values(rows, model.unembedding, scale.expand(rows.shape[:-1])).log_softmax(-1)
+
+    return (log_probs(start + vectors) - log_probs(start))[..., capture.true_ids[0]]
 
 
 def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
@@ -88,13 +90,14 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
 
     def read(capture: Capture) -> dict[str, Tensor]:
         vectors, (error, n) = head_vectors(model, capture), sum_of_parts(model, capture)
-        numbers, increases, ranks = top_neurons(model, capture)
+        numbers, of_neurons, ranks = top_neurons(model, capture)
+        alone = [increases_with(model, capture, *of) for of in enumerate(vectors)]
+        last = [increases_with(model, capture, layer, of, of.sum(0) - of) for layer, of in enumerate(vectors)]
+        of_positions = [increases_with(model, capture, layer, subvalues(model, capture, layer)[head]) for layer, head in heads]
         every = {
             "sum_error": torch.tensor(error, dtype=torch.float64), "n_parts": torch.tensor(n),
-            "increase": layer_by_layer(model, capture, vectors),
-            "increase_last": layer_by_layer(model, capture, vectors, last=True),
-            "position_increase": torch.stack([by_position(model, capture, *head) for head in heads]),
-            "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1], "neuron_increase": increases, "neuron_rank": ranks,
+            "increase": torch.stack(alone), "increase_last": torch.stack(last), "position_increase": torch.stack(of_positions),
+            "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1], "neuron_increase": of_neurons, "neuron_rank": ranks,
             "head_to_neuron": torch.stack([from_heads(model, capture, vectors, *at) for at in numbers.tolist()]),
         }  # fmt: skip
         return {name: x[None] for name, x in every.items()}
@@ -103,68 +106,53 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     return observations([encoded], variables_of("parts", **arrays), named_head=("named_head", [str(head) for head in heads]))
 
 
+def subvalues(model: Model, capture: Capture, layer: int) -> Float[Tensor, "head position d_model"]:
+    """What every head of a layer adds to the residual stream from each position."""
+    values = capture.values[layer, 0].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=0)
+    weighted = capture.weights[layer, 0].to(values)[..., None] * values
+    return torch.einsum("hpk,hkd->hpd", weighted, model.output_weight(layer).to(values))
+
+
 def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_model"]:
     """What every head adds to the residual stream."""
-    each = [torch.einsum("hk,hkd->hd", z[0], model.output_weight(layer).to(z)) for layer, z in enumerate(capture.z)]
-    return torch.stack(each)
+    return torch.stack([subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)])
 
 
 def sum_of_parts(model: Model, capture: Capture) -> tuple[float, int]:
     """(error, number) of the sum of all parts: see the module."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     for layer in range(model.n_layers):
-        values = capture.values[layer, 0].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=0)
-        of_positions = torch.einsum("hp,hpk->hpk", capture.weights[layer, 0].to(values), values)
-        subvalues = torch.einsum("hpk,hkd->hpd", of_positions, model.output_weight(layer).to(values))
-        neurons = capture.neurons[layer, 0]
-        of_neurons = neurons @ model.ffn_weight(layer).to(neurons)
+        of_heads, neurons = subvalues(model, capture, layer), capture.neurons[layer, 0]
         biases = [b for b in (model.output_bias(layer), model.ffn_bias(layer)) if b is not None]
-        total += widen(subvalues).sum((0, 1)) + widen(of_neurons) + sum(widen(b.to(total)) for b in biases)
-        n += of_positions.shape[0] * of_positions.shape[1] + len(neurons) + len(biases)
+        for part in (of_heads.sum((0, 1)), neurons @ model.ffn_weight(layer).to(neurons), *biases):
+            total += widen(part.to(total.device))
+        n += of_heads.shape[0] * of_heads.shape[1] + len(neurons) + len(biases)
     final = widen(capture.resid_final[0])
     return float((total - final).abs().max() / final.abs().max()), n
 
 
-def layer_by_layer(model: Model, capture: Capture, vectors: Tensor, last: bool = False) -> Float[Tensor, "layer head"]:
-    """Increase by every head's vector, added to what enters its layer, or `last`: to that and all other heads of the layer."""
-    out = []
-    for layer, of_heads in enumerate(vectors):
-        rest = of_heads.sum(0) - of_heads
-        both = increases_with(model, capture, layer, torch.cat([rest + of_heads, rest]) if last else of_heads)
-        out.append(both[: len(of_heads)] - both[len(of_heads) :] if last else both)
-    return torch.stack(out)
-
-
-def by_position(model: Model, capture: Capture, layer: int, head: int) -> Float[Tensor, "position"]:
-    """Increase by what a head takes from each position."""
-    values = capture.values[layer, 0, model.value_head(head)]
-    weighted = capture.weights[layer, 0, head].to(values)[:, None] * values
-    return increases_with(model, capture, layer, weighted @ model.output_weight(layer)[head].to(values))
-
-
 def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]:
     """(layer and number, increase, rank of the word) of the neurons with the largest increase, largest first."""
-    unembedding, word = model.unembedding, capture.true_ids
-    scale, found = unembed.norm_scale(capture.resid_final, unembedding), []
-    states = capture.resid_pre if model.parallel else capture.resid_pre + capture.attention_output
-    for layer, x in enumerate(states[:, 0]):
-        p = unembed.bs_values(x, unembedding, scale[0]).softmax(-1)
+    unembedding, word, each = model.unembedding, capture.true_ids, []
+    scale = unembed.norm_scale(capture.resid_final, unembedding)[0]
+    before = (
+        torch.zeros_like(capture.resid_pre) if model.parallel else capture.attention_output
+    )  # and after a layer's input: its FFN
+    for layer, x in enumerate((capture.resid_pre + before)[:, 0]):
+        p = unembed.bs_values(x, unembedding, scale).softmax(-1)
         row = widen(unembedding.weight[word[0]]) - p @ widen(unembedding.weight)
-        slope = unembed.fold_norm(unembedding, row[None])[0] / scale[0]  # of the log-probability, along any vector
+        slope = unembed.fold_norm(unembedding, row[None])[0] / scale  # of the log-probability, along any vector
         neurons = capture.neurons[layer, 0]
-        first_order = neurons * (model.ffn_weight(layer).to(neurons) @ slope.to(neurons))
-        at = first_order.topk(min(CANDIDATES, len(first_order))).indices
-        found += [(float(first_order[i]), layer, int(i)) for i in at]
-    rows = []
-    for _, layer, i in sorted(found, reverse=True)[:CANDIDATES]:
-        vector = (capture.neurons[layer, 0, i] * model.ffn_weight(layer)[i].to(capture.neurons))[None]
-        before = states[layer, 0] - capture.resid_pre[layer, 0]  # from what enters the layer to what its FFN adds to
-        both = increases_with(model, capture, layer, torch.cat([before[None] + vector, before[None]]))
-        rows.append((float(both[0] - both[1]), layer, i, vector))
-    rows = sorted(rows, key=lambda row: -row[0])[:NEURONS]
-    vectors = torch.cat([vector for *_, vector in rows])
-    ranks = unembed.rank(vectors, word.expand(len(rows))[:, None], unembedding)[:, 0]
-    return torch.tensor([row[1:3] for row in rows]), torch.tensor([row[0] for row in rows], dtype=torch.float64), ranks
+        each.append(neurons * (model.ffn_weight(layer).to(neurons) @ slope.to(neurons)))
+    first_order = torch.stack(each)
+    found = first_order.flatten().topk(min(CANDIDATES, first_order.numel())).indices.tolist()
+    numbers = [divmod(i, first_order.shape[1]) for i in found]
+    vectors = [capture.neurons[layer, 0, i] * model.ffn_weight(layer)[i].to(capture.neurons) for layer, i in numbers]
+    of_each = zip(numbers, vectors, strict=True)
+    increase = torch.cat([increases_with(model, capture, layer, v[None], before[layer, 0]) for (layer, _), v in of_each])
+    largest, best = increase.topk(min(NEURONS, len(increase)))
+    ranks = unembed.rank(torch.stack(vectors)[best], word.expand(len(best))[:, None], unembedding)[:, 0]
+    return torch.tensor(numbers)[best.cpu()], largest.double(), ranks
 
 
 def from_heads(model: Model, capture: Capture, vectors: Tensor, layer: int, neuron: int) -> Float[Tensor, "layer head"]:
@@ -185,11 +173,9 @@ def from_heads(model: Model, capture: Capture, vectors: Tensor, layer: int, neur
 
 def _case(run: Run) -> xr.Dataset:
     """The paper's own prompt: increases of blocks and heads, words of values, keys and query, attention against increase."""
-    encoded = encoded_case(run)
-    return case(run.model, encoded, heads_of_case(run, encoded))
+    return case(*case_of(run))
 
 
 def _parts(run: Run) -> xr.Dataset:
     """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons and what feeds them."""
-    encoded = encoded_case(run)
-    return parts(run.model, encoded, heads_of_case(run, encoded))
+    return parts(*case_of(run))

@@ -275,9 +275,9 @@ class Run:
         each = about.passes if self.settings.suite == "words" else about.sentences or about.passes
         return each * 4 * n_blocks[about.on]  # four prompts a block, four sets of the paper
 
-    def few(self) -> list[Prompt]:
+    def few(self) -> list[Encoded]:
         """Prompts of the first blocks that judge, `n_few` of them."""
-        return self.blocks(self.n_few, JUDGING)
+        return self.encode(self.blocks(self.n_few, JUDGING))
 
     def locating(self, form: Form | None = None) -> list[Encoded]:
         """Prompts of the blocks on which the form and the heads are chosen; they judge nothing."""

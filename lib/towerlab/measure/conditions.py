@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.errors import NotTestable
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
@@ -28,12 +28,12 @@ Encode = Callable[[Sequence[Prompt]], list[Encoded]]
 
 def true_nearest(prompt: Prompt) -> Prompt:
     """The paper's own order: the other class first, the query's class nearest the query."""
-    return in_order(prompt, "".join(sorted("FT"[true] for true in prompt.is_true)))
+    return in_order(prompt, "".join(sorted(prompt.order)))
 
 
 def true_first(prompt: Prompt) -> Prompt:
     """The paper's re-ordered set (v1 section 5.2)."""
-    return in_order(prompt, "".join(sorted(("FT"[true] for true in prompt.is_true), reverse=True)))
+    return in_order(prompt, "".join(sorted(prompt.order, reverse=True)))
 
 
 CONDITIONS: Changes = {
@@ -77,20 +77,13 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
             true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]
             left.append(weights[..., [e.label_positions[place] for place in true[:-1]]].sum(-1))
-            removed.append(weights[..., slice(*demonstration(e, true[-1]))].sum(-1))
+            starts = [start for start, _ in (*e.text_spans, e.query_span)]  # of demonstrations: text, colon, label and separator
+            removed.append(weights[..., starts[true[-1]] : starts[true[-1] + 1]].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
     data = attention_in(model, encoded, CONDITIONS, encode, "condition")
     arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)
     return data.assign(observations(encoded, variables_of("conditions", **arrays)).data_vars)
-
-
-def demonstration(encoded: Encoded, place: int) -> tuple[int, int]:
-    """First token and the one after the last of a demonstration: its text, colon, label and separator."""
-    starts = [start for start, _ in (*encoded.text_spans, encoded.query_span)]
-    if not 0 <= place < len(starts) - 1:
-        raise TwoTowersError(f"demonstration {place}: the prompt has {len(starts) - 1}")
-    return starts[place], starts[place + 1]
 
 
 def check_one_can_go(run: Run) -> None:
@@ -102,4 +95,4 @@ def check_one_can_go(run: Run) -> None:
 def _conditions(run: Run) -> Recipe:
     """Attention and answers with one demonstration fewer, and in two orders."""
     check_one_can_go(run)
-    return Recipe(conditions, run.encode(run.few()), (run.encode,))
+    return Recipe(conditions, run.few(), (run.encode,))

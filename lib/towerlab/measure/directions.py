@@ -27,8 +27,9 @@ from torch import Tensor
 from twotowers.errors import NotTestable, TwoTowersError
 
 from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.observations import read_prompts
 from towerlab.model import query_key
-from towerlab.model.capture import Capture, read_all
+from towerlab.model.capture import Capture
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 
@@ -36,40 +37,34 @@ BLOCKS = 8
 """of each class pair, from which its direction comes: from fewer it would be that of single words"""
 
 
-def class_directions(model: Model, encoded: Sequence[Encoded], max_tokens: int = 1024) -> xr.Dataset:
+def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """Mean of the pair's first class minus that of its second, of every head: one direction a class pair.
 
     `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a key: nats); `keys` (pair,
     layer, kv_head, d_head): of label positions by the class of their text, before rotation. Both after a norm of queries
-    and keys where the model has one. Raises TwoTowersError for a pair whose prompts ask one class only.
+    and keys where the model has one. Memory: both of all these prompts. Raises TwoTowersError for a pair whose prompts ask one
+    class only.
     """
     names = sorted({e.prompt.dataset for e in encoded})
     for name in names:
         if len({e.prompt.cls for e in encoded if e.prompt.dataset == name}) < 2:
             raise TwoTowersError(f"{name}: one of the classes is asked in no prompt: draw at least two blocks a pair")
-    classes = [cls for name in names for cls in name.split("/")]  # a pair's first and second class, pair by pair
-    sizes = {"query": model.n_heads, "keys": model.n_key_value_heads}
-    sums = {name: torch.zeros(len(classes), model.n_layers, n, model.d_head, dtype=torch.float64) for name, n in sizes.items()}
-    counts = {name: torch.zeros(len(classes), 1, 1, 1) for name in sizes}
 
-    def read(capture: Capture) -> tuple[list[Encoded], Tensor, Tensor]:
+    def read(capture: Capture) -> dict[str, Tensor]:
         """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head, d_head)."""
         at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
         normed = [query_key.normed(model, layer, capture.stream_inputs[layer]) for layer in range(model.n_layers)]
         last = [query_key.queries(model, layer, x[:, -1]) for layer, x in enumerate(normed)]
         labels = [query_key.keys(model, layer, x.gather(1, at)) for layer, x in enumerate(normed)]
-        return capture.prompts, torch.stack(last, 1).double().cpu(), torch.stack(labels, 2).double().cpu()
+        return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
 
-    for prompts, last, labels in read_all("class directions", model, encoded, {"streams"}, read, max_tokens):
-        asked = torch.tensor([classes.index(e.prompt.cls) for e in prompts])
-        shown = torch.tensor([classes.index(d.cls) for e in prompts for d in e.prompt.demonstrations])
-        for name, of_class, vectors in (("query", asked, last), ("keys", shown, labels.flatten(0, 1))):
-            sums[name].index_add_(0, of_class, vectors)
-            counts[name][:, 0, 0, 0] += of_class.bincount(minlength=len(classes))
-    dims, variables = {"query": "head", "keys": "kv_head"}, {}
-    for name in sizes:
-        first, second = (sums[name] / counts[name]).unflatten(0, (-1, 2)).unbind(1)
-        variables[name] = (("pair", "layer", dims[name], "d_head"), (first - second).numpy())
+    vectors, variables = read_prompts("class directions", model, encoded, {"streams"}, read, 1024), {}
+    asked, shown = [e.prompt.cls for e in encoded], [[d.cls for d in e.prompt.demonstrations] for e in encoded]
+    for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
+        first, second = (
+            [vectors[name][np.array(classes) == pair.split("/")[side]].mean(0, dtype=float) for pair in names] for side in (0, 1)
+        )
+        variables[name] = (("pair", "layer", head, "d_head"), np.array(first) - np.array(second))
     return xr.Dataset(variables, coords={"pair": names})
 
 

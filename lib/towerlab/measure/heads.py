@@ -36,7 +36,7 @@ from towerlab.prompts.prompt import Encoded
 KINDS = ("attention", "FFN")
 
 
-def heads(model: Model, encoded: Sequence[Encoded], max_tokens: int | None = None) -> xr.Dataset:
+def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """See the module.
 
     Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and unequal numbers of them.
@@ -56,9 +56,13 @@ def heads(model: Model, encoded: Sequence[Encoded], max_tokens: int | None = Non
             "block_logit_difference": block_logit_differences(capture, model),
         }
 
-    max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
-    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, max_tokens)
+    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model))
     return observations(encoded, variables_of("heads", **arrays) | answers.variables(), kind=list(KINDS))
+
+
+def tokens_at_once(model: Model) -> int:
+    """Where each prompt is run once, and much of it is kept."""
+    return 512 if model.device.type == "cpu" else 16_384
 
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:

@@ -16,7 +16,7 @@ import xarray as xr
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.heads import KINDS
+from towerlab.measure.heads import KINDS, tokens_at_once
 from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
@@ -30,7 +30,7 @@ from towerlab.prompts.prompt import Encoded
 GROUP_BYTES = 320 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 
 
-def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", max_tokens: int | None = None) -> xr.Dataset:
+def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") -> xr.Dataset:
     """See the module. `norm`: how the final norm is read (`model.unembed`). Raises TwoTowersError for another `norm`."""
     unembed.check_norm(norm)
     n, layers = len(encoded), model.n_layers
@@ -47,8 +47,7 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen", ma
             norm,
         )
 
-    max_tokens = max_tokens or (512 if model.device.type == "cpu" else 16_384)
-    stream = captures(model, encoded, max_tokens=max_tokens)
+    stream = captures(model, encoded, max_tokens=tokens_at_once(model))
     with progress("increases", n) as bar:
         for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(stream, max(GROUP_BYTES, model.bytes // 16))):
             index = [i for capture in group for i in capture.index]

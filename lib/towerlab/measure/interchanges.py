@@ -7,8 +7,7 @@
 Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt of a block is the
 base of three pairs; in each, the source's true label is the other one:
 
-- *query*: the source asks a query of the other class after the same demonstrations. Attention is causal, so in these
-  pairs keys and values at label positions are the same, and "query" and "all" are one by construction;
+- *query*: the source asks a query of the other class after the same demonstrations;
 - *keys*: texts of the two classes have changed places, labels and query stay: label positions hold the other class;
 - *values*: the labels are exchanged, texts and query stay: label positions hold the other label.
 
@@ -19,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import xarray as xr
 from twotowers.errors import NotTestable, TwoTowersError
@@ -29,9 +30,9 @@ from twotowers.heads import Heads, check_inside
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import AT_LAST, BY_ATTENTION, other_halves, present, random_sets
+from towerlab.measure.sets import AT_LAST, BY_ATTENTION, present, random_sets
 from towerlab.model.capture import label_log_probs
-from towerlab.model.edits import EXCHANGES, exchange
+from towerlab.model.edits import exchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
@@ -86,16 +87,14 @@ def _query_length(encoded: Encoded) -> int:
 
 
 @torch.inference_mode()
-def interchanges(
-    model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads], what: Sequence[str] = tuple(EXCHANGES), max_tokens: int = 1024
-) -> xr.Dataset:
-    """Answers of every pair's base with parts of some heads taken from its source: (what, heads, prompt).
+def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
+    """Answers of every pair's base with what its kind says taken from its source, in some heads: (heads, prompt).
 
-    `what`: the last position's "query", the "keys" or "values" at label positions, or "all" three; `heads`: the names of
-    `sets`. `base_logit_difference` and `source_logit_difference` (prompt) are of both prompts as they are. The true label is that of
+    A kind is the last position's "query", or the "keys" or "values" at label positions; `heads`: the names of `sets`.
+    `base_logit_difference` and `source_logit_difference` (prompt) are of both prompts as they are. The true label is that of
     the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
     prompt are those of the base, with `pair_kind`. Cost: a run of each base and source, and one of the
-    last position alone for each set and each of `what`. Memory: keys and values of both, for `max_tokens` tokens. Raises
+    last position alone for each set. Memory: keys and values of both, for 1,024 tokens. Raises
     TwoTowersError for heads outside the model, and for pairs whose labels differ or stand at other positions.
     """
     bases = [pair.base for pair in pairs]
@@ -104,24 +103,24 @@ def interchanges(
     for _, base, source in pairs:
         if (base.label_positions, base.last, base.label_ids) != (source.label_positions, source.last, source.label_ids):
             raise TwoTowersError("a pair's prompts need the same labels at the same positions: make them with pairs_of")
-    of_base, of_source, answers = Answers(bases), Answers(bases), Answers(bases, len(what), len(sets))
+    of_base, of_source, answers = Answers(bases), Answers(bases), Answers(bases, len(sets))
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    def run(kind: str, of_kind: list[int], index: list[int], batch: list[Encoded]) -> None:
+        index = [of_kind[i] for i in index]
         base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
         of_base.put((), index, *base.plain_answer())
         of_source.put((), index, *label_log_probs(source.capture.logits, batch))  # labels in the base's order
         at = torch.tensor([e.label_positions for e in batch])
-        edits = {
-            (w, s): exchange(heads, part, source.plain, at) for s, heads in enumerate(sets.values()) for w, part in enumerate(what)
-        }
-        answers.put_each(edits, index, *base.answers(list(edits.values())))
+        edits = [exchange(heads, kind, source.plain, at) for heads in sets.values()]
+        answers.put_each(np.ndindex(len(sets)), index, *base.answers(edits))
 
-    run_batches("interchanges", bases, max_tokens, run)
-    variables = answers.variables("what", "heads")
+    for kind in KINDS:
+        of_kind = [i for i, pair in enumerate(pairs) if pair.kind == kind]
+        run_batches(f"interchanges, {kind}", [bases[i] for i in of_kind], 1024, partial(run, kind, of_kind))
+    variables = answers.variables("heads")
     for side, of_side in (("base", of_base), ("source", of_source)):
         variables[f"{side}_logit_difference"] = of_side.variables()["logit_difference"]
-    coordinates = {"what": list(what), "heads": list(sets), "pair_kind": ("prompt", [pair.kind for pair in pairs])}
-    return observations(bases, variables, **coordinates)
+    return observations(bases, variables, heads=list(sets), pair_kind=("prompt", [pair.kind for pair in pairs]))
 
 
 def _interchanges(run: Run) -> Recipe:
@@ -135,5 +134,4 @@ def _interchanges(run: Run) -> Recipe:
     blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
     pairs = pairs_of(run.encode(blocks), run.model.tokenizer)
     sets = present({BY_ATTENTION: run.sets[BY_ATTENTION]})
-    turns = other_halves(run, BY_ATTENTION, [pair.base for pair in pairs])
-    return Recipe(interchanges, pairs, (KINDS,), sets, random_sets(run, sets, AT_LAST), turns=turns)
+    return Recipe(interchanges, pairs, (), sets, random_sets(run, sets, AT_LAST))

@@ -1,7 +1,7 @@
-"""Attention knocked out along edges, in the layers below a cut or from it on: by where a step is done. Chapter 6.
+"""Attention knocked out along edges, in the layers below a cut: by where a step is done. Chapter 6.
 
-    measured = knockouts(model, encoded)
-    measured.sel(edges="labels and colons to own text", side="below", cut=18)    # blocked in layers 0 to 17
+    measured = knockouts(model, encoded, default_cuts(model.n_layers))
+    measured.sel(edges="labels and colons to own text", cut=18)    # blocked in layers 0 to 17
 
 Claim 2 of v1 (section 4): shallow layers merge each demonstration's features into its label position, and the query's
 into the last position. A label that may not see its text there loses the class, and the answer with it. The colon
@@ -11,14 +11,13 @@ between text and label sees the text too and can hand it on, so it is blocked as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
-from twotowers.errors import TwoTowersError
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import Answers, observations
@@ -33,7 +32,6 @@ from towerlab.prompts.prompt import Encoded
 
 Edges = list[tuple[Iterable[int], Iterable[int]]]
 """(from positions, to positions): every position of the first may attend to none of the second"""
-SIDES = ("below", "from")
 
 
 def labels_to_own_text(encoded: Encoded) -> Edges:
@@ -63,45 +61,32 @@ def default_cuts(n_layers: int, n: int = 7) -> list[int]:
 
 
 @torch.inference_mode()
-def knockouts(
-    model: Model,
-    encoded: Sequence[Encoded],
-    edges: Mapping[str, Callable[[Encoded], Edges]] = EDGES,
-    cuts: Sequence[int] | None = None,
-    max_tokens: int = 1024,
-) -> xr.Dataset:
-    """Answers with no attention along the edges in some layers: (edges, side, cut, prompt).
+def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
+    """Answers with no attention along each of EDGES in layers 0 to l - 1, for each cut l: (edges, cut, prompt).
 
-    At cut l, "below" blocks layers 0 to l - 1 and "from" layers l to the last; cut 0 is always measured, so "from" there
-    is the full block, the positive control, and "below" there blocks nothing. `cuts`: `default_cuts`. Cost for each of the
-    edges: two whole runs, and for each cut two of the layers from it on. Raises TwoTowersError for cuts outside the model, and
-    for a position that may not attend to itself.
+    The first cut is 0, which blocks nothing; one at the number of layers is the full block, the positive control. Cost for each of
+    the edges: two whole runs, and for each cut one of the layers from it on. Raises TwoTowersError for a position that may not
+    attend to itself.
     """
-    layers, cuts = range(model.n_layers), sorted({0, *(default_cuts(model.n_layers) if cuts is None else cuts)})
-    if not 0 <= cuts[0] <= cuts[-1] <= model.n_layers:
-        raise TwoTowersError(f"cuts from {cuts[0]} to {cuts[-1]}: {model.name} has layers 0 to {model.n_layers - 1}")
-    answers = Answers(encoded, len(edges), len(SIDES), len(cuts))
+    answers = Answers(encoded, len(EDGES), len(cuts))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
-        for row, maker in enumerate(edges.values()):
-            closed = closed_edges(batch, maker)
-            with block_outputs(model, [cut - 1 for cut in cuts if cut]) as plain:
-                answers.put((row, 0, 0), index, *answer(model, batch))
-            with block_outputs(model, [cut - 1 for cut in cuts if cut]) as shut, edited(model, knockout(model, layers, closed)):
-                answers.put((row, 1, 0), index, *answer(model, batch))
+        for row, maker in enumerate(EDGES.values()):
+            answers.put((row, 0), index, *answer(model, batch))
+            everywhere = knockout(model, range(model.n_layers), closed_edges(batch, maker))
+            with block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut, edited(model, everywhere):
+                answer(model, batch)
             for c, cut in enumerate(cuts[1:], 1):
                 with restarted(model, cut, shut[cut - 1]):
-                    answers.put((row, 0, c), index, *answer(model, batch))
-                with restarted(model, cut, plain[cut - 1]), edited(model, knockout(model, layers[cut:], closed)):
-                    answers.put((row, 1, c), index, *answer(model, batch))
+                    answers.put((row, c), index, *answer(model, batch))
 
-    run_batches("knockouts", encoded, max_tokens, run)
-    coordinates = {"edges": list(edges), "side": list(SIDES), "cut": cuts}
+    run_batches("knockouts", encoded, 1024, run)
+    coordinates = {"edges": list(EDGES), "cut": list(cuts)}
     return observations(encoded, answers.variables(*coordinates), **coordinates)
 
 
 def _knockouts(run: Run) -> Recipe:
-    """Attention knocked out below and from cuts spread over the layers, one of them at the layer of the first head by writing."""
+    """Attention knocked out below cuts spread over the layers, one of them at the layer of the first head by writing."""
     first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
     cuts = sorted({*default_cuts(run.model.n_layers), first})
-    return Recipe(knockouts, run.encode(run.few()), (EDGES, cuts))
+    return Recipe(knockouts, run.few(), (cuts,))

@@ -40,8 +40,8 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
 
-def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], max_tokens: int = 2048) -> xr.Dataset:
-    """See the module. One forward pass, then one walk over the vocabulary for each head.
+def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True) -> xr.Dataset:
+    """See the module; `ranks`: whether both ranks are there. One forward pass, then one walk over the vocabulary for each head.
 
     Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for a head outside the model, no
     prompts, prompts without a true and a false demonstration, and unequal numbers of demonstrations.
@@ -60,11 +60,11 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
             "reading": label_readings(capture, model)[:, layers, numbers],
         }
 
-    arrays = read_prompts("label reads", model, encoded, {"weights", "values"}, read, max_tokens)
-    values = torch.from_numpy(arrays["values"])
-    ranks = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
-    own, other = np.moveaxis(ranks, -1, 0)
-    each = {"attention": arrays["attention"], "reading": arrays["reading"], "own_rank": own, "other_rank": other}
+    each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
+    values = torch.from_numpy(each.pop("values"))
+    if ranks:
+        both = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
+        each["own_rank"], each["other_rank"] = np.moveaxis(both, -1, 0)
     variables = {name: (LISTED, array) for name, array in each.items()} | answers.variables()
     return observations(encoded, variables, **listed(heads), vocabulary=model.unembedding.vocabulary)
 
@@ -104,7 +104,7 @@ def _label_reads(run: Run) -> Recipe:
     sets = present(run.sets)
     every = [*sets.values(), *random_sets(run, {"located": run.sets["located"]})["located"]]
     each = list(dict.fromkeys(head for heads in every for head in heads))
-    return Recipe(label_reads, run.encode(run.few()), (each,))
+    return Recipe(label_reads, run.few(), (each,))
 
 
 def _towers(run: Run) -> Recipe:

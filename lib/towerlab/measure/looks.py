@@ -1,7 +1,7 @@
 """What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
 
     measured = one_by_one(model, encoded)                # whole blocks of four prompts
-    measured.assign(ways(model, encoded, CONTRASTS, strongest(measured, 8)))
+    measured.assign(ways(model, encoded, choose.by_effect(measured, 8)))
     own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
     text_part, label_part = (own + other) / 2, (own - other) / 2
 
@@ -9,12 +9,10 @@ The prompts of a block are donors for one another. For prompt i, *labels exchang
 the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
 places, and the same right answer; *both exchanged* is both.
 
-**What its query asks for.** `preference` (query_of, query_position, prompt, layer, head): attention on labels of the query's
+**What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of the query's
 class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
 prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
-about to be said turns round (label part). Taking the keys instead says the same: with the keys of the other prompt and its
-own query prompt i has the preference that the other prompt has with the query of i, and with query and keys of the other
-prompt it has that prompt's preference. So both parts by keys are those by queries, the two prompts in each other's stead.
+about to be said turns round (label part).
 
 **What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
 minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
@@ -23,9 +21,9 @@ prompt: which label, which place. All that comes later responds. `direct_effect`
 with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
 
 **Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
-itself, `effect_by_route` (contrast, output, queries, mlps, sender, prompt): effects where what it writes is read (1) or not
-(0) by the final norm (`output`), by the attention of later layers (`queries`, with the last position's own key and value)
-and by MLPs: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
+itself, `effect_by_route` (route, sender, prompt): effects of *labels exchanged* where what it writes is read by the final norm
+alone ("direct"), by the attention of later layers ("later queries", with the last position's own key and value), by MLPs, or by
+all of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
 
 **How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
 preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
@@ -34,9 +32,9 @@ end), and at every position. Each has the weights of the plain run, reversed; va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +42,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 from twotowers import choose
-from twotowers.heads import Head
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
 from towerlab.measure.observations import observations, variables_of
@@ -59,51 +57,41 @@ from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
 from towerlab.prompts.prompt import Encoded
 
-Outputs = Mapping[int, Float[Tensor, "batch head d_head"]]
-"""Layer -> what all its heads feed to W_O at the last position"""
-CONTRASTS = ("reversed", *DONORS[:2])
+Make = Callable[[Heads], Edit]
+"""What edits some heads, under one contrast"""
+CONTRASTS = ("reversed", *list(DONORS)[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
 SENDERS = 8
 """Heads whose ways are followed"""
-ROUTES = [Route(*route) for route in product((False, True), repeat=3)]
+ROUTES = {
+    "direct": Route(output=True, queries=False, mlps=False),
+    "later queries": Route(output=False, queries=True, mlps=False),
+    "MLPs": Route(output=False, queries=False, mlps=True),
+    "all": Route(output=True, queries=True, mlps=True),
+}
 
 
-class Donated(NamedTuple):
-    """What is fed to W_O in a prompt's stead: donors by contrast, and z of all prompts' plain runs (prompt, layer, head, d_head)."""
-
-    donors: Mapping[str, list[int]]
-    z: Tensor
-
-    def outputs(self, contrast: str, index: Sequence[int], last: LastPosition) -> Outputs:
-        """What all heads feed to W_O under a contrast, for the prompts `index`."""
-        if contrast == CONTRASTS[0]:
-            return reversed_outputs(last)
-        rows = [self.donors[contrast][i] for i in index]
-        return {layer: self.z[rows, layer] for layer in range(self.z.shape[1])}
-
-
-def donated(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Donated:
-    return Donated(donors_of(encoded), plain_z(model, encoded, max_tokens))
+def donated(z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]) -> Make:
+    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts' donors."""
+    return partial(feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])})
 
 
 @torch.inference_mode()
-def one_by_one(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS, max_tokens: int = 2048
-) -> xr.Dataset:
-    """All but the ways. `contrasts`: "reversed", and others of CONTRASTS.
+def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
+    """All but the ways. `contrasts`: the first of CONTRASTS, or more.
 
     Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
     prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
-    head's layer up. Memory: keys, values and attention of `max_tokens` tokens, and what all heads feed to W_O at the last
+    head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads feed to W_O at the last
     position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     check_labels_left(encoded)
-    of_others = donated(model, encoded, max_tokens)
+    z, donors = plain_z(model, encoded), donors_of(encoded)
     every, n = (model.n_layers, model.n_heads), len(encoded)
-    every_head = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    every_head = list(np.ndindex(every))
     plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
-    preferences = np.full((len(QUERIES), 1, n, *every), np.nan)
+    preferences = np.full((len(QUERIES), n, *every), np.nan)
     effect, direct = np.empty((2, len(contrasts), n, *every))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
@@ -115,60 +103,47 @@ def one_by_one(
 
         with reading_all(model, read):
             last = LastPosition(model, batch)
-        outputs = [of_others.outputs(contrast, index, last) for contrast in contrasts]
-        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), outputs)
-        direct[:, index] = _direct_effects(last, outputs)
+        makes: list[Make] = [partial(attend, weights=weights), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
+        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), makes)
+        direct[:, index] = _direct_effects(last, makes)
         for row, at in enumerate(positions_reversed(batch), start=1):
             with edited(model, attend(every_head, weights, at)):
                 swapped[row, index] = _differences(last, capture(model, batch).resid_final)
 
-        partners = [encoded[of_others.donors[CONTRASTS[1]][i]] for i in index]
-        fits = [labels_stand_as(*pair) for pair in zip(batch, partners, strict=True)]
+        partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
+        stand = [[(e.label_positions, e.query_span, e.last) for e in prompts] for prompts in (batch, partners)]
+        fits = [own == other for own, other in zip(*stand, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
         fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
-        preferences[0, 0, index] = _preferences(last, last, places)
-        preferences[1, 0, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
+        preferences[0, index] = _preferences(last, last, places)
+        preferences[1, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
 
-    run_batches("looks", encoded, max_tokens, run)
+    run_batches("looks", encoded, 2048, run)
     variables = variables_of(
         "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
         logit_difference_all_reversed=swapped,
     )  # fmt: skip
-    return observations(
-        encoded, variables, query_of=list(QUERIES), query_position=[POSITIONS[0]], contrast=list(contrasts),
-        reversed_position=list(POSITIONS),
-    )  # fmt: skip
-
-
-def strongest(alone: xr.Dataset, n: int) -> list[Head]:
-    """The heads with the largest effect of *reversed*, by its absolute mean over prompts."""
-    return choose.top(abs(alone["effect"].sel(contrast=CONTRASTS[0]).mean("prompt")), n, least=-np.inf)
+    coordinates = {"query_of": list(QUERIES), "contrast": list(contrasts), "reversed_position": list(POSITIONS)}
+    return observations(encoded, variables, **coordinates)
 
 
 @torch.inference_mode()
-def ways(
-    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str], heads: Sequence[Head], max_tokens: int = 2048
-) -> xr.Dataset:
-    """`effect_by_route` of some heads, each alone: zero of no route."""
-    of_others = donated(model, encoded, max_tokens)
-    effects = np.zeros((len(contrasts), 2, 2, 2, len(heads), len(encoded)))
+def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+    """`effect_by_route` of some heads, each alone."""
+    z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
+    effects = np.empty((len(ROUTES), len(heads), len(encoded)))
 
     def run(index: list[int], batch: list[Encoded]) -> None:
         last = LastPosition(model, batch)
-        outputs = [of_others.outputs(contrast, index, last) for contrast in contrasts]
-        each = list(product(range(len(contrasts)), ROUTES[1:], range(len(heads))))
-        versions = [(feed([heads[h]], outputs[c]), route) for c, route, h in each]
-        final = torch.cat([next(last.finals([UNCHANGED]))[1], routed(last, versions)])
-        plain, *differences = _differences(last, final)
-        for (c, route, h), difference in zip(each, differences, strict=True):
-            effects[c, int(route.output), int(route.queries), int(route.mlps), h, index] = plain - difference
+        make = donated(z, donors, index)
+        final = routed(last, [(make([head]), route) for route in ROUTES.values() for head in heads])
+        differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
+        effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
 
-    run_batches("ways", encoded, max_tokens, run)
-    return observations(
-        encoded, variables_of("looks", effect_by_route=effects),
-        contrast=list(contrasts), output=[0, 1], queries=[0, 1], mlps=[0, 1],
-        sender_layer=("sender", [layer for layer, _ in heads]), sender_head=("sender", [head for _, head in heads]),
-    )  # fmt: skip
+    run_batches("ways", encoded, 2048, run)
+    layer, number = ([head[axis] for head in heads] for axis in (0, 1))
+    senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
+    return observations(encoded, variables_of("looks", effect_by_route=effects), route=list(ROUTES), **senders)
 
 
 def _differences(last: LastPosition, final: Tensor) -> np.ndarray:
@@ -185,37 +160,24 @@ def _preferences(last: LastPosition, other: LastPosition, places: Places) -> np.
     return np.stack(each, 1)
 
 
-def labels_stand_as(e: Encoded, other: Encoded) -> bool:
-    """Whether both prompts have their labels, their query and their end at the same positions."""
-    return (e.label_positions, e.query_span, e.last) == (other.label_positions, other.query_span, other.last)
-
-
-def reversed_outputs(last: LastPosition) -> Outputs:
-    """z of the last position with reversed weights."""
-    places, z = places_of(last.batch), {}
-    for layer, plain in last.plain.items():
-        z[layer] = plain.attention.z(reversed_weights(plain.attention.weights(), places))[:, :, 0]
-    return z
-
-
-def _effects(last: LastPosition, all_reversed: Edit, outputs: Sequence[Outputs]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logit differences, plain and with all heads reversed; effects of each head (output, prompt, layer, head)."""
-    heads = [(layer, head) for layer in range(last.model.n_layers) for head in range(last.model.n_heads)]
-    edits = [UNCHANGED, all_reversed, *(feed([head], z) for z in outputs for head in heads)]
+def _effects(last: LastPosition, all_reversed: Edit, makes: Sequence[Make]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logit differences, plain and with all heads reversed; effects of each head (contrast, prompt, layer, head)."""
+    heads = list(np.ndindex(last.model.n_layers, last.model.n_heads))
+    edits = [UNCHANGED, all_reversed, *(make([head]) for make in makes for head in heads)]
     differences = np.empty((len(edits), len(last.batch)))
     for rows, final in last.finals(edits):
         differences[rows] = _differences(last, final)
     plain, swapped = differences[:2]
-    effects = (plain - differences[2:]).reshape(len(outputs), last.model.n_layers, -1, len(plain))
+    effects = (plain - differences[2:]).reshape(len(makes), last.model.n_layers, -1, len(plain))
     return plain, swapped, np.moveaxis(effects, -1, 1)
 
 
-def _direct_effects(last: LastPosition, outputs: Sequence[Outputs]) -> np.ndarray:
-    """Direct effects of each head (output, prompt, layer, head)."""
+def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> np.ndarray:
+    """Direct effects of each head (contrast, prompt, layer, head)."""
     final, model = last.capture.resid_final, last.model
-    plain, effects = _differences(last, final), np.empty((len(outputs), len(last.batch), model.n_layers, model.n_heads))
-    for row, layer in product(range(len(outputs)), range(model.n_layers)):
-        alone = [final + message(last, feed([(layer, head)], outputs[row]), layer)[:, 0] for head in range(model.n_heads)]
+    plain, effects = _differences(last, final), np.empty((len(makes), len(last.batch), model.n_layers, model.n_heads))
+    for row, layer in product(range(len(makes)), range(model.n_layers)):
+        alone = [final + message(last, makes[row]([(layer, head)]), layer)[:, 0] for head in range(model.n_heads)]
         effects[row, :, layer] = (plain - _differences(last, torch.stack(alone))).T
     return effects
 
@@ -231,9 +193,9 @@ def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch posi
 def _looks(run: Run) -> xr.Dataset:
     """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
 
-    On sentences, which are long, swapped attention alone.
+    On sentences, which are long, swapped attention alone, and no ways.
     """
-    encoded, contrasts = run.encode(run.few()), CONTRASTS if run.settings.suite == "words" else CONTRASTS[:1]
-    alone = run.make("looks", Recipe(one_by_one, encoded, (contrasts,))).data
-    of_senders = Recipe(ways, encoded, (contrasts, strongest(alone, SENDERS)), stage="ways.")
-    return alone.assign(run.make("looks", of_senders).data)
+    words, encoded = run.settings.suite == "words", run.few()
+    alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))).data
+    senders = choose.by_effect(alone, SENDERS) if words else []
+    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,), stage="ways.")).data)

@@ -1,16 +1,15 @@
 """The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our reading). Chapter 7.
 
-    data = mitigations(model, encoded, {"located": heads, "others": ...})
+    data = remedied(model, encoded, {"located": heads, "others": ...}, CONDITIONS, encode)
 
-Remedies, each in every named set of heads:
+Remedies, each in every named set of heads; which one a change of the prompts calls for, its counts of labels say:
 
-- "none": the model as it is;
-- "majority shortcut": what the heads write from the positions of the label with fewer demonstrations, `sum alpha vo`,
-  times `a = a_c a_v`, is added to the last residual vector before the final norm. `a_v` is the count of the more
-  frequent label divided by that of the other. A prompt with equal counts is left as it is;
-- "recency shortcut": each head's output at the last position becomes SHARE[0] times itself plus SHARE[1] times the
-  same values under attention whose scores lack the position's influence (`without_position`). Later layers run on
-  from there. The source says "a shortcut beside the original"; half and half is our reading.
+- the majority shortcut, where they are unequal: what the heads write from the positions of the label with fewer
+  demonstrations, `sum alpha vo`, times `a = a_c a_v`, is added to the last residual vector before the final norm. `a_v` is the
+  count of the more frequent label divided by that of the other;
+- the recency shortcut, where they are equal: each head's output at the last position becomes SHARE[0] times itself plus
+  SHARE[1] times the same values under attention whose scores lack the position's influence (`without_position`). Later layers
+  run on from there. The source says "a shortcut beside the original"; half and half is our reading.
 
 The biases are differences of answers between prompts: balanced and one demonstration fewer (majority), orders of the
 demonstrations (recency). So contextual calibration and averages over orders need no run of their own.
@@ -19,7 +18,9 @@ demonstrations (recency). So contextual calibration and averages over orders nee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -28,19 +29,19 @@ from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads, check_inside
 
 from towerlab.measure.chain import Run
-from towerlab.measure.conditions import CONDITIONS, check_one_can_go
+from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go
 from towerlab.measure.observations import Answers, observations
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
-from towerlab.model.edits import Edit, LayerState, TopAndLogProbs
+from towerlab.model.edits import Edit, LayerState, places_of
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import run_batches
 from towerlab.model.model import Model, norm_eps, widen
 from towerlab.prompts.prompt import Encoded, Prompt
 
-REMEDIES = ("none", "majority shortcut", "recency shortcut")
+REMEDIES = ("none", "remedy")
 A_C = 0.03
 SHARE = (0.5, 0.5)
 RECORD = {"weights", "values", "streams"}
@@ -48,41 +49,45 @@ RECORD = {"weights", "values", "streams"}
 
 
 @torch.inference_mode()
-def mitigations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """Answers (remedy, heads, prompt) under each remedy in each set.
+def remedied(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], changes: Changes, encode: Encode) -> xr.Dataset:
+    """Answers (change, remedy, heads, prompt) to the prompts in each change, without ("none") and with the remedy of that change;
+    and `attention_true` (change, remedy, prompt, named_head): attention on true labels, of each head in the first set that it is in.
 
-    Cost: a forward pass, and one of the last position for each set. Memory: streams, keys and values of all layers and positions
-    of a batch. Raises TwoTowersError for no prompts, an empty set and a head outside the model.
+    Cost: for each change a forward pass, and one of the last position for each set. Memory: streams, keys and values of all layers
+    and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head outside the model.
     """
     if not encoded or not sets or not all(sets.values()):
         raise TwoTowersError("nothing to mitigate: give at least one prompt, and a head in every set")
     for heads in sets.values():
         check_inside(heads, model.n_layers, model.n_heads, model.name)
-    answers = Answers(encoded, len(REMEDIES), len(sets))
+    each = list(sets.values())
+    set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
+    answers = Answers(encoded, len(changes), len(REMEDIES), len(sets))
+    attention = np.empty((len(changes), len(REMEDIES), len(encoded), len(set_of)), dtype=np.float32)
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        last = LastPosition(model, batch, RECORD)
-        plain, each = last.plain_answer(), list(sets.values())
-        for i in range(len(sets)):
-            answers.put((0, i), index, *plain)
-        answers.put_each(((1, i) for i in range(len(sets))), index, *majority_answers(last, each))
-        shortcuts = [recency_shortcut(model, heads, last.capture) for heads in each]
-        answers.put_each(((2, i) for i in range(len(sets))), index, *last.answers(shortcuts))
+    def run(c: int, index: list[int], batch: list[Encoded]) -> None:
+        last, seen = LastPosition(model, batch, RECORD), [dict[Head, Tensor]() for _ in each]
+        if minority(batch[0].prompt)[0]:
+            shortcuts = torch.stack([minority_shortcut(last.capture, model, heads) for heads in each])
+            answered = last.answers_of(last.capture.resid_final + A_C * shortcuts)
+        else:
+            answered = last.answers([recency_shortcut(model, *of, last.capture) for of in zip(each, seen, strict=True)])
+        plain = last.plain_answer()
+        for i in range(len(each)):
+            answers.put((c, 0, i), index, *plain)
+        answers.put_each(((c, 1, i) for i in range(len(each))), index, *answered)
+        true = places_of(batch).true
+        for h, (head, i) in enumerate(set_of.items()):
+            own = last.capture.weights[head.layer][:, head.head]
+            for r, weights in enumerate((own, seen[i].get(head, own))):
+                attention[c, r, index, h] = (weights * true.to(weights)).sum(-1).float().cpu().numpy()
 
-    run_batches("mitigations", encoded, 2048, run)
-    return observations(encoded, answers.variables("remedy", "heads"), remedy=list(REMEDIES), heads=list(sets))
-
-
-def in_conditions(model: Model, items: Sequence[tuple[str, Encoded]], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """`mitigations` of prompts, each beside the name of its condition."""
-    data = mitigations(model, [e for _, e in items], sets)
-    return data.assign_coords(condition=("prompt", [name for name, _ in items]))
-
-
-def majority_answers(last: LastPosition, sets: Sequence[Heads]) -> TopAndLogProbs:
-    """Answers under the majority shortcut in each of some sets: (set, prompt), (set, prompt, label)."""
-    shortcuts = torch.stack([minority_shortcut(last.capture, last.model, heads) for heads in sets])
-    return last.answers_of(last.capture.resid_final + A_C * shortcuts)
+    for c, (name, change) in enumerate(changes.items()):
+        answers.encoded = encode([change(e.prompt) for e in encoded])
+        run_batches(f"remedies, {name}", answers.encoded, 2048, partial(run, c))
+    coordinates = {"change": list(changes), "remedy": list(REMEDIES), "heads": list(sets)}
+    variables = {"attention_true": (("change", "remedy", "prompt", "named_head"), attention), **answers.variables(*coordinates)}
+    return observations(encoded, variables, **coordinates, named_head=[*map(str, set_of)])
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:
@@ -136,9 +141,7 @@ def without_position(
     return query_key.rotated(model, layer, query, place), query_key.rotated(model, layer, key, place)
 
 
-def recency_shortcut(
-    model: Model, heads: Heads, capture: Capture, seen: dict[Head, Float[Tensor, "batch position"]] | None = None
-) -> Edit:
+def recency_shortcut(model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture) -> Edit:
     """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited; `seen` is
     given the weights that take the place of each head's own."""
     part = None
@@ -152,8 +155,7 @@ def recency_shortcut(
         free = state.attention._replace(query=free_query, key=free_key, scaling=1.0).last()
         own = state.attention.of(in_layer)
         weights = SHARE[0] * own.weights() + SHARE[1] * free.of(in_layer).weights()
-        if seen is not None:
-            seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
+        seen.update({Head(layer, head): weights[:, i, 0] for i, head in enumerate(in_layer)})
         return own.z(weights)
 
     return Edit(heads, output)
@@ -162,7 +164,6 @@ def recency_shortcut(
 def _mitigations(run: Run) -> Recipe:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)
-    sets, items = present({"located": run.sets["located"]}), []
-    for name in list(CONDITIONS)[1:]:
-        items += [(name, e) for e in run.encode([CONDITIONS[name](prompt) for prompt in run.few()])]
-    return Recipe(in_conditions, items, (), sets, random_sets(run, sets, AT_LAST))
+    sets = present({"located": run.sets["located"]})
+    changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
+    return Recipe(remedied, run.few(), (changes, run.encode), sets, random_sets(run, sets, AT_LAST))

@@ -25,15 +25,14 @@ Recipe `paper_changes`, every prompt in each change of `paper_sets.CHANGES`:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.forms import SEPARATORS, Form
+from twotowers.forms import SEPARATORS
 from twotowers.heads import Head
 
 from towerlab.measure.chain import QUICK_PROMPTS, Run
@@ -49,7 +48,6 @@ from towerlab.prompts.paper_sets import (
     CASE_OF,
     CHANGES,
     COUNTERBALANCED,
-    FORMS,
     LISTED_SETS,
     WORD_SETS,
     paper_prompts,
@@ -112,12 +110,11 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
     where the model cannot read them."""
     n, seed = run.n_prompts, run.settings.seed
     if run.settings.suite == "words":
-        return _encoded(run, lambda form: [p for name in sets for p in paper_prompts(name, n, form=form, seed=seed)])
+        return _encoded(run, [p for name in sets for p in paper_prompts(name, n, seed=seed)])
     out, why = [], None
     for name, texts in sentence_sets(run.settings.suite).items():
-        prompts = paper_prompts(name, n, seed=seed, texts=texts)
         try:
-            out += _encoded(run, partial(_separated, prompts))
+            out += _encoded(run, paper_prompts(name, n, seed=seed, texts=texts))
         except NotTestable as error:  # as where a model's context is too short for five of these sentences
             why = error
             say(f"{run.name}: {name} is left out: {error}")
@@ -126,31 +123,24 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
     return out
 
 
-def encoded_case(run: Run) -> Encoded:
-    """The paper's example; of sentences the first prompt of the set in CASE_OF. Raises as `encoded_sets`."""
-    prompt, suite = CASE, run.settings.suite
+def case_of(run: Run) -> tuple[Model, Encoded, list[Head]]:
+    """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and the in-context heads of its set.
+    Raises as `encoded_sets`."""
+    prompt, suite, paper = CASE, run.settings.suite, run.measured("paper")
     if suite != "words":
-        sets = run.measured("paper")["word_set"].values.tolist()
+        sets = paper["word_set"].values.tolist()
         name = CASE_OF[suite] if CASE_OF[suite] in sets else sets[0]
         prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name])[0]
-    return _encoded(run, partial(_separated, [prompt]))[0]
+    heads = in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == prompt.dataset).values))
+    return run.model, _encoded(run, [prompt])[0], heads
 
 
-def heads_of_case(run: Run, case: Encoded) -> list[Head]:
-    """The in-context heads of the set that a case is of."""
-    paper = run.measured("paper")
-    return in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == case.prompt.dataset).values))
-
-
-def _separated(prompts: Sequence[Prompt], form: Form) -> list[Prompt]:
-    return [replace(prompt, separator=SEPARATORS[form.separator]) for prompt in prompts]
-
-
-def _encoded(run: Run, prompts: Callable[[Form], list[Prompt]]) -> list[Encoded]:
+def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
+    """In the paper's template, or in the one for tokenizers that cannot say the labels in it."""
     why = None
-    for form in FORMS:
+    for separator in SEPARATORS.values():
         try:
-            return run.encode(prompts(form))
+            return run.encode([replace(prompt, separator=separator) for prompt in prompts])
         except TwoTowersError as error:
             why = why or error
     reason = re.sub(r"the prompt '.*' is", "a prompt is", str(why))  # sentences are not ours to show

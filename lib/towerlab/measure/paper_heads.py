@@ -23,34 +23,29 @@ Recipe `paper_remedies`, in the twelve and in random sets:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 import xarray as xr
-from torch import Tensor
 from twotowers import choose
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, Heads
+from twotowers.heads import Head
 from twotowers.recording import Recording, each_part, own, with_shared
 
 from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.chain import Run
-from towerlab.measure.conditions import Encode
-from towerlab.measure.heads import at_labels, label_readings
+from towerlab.measure.conditions import Changes, Encode
 from towerlab.measure.increases import increases
-from towerlab.measure.mitigations import RECORD, majority_answers, recency_shortcut
-from towerlab.measure.observations import Answers, Variables, observations, read_prompts, variables_of
+from towerlab.measure.label_reads import label_reads
+from towerlab.measure.mitigations import remedied
+from towerlab.measure.observations import observations, variables_of
 from towerlab.measure.paper import encoded_sets
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
-from towerlab.model.capture import Capture
-from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.prompts.paper_sets import CHANGES, LABELS, orders
-from towerlab.prompts.prompt import Encoded, Prompt
+from towerlab.prompts.paper_sets import CHANGES, LABELS, ORDERS
+from towerlab.prompts.prompt import Encoded
 from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
 
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
@@ -59,9 +54,12 @@ Where a set has few, which is so of large models, a half of them judge, and a th
 DRAWS = 5
 FOO, BAR, TWELVE = "foo-heads", "bar-heads", "the twelve"
 ASKED = ("as it is", "query of the other class")
-FEWER: dict[str, Callable[[Prompt], Prompt]] = {"one true fewer": one_fewer, "one false fewer": partial(one_fewer, kind=False)}
-REMEDIED = FEWER | {order: partial(in_order, pattern=order) for order in orders(2)}
-"""Name -> how a prompt of a set is changed. Under the first two the remedy is the majority shortcut, else the recency shortcut"""
+REMEDIED: Changes = {
+    "one true fewer": one_fewer,
+    "one false fewer": partial(one_fewer, kind=False),
+    **{order: partial(in_order, pattern=order) for order in ORDERS},
+}
+"""Name -> how a prompt of a set is changed"""
 
 
 def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[list[Head], list[Head], list[Head]]:
@@ -81,68 +79,12 @@ def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[li
 
 def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode) -> xr.Dataset:
     """`attention` and `reading` of some heads at labels, and answers to the query of the other class: see the module."""
-    layers, numbers = map(list, zip(*heads, strict=True))
-
-    def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture)
-        return {
-            "attention": at_labels(capture, capture.weights)[:, layers, numbers].float(),
-            "reading": label_readings(capture, model)[:, layers, numbers],
-        }
-
-    each = []
-    for name in ASKED:
-        answers = Answers(encode([CHANGES[name](e.prompt) for e in encoded]))
-        each.append(read_prompts(f"the twelve, {name}", model, answers.encoded, {"weights", "values"}, read))
-    true, other = answers.log_prob.T
+    plain, flipped = (label_reads(model, encode([CHANGES[name](e.prompt) for e in encoded]), heads, ranks=False) for name in ASKED)
     variables = variables_of(
-        "paper_ablations", attention=np.stack([of["attention"] for of in each]), reading=each[0]["reading"],
-        flipped_log_prob_true=true, flipped_log_prob_other=other,
+        "paper_ablations", attention=np.stack([plain["attention"], flipped["attention"]]), reading=plain["reading"].values,
+        flipped_log_prob_true=flipped["log_prob_true"].values, flipped_log_prob_other=flipped["log_prob_other"].values,
     )  # fmt: skip
     return observations(encoded, variables, change=list(ASKED), named_head=[*map(str, heads)])
-
-
-@torch.inference_mode()
-def remedied(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], encode: Encode) -> xr.Dataset:
-    """Answers (change, remedy, heads, prompt) and `attention_true` (change, remedy, prompt, named_head): see the module."""
-    set_of: dict[Head, int] = {}  # head -> the first set that it is in
-    for i, heads in reversed([*enumerate(sets.values())]):
-        set_of |= {Head(*head): i for head in heads}
-    answers = Answers(encoded, len(REMEDIED), 2, len(sets))
-    attention = np.empty((len(REMEDIED), 2, len(encoded), len(set_of)), dtype=np.float32)
-
-    def run(c: int, name: str, index: list[int], batch: list[Encoded]) -> None:
-        last, each = LastPosition(model, batch, RECORD), list(sets.values())
-        plain, own_weights = last.plain_answer(), {head: last.capture.weights[head.layer][:, head.head] for head in set_of}
-        if name in FEWER:
-            remedied, new_weights = majority_answers(last, each), own_weights
-        else:
-            seen: list[dict[Head, Tensor]] = [{} for _ in each]
-            shortcuts = [recency_shortcut(model, heads, last.capture, of) for heads, of in zip(each, seen, strict=True)]
-            remedied, new_weights = last.answers(shortcuts), {head: seen[i][head] for head, i in set_of.items()}
-        for i in range(len(each)):
-            answers.put((c, 0, i), index, *plain)
-        answers.put_each(((c, 1, i) for i in range(len(each))), index, *remedied)
-        true = _true_positions(last.capture)
-        for r, weights in enumerate((own_weights, new_weights)):
-            sums = torch.stack([(weights[head] * true.to(weights[head])).sum(-1) for head in set_of], -1)
-            attention[c, r, index] = sums.float().cpu().numpy()
-
-    for c, (name, change) in enumerate(REMEDIED.items()):
-        answers.encoded = encode([change(e.prompt) for e in encoded])
-        run_batches(f"remedies, {name}", answers.encoded, 2048, partial(run, c, name))
-    variables: Variables = {"attention_true": (("change", "remedy", "prompt", "named_head"), attention)}
-    coordinates = {"change": list(REMEDIED), "remedy": ["none", "remedy"], "heads": list(sets)}
-    named = [*map(str, set_of)]
-    return observations(encoded, {**variables, **answers.variables(*coordinates)}, **coordinates, named_head=named)
-
-
-def _true_positions(capture: Capture) -> Tensor:
-    """1 where a true label stands, else 0: (prompt, position)."""
-    true = torch.zeros_like(capture.weights[0, :, 0])
-    for row, e in enumerate(capture.prompts):
-        true[row, [p for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True) if is_true]] = 1
-    return true
 
 
 def _prompts(run: Run) -> tuple[list[Encoded], list[Encoded]]:
@@ -185,8 +127,7 @@ def _paper_ablations(run: Run) -> Recording:
 
     judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
     sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
-    zeroed = run.make(name, Recipe(ablations, judges, (("all",),), sets, _random(run, sets), stage="zeroed."))
-    zeroed = each_part(zeroed, lambda part: part.isel(positions=0, replacement=0, drop=True))
+    zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets), stage="zeroed."))
     looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode), stage="looks.")).data
     lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
     of_heads = xr.Dataset(variables_of(name, **lists, log_prob_lost=lost.fillna(0).values))
@@ -200,6 +141,6 @@ def _paper_remedies(run: Run) -> Recording:
     """The two remedies in the twelve heads: answers and attention with one demonstration fewer and in six orders, without and with."""
     judges = _with_exchanged(run, _prompts(run)[1], min(MITIGATE, run.n_prompts // 3 or 1))
     sets = {TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]}
-    recording = run.make("paper_remedies", Recipe(remedied, judges, (run.encode,), sets, _random(run, sets)))
+    recording = run.make("paper_remedies", Recipe(remedied, judges, (REMEDIED, run.encode), sets, _random(run, sets)))
     means = recording.data["attention_true"].mean("prompt")
     return each_part(recording, lambda part: part.drop_vars("attention_true").assign(mean_attention_true=means))

@@ -46,51 +46,44 @@ LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequ
 
 
 def of_prompts(model: Model, at: Sequence[int], encoded: Sequence[Encoded], shuffled: Sequence[Encoded]) -> xr.Dataset:
-    """EACH on the prompts `at` (prompt, layer, head), with underscores; the others are what function vectors are means of.
+    """`score` (ranking of EACH, prompt, layer, head) on the prompts `at`; the others are what function vectors are means of.
 
     `encoded`: whole blocks of few tasks; `shuffled[i]` is prompt i under `variants.shuffled_labels`. Raises TwoTowersError as
     `function_vector_scores`.
     """
     some = [encoded[i] for i in at]
-    scores = {"function_vector": function_vector_scores(model, encoded, shuffled, at), **task_subspace_scores(model, some)}
-    return observations(some, {name: (("prompt", "layer", "head"), values) for name, values in scores.items()})
+    each = [function_vector_scores(model, encoded, shuffled, at), *task_subspace_scores(model, some).values()]
+    return observations(some, {"score": (("ranking", "prompt", "layer", "head"), np.stack(each))}, ranking=list(EACH))
 
 
-def scores(model: Model, heads: xr.Dataset, data: xr.Dataset, tokens: Sequence[int] | None = None) -> xr.Dataset:
+def scores(model: Model, heads: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     """The scores of every ranking, and the control of induction. `data`: of `of_prompts`; `heads`: a measurement of
-    `measure.heads`, of these prompts or others; `tokens`: those drawn for induction (default: all but special ones)."""
-    induction, control = (induction_scores(model, repeat, tokens=tokens) for repeat in (True, False))
+    `measure.heads`, of these prompts or others."""
+    induction, control = (induction_scores(model, repeat) for repeat in (True, False))
     of = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
-    of |= {"induction": induction} | {name: data[name.replace(" ", "_")].mean("prompt").values for name in EACH}
+    of |= {"induction": induction} | dict(zip(EACH, data["score"].mean("prompt").values, strict=True))
     variables = variables_of("rankings", score=np.stack(list(of.values())), induction_control=control)
     return xr.Dataset(variables, {"ranking": list(of), "layer": range(model.n_layers), "head": range(model.n_heads)})
 
 
 @torch.inference_mode()
-def induction_scores(
-    model: Model, repeat: bool = True, length: int = LENGTH, n: int = REPEATS, tokens: Sequence[int] | None = None
-) -> Float[np.ndarray, "layer head"]:
-    """Mean attention from a token to the one after its previous occurrence, on `length` random tokens said twice.
+def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "layer head"]:
+    """Mean attention from a token to the one after its previous occurrence, on LENGTH random tokens said twice.
 
     The tokens of a sequence are all different. With repeat=False the second half is new tokens, so that only the
-    distance is left. Raises TwoTowersError for a length beyond the model's context or the tokens there are.
+    distance is left. Raises TwoTowersError where the model's context or vocabulary is too small.
     """
-    if tokens is None:
-        special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
-        size = min(len(model.tokenizer), model.unembedding.vocabulary)
-        tokens = [token for token in range(size) if token not in special]
-    begin = [] if model.tokenizer is None else model.tokenizer("")["input_ids"]
+    tokens, begin = ordinary_tokens(model)
     times = 2 if repeat else 1
-    most = min((model.context - len(begin)) // 2, len(tokens) * times // 2)
-    if not 2 <= length <= most:
-        raise TwoTowersError(f"length={length}: {model.name} takes 2 to {most} random tokens twice")
+    if (most := min((model.context - len(begin)) // 2, len(tokens) * times // 2)) < LENGTH:
+        raise TwoTowersError(f"{model.name} takes {most} random tokens twice, and {LENGTH} are asked for")
     rng = np.random.default_rng([0, 22])
-    ids = [[*begin, *rng.choice(tokens, 2 * length // times, replace=False).tolist() * times] for _ in range(n)]
-    second = torch.arange(len(begin) + length, len(begin) + 2 * length)
+    ids = [[*begin, *rng.choice(tokens, 2 * LENGTH // times, replace=False).tolist() * times] for _ in range(REPEATS)]
+    second = torch.arange(len(begin) + LENGTH, len(begin) + 2 * LENGTH)
     total, sums = np.zeros((2, model.n_layers, model.n_heads))
 
     def read(layer: int, attention: Attention) -> None:
-        weights = attention.weights()[:, :, second, second - length + 1]
+        weights = attention.weights()[:, :, second, second - LENGTH + 1]
         sums[layer] = weights.mean(-1).sum(0).double().cpu().numpy()
 
     def run(sequences: list[list[int]]) -> None:
@@ -99,9 +92,16 @@ def induction_scores(
 
     with reading_all(model, read):
         size = max(1, 2048 // len(ids[0]))
-        for _ in halved(run, [ids[first : first + size] for first in range(0, n, size)]):
+        for _ in halved(run, [ids[first : first + size] for first in range(0, REPEATS, size)]):
             total += sums  # only when a batch is done: one that does not fit in memory ends halfway up
-    return total / n
+    return total / REPEATS
+
+
+def ordinary_tokens(model: Model) -> tuple[list[int], list[int]]:
+    """All tokens but special ones, and those that a prompt begins with."""
+    special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
+    size = min(len(model.tokenizer), model.unembedding.vocabulary)
+    return [token for token in range(size) if token not in special], model.tokenizer("")["input_ids"]
 
 
 def task_subspace_scores(model: Model, encoded: Sequence[Encoded]) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
@@ -122,7 +122,7 @@ def task_subspace_scores(model: Model, encoded: Sequence[Encoded]) -> dict[str, 
 
 
 def function_vector_scores(
-    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int], max_tokens: int = 4096
+    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]
 ) -> Float[np.ndarray, "prompt layer head"]:
     """What each head's mean output over its task adds to the true label's probability in the prompts `at` of shuffled labels.
 
@@ -131,7 +131,7 @@ def function_vector_scores(
     of prompts, and one of the last position of `shuffled` for each head. Raises TwoTowersError for a task whose other
     blocks do not ask either class.
     """
-    z = widen(plain_z(model, encoded, max_tokens))
+    z = widen(plain_z(model, encoded))
     means = torch.stack([_task_mean(z, encoded, i) for i in at])
     out = np.empty((len(at), model.n_layers, model.n_heads))
     heads = list(np.ndindex(out.shape[1:]))
@@ -145,7 +145,7 @@ def function_vector_scores(
         p = log_prob[..., 0].exp()
         out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
 
-    run_batches("function vectors", [shuffled[i] for i in at], max_tokens, run)
+    run_batches("function vectors", [shuffled[i] for i in at], 4096, run)
     return out
 
 

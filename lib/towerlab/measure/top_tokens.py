@@ -1,6 +1,6 @@
 """What heads read and look for, in words: values, keys and queries projected into the vocabulary. Chapter 2.
 
-    data = top_tokens(model, encoded, heads)            # a few prompts: every reading of every place is kept
+    data = top_tokens(model, heads, encoded)            # a few prompts: every reading of every place is kept
     data.sel(what="key", mean="taken out")["token"]     # (prompt, head, place, rank)
 
 Readings at the label positions, `token`, `relation` (prompt, head, what, mean, place, rank):
@@ -22,6 +22,7 @@ demonstration of its place (to the query, for queries). A label of several token
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from twotowers.heads import Head, check_inside, listed
 from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import observations, read_prompts, variables_of
+from towerlab.measure.observations import observations, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, check_labels_left, label_values
@@ -43,20 +44,11 @@ from towerlab.prompts.prompt import Encoded, Prompt
 
 WHAT = ("value", "key", "key, attention only")
 MEAN = ("kept", "taken out")
-Classes = Mapping[str, Iterable[str]]
-"""Class -> its words"""
+TOP = 10
 
 
-def top_tokens(
-    model: Model,
-    encoded: Sequence[Encoded],
-    heads: Sequence[Head],
-    k: int = 20,
-    lexicon: Lexicon | None = None,
-    classes: Classes | None = None,
-    max_tokens: int = 2048,
-) -> xr.Dataset:
-    """See the module. `lexicon` and `classes` default to the model's tokenizer and the word lists.
+def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
+    """See the module. The mean that is taken out is one over all prompts.
 
     Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for a head outside the model
     and prompts as `measure.heads`.
@@ -64,44 +56,36 @@ def top_tokens(
     heads = list(dict.fromkeys(Head(*head) for head in heads))
     check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
-    lexicon = lexicon or Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
+    lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
+
+    readings = [*([*range(len(encoded[0].label_positions))] * len(WHAT)), None]  # of what, at which place; last the query
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        at, vectors, queries = capture.label_positions[..., None].expand(-1, -1, model.d_model), [], []
+        at, vectors = capture.label_positions[..., None].expand(-1, -1, model.d_model), []
         for layer, head in heads:
             value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
             attention_sum = capture.stream_attention[:layer].sum(0) if layer else torch.zeros_like(capture.stream_inputs[0])
             keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], attention_sum)]
-            vectors.append(torch.stack([x.to(value) for x in (value, *keys)], 1))
-            queries.append(carried_query(capture, model, layer, head))
-        scale = unembed.norm_scale(capture.resid_final, model.unembedding)
-        return {"vectors": torch.stack(vectors, 1), "queries": torch.stack(queries, 1), "scale": scale}
+            query = carried_query(capture, model, layer, head)[:, None]
+            vectors.append(torch.cat([x.to(value) for x in (value, *keys, query)], 1))
+        return {"vectors": torch.stack(vectors, 1), "scale": unembed.norm_scale(capture.resid_final, model.unembedding)}
 
-    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, max_tokens)
-    scale = torch.from_numpy(arrays["scale"])
+    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
     labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
     stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
-
-    def best(name: str) -> np.ndarray:
-        """Top tokens of vectors with the mean over prompts kept and taken out: (prompt, ..., mean, rank)."""
-        x = torch.from_numpy(arrays[name])
-        both = torch.stack([x, x - x.mean(0)], -2)
-        scales = scale.reshape(-1, *[1] * (both.dim() - 2)).expand(both.shape[:-1])
-        return unembed.top_words(both.to(model.device), k, model.unembedding, scales.to(model.device), stopwords)[1].cpu().numpy()
-
-    ids, query_ids = np.moveaxis(best("vectors"), -2, 3), best("queries")  # ids: (prompt, head, what, mean, place, rank)
-    relation, query_relation = np.zeros(ids.shape, np.int8), np.zeros(query_ids.shape, np.int8)
-    words = class_words() if classes is None else classes
-    for i, e in enumerate(encoded):
-        query_relation[i] = _codes(query_ids[i], e, None, words, lexicon)
-        for place in range(ids.shape[-2]):
-            relation[i, ..., place, :] = _codes(ids[i, ..., place, :], e, place, words, lexicon)
-    token, texts = np.array(lexicon.texts)[ids], np.array(lexicon.texts)[query_ids]
-    empty = WHAT.index("key, attention only")
-    for row in (i for i, head in enumerate(heads) if head.layer == 0):
-        token[:, row, empty], relation[:, row, empty] = "", 0
-    variables = variables_of("top_tokens", token=token, relation=relation, query_relation=query_relation)
-    variables["query_token"] = (("prompt", "listed_head", "mean", "rank"), texts)
+    x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
+    both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, reading, mean, d_model)
+    scales = scale[:, None, None, None].expand(both.shape[:-1])
+    ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
+    relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
+    for (i, e), (r, place) in product(enumerate(encoded), enumerate(readings)):
+        relation[i, :, r] = _codes(ids[i, :, r], e, place, class_words(), lexicon)
+    variables: dict = {}
+    for name, of, empty in (("token", token, ""), ("relation", relation, 0)):
+        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(WHAT), -1, *of.shape[3:])
+        of_labels[:, [head.layer == 0 for head in heads], WHAT.index("key, attention only")] = empty
+        variables[name] = (("prompt", "listed_head", "what", "place", "mean", "rank"), of_labels)
+        variables[f"query_{name}"] = (("prompt", "listed_head", "mean", "rank"), of[:, :, -1])
     return observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, ids.shape[-1] + 1))
 
 
@@ -112,7 +96,7 @@ def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Floa
     return query_key.query_in_input_space(model, layer, head, query, normed)
 
 
-def relations_of(prompt: Prompt, place: int | None, words: Classes) -> dict[str, int]:
+def relations_of(prompt: Prompt, place: int | None, words: Mapping[str, Iterable[str]]) -> dict[str, int]:
     """Word (lower case) -> its relation to the demonstration at `place`, or to the query (None), as a code.
 
     What stands in the prompt says nothing of its class: words of other texts have no relation. A word of both classes is of its own.
@@ -128,20 +112,15 @@ def relations_of(prompt: Prompt, place: int | None, words: Classes) -> dict[str,
     return {word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group}
 
 
-def _codes(ids: np.ndarray, e: Encoded, place: int | None, words: Classes, lexicon: Lexicon) -> np.ndarray:
+def _codes(ids: np.ndarray, e: Encoded, place: int | None, words: Mapping[str, Iterable[str]], lexicon: Lexicon) -> np.ndarray:
     """`relations_of` tokens. A label's token may be a piece of it."""
     codes = relations_of(e.prompt, place, words)
     codes |= {lexicon.plain[token]: codes[label.casefold()] for label, token in e.label_ids.items()}
     return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
 
 
-def of_heads(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
-    """`top_tokens` of some heads at a time: the mean that is taken out is one over all prompts."""
-    return top_tokens(model, encoded, heads, k=10)
-
-
 def _top_tokens(run: Run) -> Recipe:
     """Words read in three located heads and in the two best by attention, on a block of every class pair."""
     heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
     encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
-    return Recipe(of_heads, list(heads), (encoded,), along="listed_head")
+    return Recipe(top_tokens, list(heads), (encoded,), along="listed_head")

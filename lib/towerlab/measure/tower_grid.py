@@ -46,9 +46,7 @@ Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
 @torch.inference_mode()
-def tower_grid(
-    model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float], max_tokens: int = 2048
-) -> xr.Dataset:
+def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]) -> xr.Dataset:
     """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient, prompt).
 
     Args:
@@ -76,7 +74,7 @@ def tower_grid(
                 edits[h, q, k] = steer(heads, *scaled, at)
         answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
 
-    run_batches("towers moved", encoded, max_tokens, run)
+    run_batches("towers moved", encoded, 2048, run)
     every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
     return observations(encoded, answers.variables("heads", *every), heads=list(moved), **every)
 
@@ -89,7 +87,7 @@ def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
 
 def _tower_grid(run: Run) -> Recipe:
     """The whole grid, in the heads by attention and other sets."""
-    k, few, directions = run.settings.top_k, run.encode(run.few()), directions_of_run(run)
+    k, few, directions = run.settings.top_k, run.few(), directions_of_run(run)
     sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
     sets["without negative heads"] = without_negative(run.measured("locating"), k)
     halves = other_halves(run, BY_ATTENTION, few)
@@ -118,5 +116,5 @@ def _tower_grid_random(run: Run) -> Recipe:
     random: list[tuple[Heads, xr.Dataset]] = [(heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]]
     for i in range(DRAWS):
         random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
-    few, moved = run.encode(run.few()[:PROMPTS]), along(directions, sets)
+    few, moved = run.few()[:PROMPTS], along(directions, sets)
     return Recipe(tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions")

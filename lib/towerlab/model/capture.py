@@ -219,14 +219,14 @@ def read_all(
     return out
 
 
-def plain_z(model: Model, encoded: Sequence[Encoded], max_tokens: int) -> Float[Tensor, "prompt layer head d_head"]:
+def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt layer head d_head"]:
     """What heads feed to W_O at the last position."""
     z = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head, dtype=model.dtype)
 
     def read(capture: Capture) -> None:
         z[capture.index] = capture.attention_out_input.transpose(0, 1).cpu()
 
-    read_all("plain runs", model, encoded, (), read, max_tokens)
+    read_all("plain runs", model, encoded, (), read)
     return z
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import permutations
 
 import numpy as np
 from pydantic import Field
@@ -42,8 +41,8 @@ class Word(Row):
     ambiguous: bool = False
 
 
-DONORS = ("labels exchanged", "texts exchanged", "both exchanged")
-"""What differs in the other prompts of a block: see `donors_of`"""
+DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
+"""What differs in the other prompts of a block -> how far on that prompt stands, or back: see `donors_of`"""
 
 
 @cache
@@ -116,11 +115,10 @@ def draw_blocks(
     prompts = []
     for block in range(n):
         turn, at = divmod(block, len(pairs))
-        first, second = pairs[at].split("/")
-        classes = first, second
+        classes = pairs[at].split("/")
         label_pair = labels[int(np.concatenate(turns[at])[turn])]
         label, other = classes if label_pair == OWN_NAMES else label_pair.split("/")
-        prompts += _block(block, pairs[at], classes, (label, other), int(class_turns[at][turn]), form, texts, rng)
+        prompts += _block(block, pairs[at], (label, other), int(class_turns[at][turn]), form, texts, rng)
     return prompts
 
 
@@ -136,27 +134,27 @@ def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequ
 
 def _block(
     block: int,
-    name: str,
-    classes: tuple[str, str],
+    pair: str,
     labels: tuple[str, str],
-    query_class: int,
+    asked: int,
     form: Form,
     texts: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> list[Prompt]:
-    own, other = classes[query_class], classes[1 - query_class]
+    """`asked`: which class of the pair its query is of."""
+    classes, out = pair.split("/"), []
+    own, other = classes[asked], classes[1 - asked]
     pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))  # a class may name itself
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
     order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)
-    out = []
     for assignment in (labels, labels[::-1]):
         label = dict(zip(classes, assignment, strict=True))
         for is_true in (order, ~order):
-            iterators = {True: iter(true), False: iter(false)}
-            rows = [(next(iterators[bool(t)]), own if t else other) for t in is_true]
-            demonstrations = tuple(Demonstration(text, label[cls], cls) for text, cls in rows)
+            texts_of = {own: iter(true), other: iter(false)}
+            shown = [own if of_own else other for of_own in is_true]
+            demonstrations = [Demonstration(next(texts_of[cls]), label[cls], cls) for cls in shown]
             separator = SEPARATORS[form.separator]
-            out.append(Prompt(demonstrations, true[form.k], label[own], labels, own, name, separator, block))
+            out.append(Prompt(demonstrations, true[form.k], label[own], labels, own, pair, separator, block))
     return out
 
 
@@ -176,7 +174,7 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
         "query": [p.query for p in prompts],
         "true_label": [p.true_label for p in prompts],
         "true_first": [p.true_label == p.labels[0] for p in prompts],
-        "order": ["".join("FT"[true] for true in p.is_true) for p in prompts],
+        "order": [p.order for p in prompts],
         "text": [p.text for p in prompts],
     }
     out: dict = {name: ("prompt", np.array(values)) for name, values in columns.items()}
@@ -186,22 +184,13 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
 
 
 def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Name of DONORS -> of every prompt, which prompt of its block is the donor. TwoTowersError where a block is not whole."""
-    kinds = {(True, False): "labels exchanged", (False, True): "texts exchanged", (False, False): "both exchanged"}
-    blocks: dict[tuple[str, int], list[int]] = {}
-    for i, e in enumerate(encoded):
-        blocks.setdefault((e.prompt.dataset, e.prompt.block), []).append(i)
-    out = {name: [-1] * len(encoded) for name in DONORS}
-    for i, j in (pair for members in blocks.values() for pair in permutations(members, 2)):
-        prompt, other = encoded[i].prompt, encoded[j].prompt
-        same_texts = [d.text for d in prompt.demonstrations] == [d.text for d in other.demonstrations]
-        if kind := kinds.get((same_texts, prompt.true_label == other.true_label)):
-            out[kind][i] = j
-    for of_kind in out.values():
-        if -1 in of_kind:
-            block = encoded[of_kind.index(-1)].prompt.block
-            raise TwoTowersError(f"block {block} is not whole: give all four prompts of every block")
-    return out
+    """Name of DONORS -> of every prompt, which prompt of its block is the donor. Blocks are as they were drawn; TwoTowersError
+    where one is not whole."""
+    for first in range(0, len(encoded), 4):
+        four = [(e.prompt.dataset, e.prompt.block) for e in encoded[first : first + 4]]
+        if len(four) < 4 or len(set(four)) > 1:
+            raise TwoTowersError(f"block {four[0][1]} is not whole: give all four prompts of every block")
+    return {name: [i ^ bits for i in range(len(encoded))] for name, bits in DONORS.items()}
 
 
 def texts_of_one_length(

@@ -12,24 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 from twotowers.errors import TwoTowersError, Unavailable
-from twotowers.forms import SEPARATORS, Form
 
 from towerlab.progress import say
 from towerlab.prompts import sentences
 from towerlab.prompts.blocks import class_words
 from towerlab.prompts.prompt import Demonstration, Prompt
-from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, with_query
+from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer, patterns, with_query
 
 WORD_SETS = ("sentiment/number", "number/sentiment", "animal/country", "country/animal")
 """Named false class / true class; the query is of the true class"""
 LISTED_SETS = WORD_SETS[::2]
 """Those whose lists of heads the paper shows (v1 figures 3 and 4)"""
-FORMS = (Form(2, "space"), Form(2, "line break"))
-"""The paper's prompt template, and the one for tokenizers that cannot say the labels in it"""
+K = 2
+"""Demonstrations of each class"""
 LABELS = ("foo", "bar")
 CASE = Prompt(
     [Demonstration("love", "bar", "sentiment"), Demonstration("like", "bar", "sentiment"),
@@ -64,9 +62,7 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
     return out
 
 
-def paper_prompts(
-    name: str, n: int, *, form: Form = FORMS[0], seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None
-) -> list[Prompt]:
+def paper_prompts(name: str, n: int, *, seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None) -> list[Prompt]:
     """Prompts of one set.
 
     Args:
@@ -76,14 +72,13 @@ def paper_prompts(
             class's texts (by seed) are queries alone, the others demonstrations alone: as the paper's come from test and train
             (v1 appendix A).
     Raises:
-        TwoTowersError: for an unknown class, and one with fewer than k + 2 words or 2k sentences.
+        TwoTowersError: for an unknown class, and one with fewer than 2 K texts.
     """
-    least = 2 * form.k if texts else form.k + 2
     for cls in texts or name.split("/"):
-        if (there := len((texts or class_words()).get(cls, ()))) < least:
-            raise TwoTowersError(f"the set {name} needs {least} texts of the class '{cls}', there are {there}")
+        if (there := len((texts or class_words()).get(cls, ()))) < 2 * K:
+            raise TwoTowersError(f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}")
     halves = {cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()])) for cls, of in (texts or {}).items()}
-    return [_draw(name, i, form, seed, halves) for i in range(n)]
+    return [_draw(name, i, seed, halves) for i in range(n)]
 
 
 def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], list[str]]:
@@ -92,15 +87,15 @@ def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], 
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
-def _draw(name: str, number: int, form: Form, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]) -> Prompt:
+def _draw(name: str, number: int, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]) -> Prompt:
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
     false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
     pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
     own, other = (rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object)) for pool in pools)
-    rows = [(text, LABELS[1], false) for text in other[: form.k]] + [(text, LABELS[0], true) for text in own[: form.k]]
+    rows = [(text, LABELS[1], false) for text in other[:K]] + [(text, LABELS[0], true) for text in own[:K]]
     demonstrations = tuple(Demonstration(*row) for row in rows)
-    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[form.k]
-    return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, SEPARATORS[form.separator], number)
+    query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[K]
+    return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
 
 
 def other_query(prompt: Prompt) -> Prompt:
@@ -111,19 +106,16 @@ def other_query(prompt: Prompt) -> Prompt:
     return with_query(prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls)
 
 
-def orders(k: int) -> list[str]:
-    """Every order of k true and k false demonstrations; the paper's first."""
-    return sorted({"".join(order) for order in permutations("F" * k + "T" * k)})
-
-
+ORDERS = patterns(CASE)[::-1]
+"""Every order of two true and two false demonstrations; the paper's first"""
 CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "as it is": lambda prompt: prompt,
     "labels exchanged": exchanged_labels,
     "one true fewer": one_fewer,
-    "true first": lambda prompt: in_order(prompt, orders(2)[-1]),
-    "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, orders(2)[-1])),
+    "true first": partial(in_order, pattern=ORDERS[-1]),
+    "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, ORDERS[-1])),
     "query of the other class": other_query,
-    **{order: partial(in_order, pattern=order) for order in orders(2)[1:-1]},
+    **{order: partial(in_order, pattern=order) for order in ORDERS[1:-1]},
 }
 """Name -> how a prompt of a set is changed. The first, the fourth and those named after an order are all six orders (EMNLP table 8,
 as summarised)"""

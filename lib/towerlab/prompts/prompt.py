@@ -79,6 +79,11 @@ class Prompt:
         """Per demonstration: does it carry the query's label?"""
         return tuple(d.label == self.true_label for d in self.demonstrations)
 
+    @property
+    def order(self) -> str:
+        """The same as letters, such as "FFTT"."""
+        return "".join("FT"[true] for true in self.is_true)
+
 
 class _Layout(NamedTuple):
     """The text of a prompt with the character spans of its parts."""
@@ -245,10 +250,8 @@ def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tupl
     """Batches of equal token length, so that no padding is needed: (indices into `encoded`, prompts).
 
     A batch holds at most `max_tokens` tokens, and at least one prompt. Lengths come in order of first appearance,
-    prompts of a length in their own order. Raises TwoTowersError when `max_tokens` is below 1.
+    prompts of a length in their own order.
     """
-    if max_tokens < 1:
-        raise TwoTowersError(f"max_tokens={max_tokens}: give a whole number of at least 1")
     groups: dict[int, list[int]] = {}
     for index, e in enumerate(encoded):
         groups.setdefault(len(e.ids), []).append(index)

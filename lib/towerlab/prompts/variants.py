@@ -39,10 +39,9 @@ def in_order(prompt: Prompt, pattern: str) -> Prompt:
 
     Raises TwoTowersError for a pattern that does not fit the prompt's true and false demonstrations.
     """
-    present = "".join("FT"[true] for true in prompt.is_true)
-    if sorted(pattern) != sorted(present):
-        raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{present}': use the same letters")
-    places = {letter: iter([i for i, kind in enumerate(present) if kind == letter]) for letter in "TF"}
+    if sorted(pattern) != sorted(prompt.order):
+        raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{prompt.order}': use the same letters")
+    places = {letter: iter([i for i, kind in enumerate(prompt.order) if kind == letter]) for letter in "TF"}
     return _rearrange(prompt, [next(places[letter]) for letter in pattern])
 
 
