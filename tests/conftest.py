@@ -1,7 +1,6 @@
 """Tiny random models of every architecture in float64, and the places of the shared test material."""
 
 import functools
-import hashlib
 import os
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +31,7 @@ LONG = ("test_golden.py", "test_engine.py", "test_chapters.py", "test_training.p
 """These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
-EVERY_KIND = ("test_identities.py", "test_attention.py", "test_query_key.py", "test_edits.py")
+EVERY_KIND = ("test_identities.py", "test_attention.py", "test_query_key.py", "test_edits.py", "test_independent.py")
 """Tests of what differs between architectures: these run on all of them"""
 
 
@@ -128,15 +127,6 @@ TINY = {
 }  # fmt: skip
 
 
-def weights_hash(hf: torch.nn.Module) -> str:
-    """12 hexadecimal digits over every parameter's name, type, shape and bytes: for a model made in memory."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(hf.state_dict().items()):
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:12]
-
-
 def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
     """A random model whose every parameter, biases and norms too, is far from its tidy initial value."""
     model_type = kind.split()[0]
@@ -149,8 +139,13 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
             parameter.add_(torch.randn_like(parameter) * 0.3)
             if "norm" in name or "ln_" in name:
                 parameter.add_(torch.rand_like(parameter))
-    hf = hf.eval().requires_grad_(False)
-    return Model(kind, hf, None, row, f"{kind}@{weights_hash(hf)}")
+    return Model(kind, hf.eval().requires_grad_(False), None, row, f"{kind}@tiny")
+
+
+def save_tiny(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> None:
+    """A tiny model as a folder, with a tokenizer of as many words."""
+    tiny(kind, dtype).hf.save_pretrained(folder)
+    word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(folder)
 
 
 class _StaysWide(torch.overrides.TorchFunctionMode):

@@ -66,7 +66,7 @@ class Formulas:
         self.unembedding = next(
             self.w[name] for name in ("lm_head.weight", "embed_out.weight", self.names["embed"]) if name in self.w
         )
-        self.cap = c.get("final_logit_softcapping")
+        self.cap, self.rotary = c.get("final_logit_softcapping"), None  # cos and sin, where they are not made here
 
     def scale_of(self, x):
         x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
@@ -126,7 +126,8 @@ class Formulas:
         angles, by = self.angles(layer, x.shape[1])
         if angles is None:
             return x
-        cos, sin, size = np.cos(angles) * by, np.sin(angles) * by, 2 * angles.shape[1]
+        cos, sin = (np.cos(angles) * by, np.sin(angles) * by) if self.rotary is None else self.rotary
+        size = 2 * cos.shape[1]
         out = x.copy()
         if self.kind == "gptj":
             first, second = x[..., 0:size:2], x[..., 1:size:2]
@@ -144,17 +145,18 @@ class Formulas:
     def score_scale(self):
         return 1.0 if self.kind == "gpt_neo" else (self.c.get("query_pre_attn_scalar") or self.d_head) ** -0.5
 
-    def ffn(self, layer, x):
-        at = self.names["block"].format(layer)
-        parts = [self.linear(at + name, x) for name in self.names["up"]]
+    def neurons(self, layer, x):
+        parts = [self.linear(self.names["block"].format(layer) + name, x) for name in self.names["up"]]
         first, *second = np.split(parts[0], 2, -1) if self.kind == "phi3" else parts
-        return self.linear(at + self.names["down"], self.act(first) * (second[0] if second else 1.0))
+        return self.act(first) * (second[0] if second else 1.0)
 
-    def run(self, ids, z=None, q=None, k=None, v=None, closed=None):
-        """`resid` enters each layer and `final` the last norm, `attention` and `ffn` are what blocks add at the last position, z, q, k
-        and v those of every head (q and k before rotation), `after` what a norm behind W_O divides by."""
+    def run(self, ids, z=None, q=None, k=None, v=None, closed=None, added=()):
+        """`resid` enters each layer and `final` the last norm, `read` is what W_Q, W_K and W_V multiply; at the last position
+        blocks add `attention` and `ffn`, and `neurons` are coefficients; z, q, k and v are those of every head (q and k before
+        rotation); `after` is what a norm behind W_O divides by. `added`: (layer, vector) beside what W_O gives there."""
         ids, names, n = np.array(ids), self.names, len(ids)
-        run = SimpleNamespace(**{name: [] for name in ("resid", "attention", "ffn", "weights", "z", "q", "k", "v", "after")})
+        run = SimpleNamespace(**{name: [] for name in ("resid", "read", "after")})
+        run.attention, run.ffn, run.neurons, run.weights, run.z, run.q, run.k, run.v = each = [[] for _ in range(8)]
         x = self.w[names["embed"]][ids]
         if self.kind.startswith("gemma"):
             x = x * self.d**0.5
@@ -171,6 +173,7 @@ class Formulas:
             at = names["block"].format(layer)
             run.resid.append(x)
             read = self.norm(at + names["norm1"], x) if names["norm1"] else x
+            run.read.append(read)
             queries, keys, values = self.split(layer, read)
             group = np.repeat(np.arange(self.kv_heads), self.heads // self.kv_heads)
             keys, values = keys[group], values[group]
@@ -189,28 +192,31 @@ class Formulas:
             out = weights @ values
             out[:, -1] = np.einsum("hp,hpd->hd", weights[:, -1], read_values)
             out = change(z, layer, out)
-            added = self.linear(at + names["out"], out.swapaxes(0, 1).reshape(n, -1))
-            run.after.append(self.scale_of(added)[-1] if names["after1"] else None)
-            added = self.norm(at + names["after1"], added) if names["after1"] else added
+            block = self.linear(at + names["out"], out.swapaxes(0, 1).reshape(n, -1))
+            block[-1] += sum(vector for of, vector in added if of == layer)
+            run.after.append(self.scale_of(block)[-1] if names["after1"] else None)
+            block = self.norm(at + names["after1"], block) if names["after1"] else block
             parallel = self.kind in ("gptj", "phi") or self.c.get("use_parallel_residual", False)
-            between = x if parallel else x + added
-            read = self.norm(at + names["norm2"], between) if names["norm2"] else between
-            ffn = self.ffn(layer, read)
+            between = x if parallel else x + block
+            neurons = self.neurons(layer, self.norm(at + names["norm2"], between) if names["norm2"] else between)
+            ffn = self.linear(at + names["down"], neurons)
             ffn = self.norm(at + names["after2"], ffn) if names["after2"] else ffn
-            x = x + added + ffn
-            for kept, value in zip((run.attention, run.ffn, run.weights, run.z, run.q, run.k, run.v),
-                                   (added[-1], ffn[-1], weights, out, queries, keys, values), strict=True):  # fmt: skip
+            x = x + block + ffn
+            for kept, value in zip(each, (block[-1], ffn[-1], neurons[-1], weights, out, queries, keys, values), strict=True):
                 kept.append(value)
         run.final = x[-1]
         run.logits = self.unembedding @ self.norm(names["final"], run.final) + self.w.get("lm_head.bias", 0.0)
         run.logits = self.cap * np.tanh(run.logits / self.cap) if self.cap else run.logits
         return run
 
+    def matrix(self, layer, name):
+        """(input, output) of a layer's W_O ("out") or fc2 ("down")."""
+        matrix = self.w[f"{self.names['block'].format(layer)}{self.names[name]}.weight"]
+        return matrix if self.names["turned"] else matrix.T
+
     def vector(self, run, layer, head, given):
         """What a head adds to the residual stream of the last position where W_O is given this (d_head)."""
-        name = self.names["block"].format(layer) + self.names["out"]
-        matrix = self.w[f"{name}.weight"] if self.names["turned"] else self.w[f"{name}.weight"].T
-        out = given @ matrix[head * self.d_head : (head + 1) * self.d_head]
+        out = given @ self.matrix(layer, "out")[head * self.d_head : (head + 1) * self.d_head]
         if not self.names["after1"]:
             return out
         return (self.w[f"{self.names['block'].format(layer)}{self.names['after1']}.weight"] + self.gain) * out / run.after[layer]

@@ -4,13 +4,10 @@ or it is shown to be the model that it was."""
 import json
 import random
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-import transformers
-from conftest import TINY, VOCABULARY, random_prompts, word_tokenizer
+from conftest import random_prompts, save_tiny
 from safetensors.torch import load_file, save_file
 from test_gguf import GPT2, model_of, write
 from towerlab import cli
@@ -26,10 +23,7 @@ ODD = ("many", -1, [1, 2], {"a": 1}, 1e30, 10**12, None)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "it"
-    config = transformers.LlamaConfig(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **TINY["llama"], rms_norm_eps=1e-5)
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(path)
+    save_tiny(path, "llama")
     return path
 
 
@@ -142,12 +136,3 @@ def test_a_hundred_damaged_models_are_refused_in_one_line(folder, tmp_path, capf
             harmless.append(what)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert refusals >= 80, harmless
-
-
-def test_the_same_from_outside(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "it")
-    what = damage_weights(tmp_path / "it", random.Random(3))
-    command = [sys.executable, "-m", "towerlab.cli", "measure", "answers", "--model", "it", "--out", "out"]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (process.returncode, process.stderr.count("\n"), process.stderr[:11]) == (2, 1, "twotowers: "), (what, process.stderr)
-    assert not (tmp_path / "out").exists()

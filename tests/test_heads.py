@@ -1,54 +1,12 @@
-"""Every head's measurement against a slow reference, in float64 on three kinds of model; and the files of measurements."""
+"""Files of measurements, on that of every head, whose numbers are in test_independent."""
 
 import numpy as np
-import pytest
 import tiny_blocks
-import torch
 import xarray as xr
 from conftest import refused, tiny
-from reference import Reference, log_prob
-from towerlab.measure.answers import answers
 from towerlab.measure.heads import heads
 from twotowers.recording import Recording
 from twotowers.store import kept, load, rounded, save
-
-
-def test_what_heads_write_from_labels_is_the_difference_of_two_increases(model):
-    """`contribution` is I_true - I_other of `sum alpha vo` over label positions, position by position."""
-    encoded = tiny_blocks.blocks(1)
-    result = heads(model, encoded)
-    for i, e in enumerate(encoded):
-        slow = Reference(model, e.ids)
-        other = next(id_ for id_ in e.label_ids.values() if id_ != e.true_id)
-        for layer in range(model.n_layers):
-            for head in range(model.n_heads):
-                reading, writing, contribution = [], 0.0, 0.0
-                for place, at in enumerate(e.label_positions):
-                    vo, alpha = slow.value_output(layer, head, at), float(slow.attentions[layer][head, at])
-                    true, false = (float(log_prob(model, vo, id_, "frozen", slow.scale)) for id_ in (e.true_id, other))
-                    sign = 1 if e.prompt.is_true[place] else -1
-                    reading.append(sign * (true - false))
-                    writing += alpha * sign * (true - false)
-                    contribution += alpha * (true - false)
-                    assert float(result.attention[i, layer, head, place]) == pytest.approx(alpha, abs=1e-6)
-                cell = result.isel(prompt=i, layer=layer, head=head)
-                assert float(cell.reading) == pytest.approx(np.mean(reading), abs=1e-9)
-                assert float(cell.writing) == pytest.approx(writing, abs=1e-9)
-                assert float(cell.contribution) == pytest.approx(contribution, abs=1e-9)
-
-
-def test_answers_are_the_models_own(model):
-    encoded = tiny_blocks.blocks(2)
-    result = answers(model, encoded)
-    for i, e in enumerate(encoded):
-        logits = model.hf(torch.tensor([e.ids])).logits[0, -1]
-        p, other = logits.log_softmax(-1), next(x for x in e.label_ids.values() if x != e.true_id)
-        assert float(result.log_prob_true[i]) == pytest.approx(float(p[e.true_id]), abs=1e-9)
-        assert float(result.log_prob_other[i]) == pytest.approx(float(p[other]), abs=1e-9)
-        top = int(logits.argmax())
-        assert int(result.says[i]) == (0 if top == e.true_id else 1 if top == other else 2)
-    together = heads(model, encoded)
-    xr.testing.assert_allclose(together["log_prob_true"].drop_vars(["kind", "true"], errors="ignore"), result["log_prob_true"])
 
 
 def test_prompts_without_both_labels_are_refused():

@@ -1,21 +1,15 @@
 """The identities the method stands on, in float64 on tiny random models of every architecture."""
 
-import copy
 from dataclasses import replace
 
 import pytest
 import torch
 import xarray as xr
 from conftest import random_prompts, refused, shared, tiny
-from reference import Reference
-from tolerances import LOGITS
 from towerlab.measure import heads, increases
 from towerlab.measure.increases import increases as measured_increases
 from towerlab.model import increase, loading, proof, unembed
 from towerlab.model.capture import capture, captures
-from towerlab.prompts.blocks import draw_blocks
-from towerlab.prompts.prompt import encode_all
-from twotowers.forms import Form
 
 RECORD = {"weights", "values", "neurons"}
 FFN = {"parallel", "ffn_norm", "ffn_in"}  # fields of a row
@@ -25,45 +19,6 @@ def test_sums_of_blocks_heads_positions_neurons_and_our_logits(model):
     for plain in captures(model, random_prompts(4), proof.PROVEN):
         for identity, error in proof.identity_errors(model, plain).items():
             assert error < 1e-12, identity
-
-
-def test_attention_weights_are_those_of_eager_attention_and_sum_to_one(model):
-    encoded = random_prompts(1)
-    plain = capture(model, encoded, RECORD)
-    slow = Reference(model, encoded[0].ids)
-    for layer in range(model.n_layers):
-        torch.testing.assert_close(plain.weights[layer, 0], slow.attentions[layer], atol=1e-12, rtol=0)
-    torch.testing.assert_close(plain.weights.sum(-1), torch.ones_like(plain.weights[..., 0]))
-
-
-def check(data, model, encoded, norm, tolerance):
-    """The increases of the first and the last prompt's blocks and heads against the slow reference."""
-    for i in (0, len(encoded) - 1):
-        slow, word = Reference(model, encoded[i].ids), encoded[i].true_id
-        for layer, x in enumerate(slow.resid_pre):
-            blocks = [(x, slow.attention[layer]), (x + slow.attention[layer], slow.ffn[layer])]
-            expected = [slow.increase(*block, word, norm) for block in blocks]
-            assert data["block_increase"][i, layer].values == pytest.approx(expected, abs=tolerance)
-            expected = [slow.increase(x, slow.head(layer, head), word, norm) for head in range(model.n_heads)]
-            assert data["increase"][i, layer].values == pytest.approx(expected, abs=tolerance)
-
-
-@pytest.mark.parametrize("norm", unembed.NORMS)
-@pytest.mark.parametrize("prompts", [2, 40])  # few take the full-width plan, many the factored one: the operation count decides
-def test_every_increase_equals_the_slow_reference(model, norm, prompts):
-    encoded = random_prompts(prompts, lengths=(11,))
-    check(measured_increases(model, encoded, norm), model, encoded, norm, 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prompts", [2, 60])
-def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(prompts):
-    """Both plans and several slabs, in the dtype that models run in."""
-    model = loading.load("mini-gpt2")
-    encoded = encode_all(draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer)
-    exact = replace(model, hf=copy.deepcopy(model.hf).double())
-    for norm in unembed.NORMS:
-        check(measured_increases(model, encoded, norm), exact, encoded, norm, LOGITS)
 
 
 def test_prompts_split_for_memory_give_the_same(model, monkeypatch):

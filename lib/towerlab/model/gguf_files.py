@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from gguf import GGMLQuantizationType, LlamaFileType
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -29,7 +29,7 @@ from twotowers.errors import TwoTowersError
 from towerlab.cache import user_cache
 from towerlab.model import own_tokenizer, packages
 from towerlab.model.files import MADE_FROM
-from towerlab.model.weights import AGAIN, check_loaded, reading
+from towerlab.model.weights import check_loaded, reading
 from towerlab.progress import say
 
 _SAID = re.compile(r"general\.|tokenizer\.|quantize\.|split\.")  # of the file, not of the model; tokens are looked at below
@@ -75,22 +75,16 @@ def as_folder(path: Path) -> Path:
 
 def _header(path: Path, arrays: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """All fields, and the type of every tensor. Raises TwoTowersError for a file that is damaged or not whole."""
-    types, end = {}, 0
-    try:
-        blob = reader._mapped(str(path))
-        fields, count, at = reader._read_metadata(blob, str(path), arrays)
-        tensors, at = reader._read_tensor_table(blob, count, at)
-        for name, shape, kind, offset in tensors:
-            types[name] = GGMLQuantizationType(kind).name
-            numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-            end = max(end, offset + math.prod(shape) // numbers * size)
-        end += -(-at // fields.get("general.alignment", 32)) * fields.get("general.alignment", 32)
-        if end > len(blob):
-            raise EOFError(f"its tensors end at byte {end:,} of {len(blob):,}")
-    except Exception as error:  # a damaged file can raise anything
-        what = (str(error).splitlines() or [""])[0][:80] or type(error).__name__
-        raise TwoTowersError(f"'{path}' is no whole GGUF file ({what}): {AGAIN}") from None
-    return fields, types
+    with reading(str(path), "header"):
+        try:
+            fields, _ = reader.read_gguf_metadata(str(path), arrays)
+        except ValueError as error:  # empty, or another file in its place
+            raise EOFError(error) from None
+        header = reader.GgufHeader.from_file(str(path))
+        end, size = header.data_start + max(tensor.offset + tensor.nbytes for tensor in header.tensors), path.stat().st_size
+        if end > size:
+            raise EOFError(f"its tensors end at byte {end:,} of {size:,}")
+        return fields, {tensor.name: GGMLQuantizationType(tensor.ggml_type).name for tensor in header.tensors}
 
 
 def _convert(path: Path, folder: Path, made_from: dict[str, str]) -> None:
@@ -121,55 +115,48 @@ def _unlike(name: str, why: str) -> TwoTowersError:
 
 
 def _check_fields(name: str, fields: dict[str, Any], config: Any) -> None:
-    """Raise TwoTowersError unless every field that can change a number says what the config says, and none is wanting.
-
-    What llama.cpp takes where a file does not say is compared, too.
-    """
+    """Raise TwoTowersError unless every field that can change a number says what the config says, and none is wanting."""
     kind, heads, its = fields["general.architecture"], config.num_attention_heads, config.to_dict()
     rope = its.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     width = config.hidden_size // heads
     d_head = its.get("head_dim") or width
     eps = "attention.layer_norm_epsilon" if f"{kind}.attention.layer_norm_epsilon" in fields else "attention.layer_norm_rms_epsilon"
+    kv_heads, parallel = its.get("num_key_value_heads"), its.get("use_parallel_residual", False)
     says: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
         "feed_forward_length": its.get("intermediate_size") or 4 * config.hidden_size,
         "attention.head_count": heads,
-        "attention.head_count_kv": its.get("num_key_value_heads", heads),
         eps: next((value for key, value in its.items() if key.endswith(("eps", "epsilon"))), None),
-        "attention.key_length": d_head,
-        "attention.value_length": d_head,
-        "attention.sliding_window": its.get("sliding_window"),
-        "attention.causal": True,
-        "attn_logit_softcapping": its.get("attn_logit_softcapping"),
-        "final_logit_softcapping": its.get("final_logit_softcapping"),
-        "use_parallel_residual": its.get("use_parallel_residual", False),
-        "vocab_size": config.vocab_size,
+    }
+    # What the config says, and what llama.cpp takes where a file does not say.
+    pairs: dict[str, tuple[Any, Any]] = {key: (value, ...) for key, value in says.items()}
+    pairs |= {
+        "attention.head_count_kv": (kv_heads or heads, ... if kv_heads else heads), "attention.causal": (True, True),
+        "attention.key_length": (d_head, width), "attention.value_length": (d_head, width),
+        "attention.sliding_window": (its.get("sliding_window"), None), "use_parallel_residual": (parallel, parallel),
+        "attn_logit_softcapping": (its.get("attn_logit_softcapping"), None),
+        "final_logit_softcapping": (its.get("final_logit_softcapping"), None),
+        "vocab_size": (config.vocab_size, len(fields.get("tokenizer.ggml.tokens", ()))),
     }  # fmt: skip
-    taken = {
-        "attention.key_length": width, "attention.value_length": width, "attention.sliding_window": None, "attention.causal": True,
-        "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_parallel_residual": says["use_parallel_residual"],
-        "vocab_size": len(fields.get("tokenizer.ggml.tokens", ())),
-    }  # fmt: skip
-    if "num_key_value_heads" not in its:
-        taken["attention.head_count_kv"] = heads
     if rope:
-        says |= {"rope.freq_base": rope.get("rope_theta"), "rope.scaling.type": rope.get("rope_type"),
-                 "rope.dimension_count": int(d_head * rope.get("partial_rotary_factor", 1.0))}  # fmt: skip
-        taken |= {"rope.freq_base": 10000.0, "rope.scaling.type": "default", "rope.dimension_count": d_head}
+        turned = int(d_head * rope.get("partial_rotary_factor", 1.0))
+        pairs |= {"rope.freq_base": (rope.get("rope_theta"), 10000.0), "rope.scaling.type": (rope.get("rope_type"), "default"),
+                  "rope.dimension_count": (turned, d_head)}  # fmt: skip
     given = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if not _SAID.match(key)}
-    for key in dict.fromkeys((*given, *says)):
-        value = given.get(key, taken.get(key, ...))
+    for key in dict.fromkeys((*given, *pairs)):
+        ours, taken = pairs.get(key, (None, None))
+        value = given.get(key, taken)
         value = "default" if key == "rope.scaling.type" and value == "none" else value
         if value is ...:
-            raise _unlike(name, f"it has no field {kind}.{key}, and transformers takes {says[key]}")
-        if key not in says and value:
-            raise _unlike(name, f"it has a field {kind}.{key}, which transformers passes over")
-        same = value == says.get(key, value) or (isinstance(value, float) and math.isclose(value, says[key] or 0, rel_tol=1e-5))
-        if not same:
-            raise _unlike(name, f"{kind}.{key} is {value if key in given else 'not said'}, and transformers takes {says[key]}")
+            raise _unlike(name, f"it has no field {kind}.{key}, and transformers takes {ours}")
+        if key not in pairs:
+            if value:
+                raise _unlike(name, f"it has a field {kind}.{key}, which transformers passes over")
+        elif value != ours and not (isinstance(value, float) and math.isclose(value, ours or 0, rel_tol=1e-5)):
+            raise _unlike(name, f"{kind}.{key} is {value if key in given else 'not said'}, and transformers takes {ours}")
 
 
 def _tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:

