@@ -52,7 +52,7 @@ def cell(column, value, line=3):
         (cell("smallest", "0", 2), "line 2: give a 'smallest' above 0"),
         (cell("smallest", "", 5), "line 5: only where the unit is nats may 'smallest' be empty"),
         (cell("id", "learned"), "line 3: id 'learned' stands in line 2, too"),
-        (cell("heads", "writer", 6), "line 6: heads 'writer': choose one of , located, by writing"),
+        (cell("heads", "writer", 6), "line 6: heads 'writer': Input should be '', 'located', 'by writing'"),
         (cell("control", "random"), "line 3: control 'random'"),
         (cell("statement", "Heads look"), "line 3: statement 'Heads look'"),
         (cell("rule", ""), "line 3: rule ''"),

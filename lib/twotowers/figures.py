@@ -127,6 +127,11 @@ def _numbers(columns: Iterable[str], fmt: str) -> list[alt.Tooltip]:
     return [alt.Tooltip(column, format=fmt) for column in columns]
 
 
+def dashed(data: pd.DataFrame | None = None, opacity: float = 0.6, **at: Any) -> alt.Chart:
+    """A dashed line across a panel, such as at chance: x or y."""
+    return alt.Chart(alt.Undefined if data is None else data).mark_rule(strokeDash=[3, 3], opacity=opacity).encode(**at)
+
+
 def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:
     """Effects with 95% intervals, one line a row: columns row (its name), effect, effect_low, effect_high, verdict;
     control where there is one (a grey tick)."""
@@ -139,7 +144,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     if table["control"].notna().any():
         marks += base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q", tooltip=tip)
     marks += base.mark_point(size=70).encode(x="effect:Q", color=clear, tooltip=tip)
-    zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
+    zero = dashed(pd.DataFrame({"null": [null]}), x="null:Q")
     return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
 
@@ -170,7 +175,7 @@ def bars(
         tooltip=["model", x, group, *_numbers((y, "low", "high"), fmt)],
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
-    rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
+    rule = dashed(opacity=0.6 if line else 0, y=alt.datum(line))
     return facets(bar + error + rule, table, free=f"x{free}")  # a panel has room for its own names only: a model may lack some
 
 
@@ -187,11 +192,8 @@ def curves(
     **panels: Any,
 ) -> alt.FacetChart:
     """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model (`facets`); ticks at `x_values`."""
-    if x_values:
-        ticks = alt.Axis(values=list(x_values), format="~g")
-    else:
-        ticks = alt.Axis(tickMinStep=1) if pd.api.types.is_integer_dtype(table[x]) else alt.Axis()
-    across = alt.X(f"{x}:Q", title=x_title, axis=ticks)
+    ticks = {"values": list(x_values), "format": "~g"} if x_values else {"tickMinStep": 1}
+    across = alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(**ticks))
     base = alt.Chart().encode(x=across, color=colour(group, table[group]))
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
     tip = ["model", group, x, *_numbers((y, "low", "high"), fmt)]
@@ -211,11 +213,10 @@ def dots(
     if group:
         names = list(dict.fromkeys(table[group]))
         base = base.encode(color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names))
-    zero = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(0.0))
     interval = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
     axis = _as(fmt, tickCount=4, labelOverlap=True)
     point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis))
-    return facets(zero + interval + point, table, height=height)
+    return facets(dashed(x=alt.datum(0.0)) + interval + point, table, height=height)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
