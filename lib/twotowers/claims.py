@@ -1,4 +1,4 @@
-"""What the book says, as tables: claims with their rules, the findings that rest on their verdicts, and how rules changed.
+"""What the book says, as tables: claims with their rules, and the findings that rest on their verdicts.
 
     claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
 
@@ -88,8 +88,3 @@ def findings() -> pd.DataFrame:
         if wrong.any():
             raise damaged(path, what, int(wrong.argmax()) + 2)
     return rows
-
-
-def rules() -> pd.DataFrame:
-    """data/rules.csv: changes of rules, what had been seen by then, and the verdicts under the rule before."""
-    return pd.read_csv(data_folder() / "rules.csv", dtype=str)

@@ -110,20 +110,24 @@ def quick_look(model: str, pairs: int) -> None:
     note(f"{what} Verdicts of the book rest on blocks=50 or more.")
 
 
+def _chapters() -> dict[str, str]:
+    """Number of a chapter -> the name of its file."""
+    return {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+
+
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter.
 
     only: ids of claims, in the order wanted; their numbers stand in the cells.
     """
-    pages = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
+    models, every_claim, chapters = list(dict.fromkeys(rows["model"])), claims.claims(), _chapters()
     titles = ["claim", *(escape(shown_name(model)) for model in models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for (claim, _), row in cells.items() if claim == name)
-        link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
+        link = f'<a href="{chapters.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
         source = "" if only or name not in every_claim else f"<br><small>{escape(every_claim[name].source)}</small>"
         parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
         lines.append(f'<tr><th scope="row">{link}{source}</th>{parts}</tr>')
@@ -147,8 +151,7 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
 
     Item and printed values are main entries of the index (`!`), so that the search box leads to their line first.
     """
-    chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models = list(dict.fromkeys(rows["model"]))
+    models, chapters = list(dict.fromkeys(rows["model"])), _chapters()
     cells = {(row["item"], row["model"]): row for row in rows.to_dict("records")}
     lines = [
         "| the paper | says | " + " | ".join(escape(shown_name(model)) for model in models) + " |",
