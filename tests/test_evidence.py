@@ -202,7 +202,7 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
         ({"control": "random sets"}, prompts(UP), None, "give control="),
         ({}, prompts(UP), random_sets(USUAL), "its control is 'none': give none"),
         (BY_ATTENTION | {"control": "none"}, NAMED, RANDOM, "its control is 'none': give none"),
-        (BY_ATTENTION | {"control": "random directions"}, NAMED, RANDOM, "random sets are given"),
+        (BY_ATTENTION | {"control": "random sets and directions"}, NAMED, RANDOM, "random sets are given"),
         (BY_ATTENTION, NAMED, RANDOM.isel(draw=0), r"control over \(prompt\), wanted \(draw, prompt\)"),
         (BY_ATTENTION, NAMED.sel(heads=["none"]), RANDOM, r"no 'by attention' among the heads \(none\) of values"),
         (BY_ATTENTION, NAMED, RANDOM.assign_coords(heads=["by writing"]), r"no 'by attention' among the heads \(by writing\)"),

@@ -225,7 +225,7 @@ class Chapter:
         self, claim: Claim, model: Model, values: xr.DataArray, whole: xr.DataArray | None, random: xr.DataArray | None
     ) -> EvidenceRow:
         effect, control = evidence.select(claim, values, random, model)
-        if control is not None and random is not None and "random sets" in claim.control and claim.heads in model.sets:
+        if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["draw"]  # files hold those that this rule draws
             sets = model.drawn(model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws)
             names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
@@ -233,7 +233,7 @@ class Chapter:
         choice = intervals.mean(model.heads["logit_difference"]).estimate
         return evidence.compare(claim, model.name, effect, whole=whole, control=control, choice=choice, form=str(model.form))
 
-    def matched(self, model: str, name: str, draws: int = DRAWS) -> list[list[Head]]:
+    def matched(self, model: str, name: str, draws: int) -> list[list[Head]]:
         """Random sets matched to a named set: same layers, other key-value groups; different ones among so many draws. Where there
         is none, or the set has no heads, a note says so."""
         heads, why = self.sets[model][name], f"the rule names no {name} heads"

@@ -46,9 +46,9 @@ class Claim(Row):
     measure: Text
     null: float
     smallest: Optional
-    unit: Literal["nats", "share", "AUC", "words of ten"]
+    unit: Literal["nats", "share", "words of ten"]
     heads: Literal["", "located", "by writing", "by attention", "by increase", "paper's twelve"]
-    control: Literal["random sets", "random directions", "random sets and directions", "none"]
+    control: Literal["random sets", "random sets and directions", "none"]
     source: Text
     rule: Text
     seen: Text

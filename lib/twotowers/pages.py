@@ -47,8 +47,9 @@ def not_learned(accuracy: Interval) -> str:
 
 def _format(claim: Claim) -> str:
     """How a claim's numbers are written."""
-    percentage = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    return "z.0%" if percentage else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+    if claim.unit != "share":
+        return "+z.2f"  # z: no -0.00
+    return "z.0%" if claim.null == CHANCE else "+z.1%"  # of something lost, or a difference between two shares
 
 
 def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
@@ -174,7 +175,7 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
 
 def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None) -> str:
     if row is None:
-        return f'<span title="{escape(exhibit.not_run)}">{"next" if exhibit.not_run == exhibits.NEXT else "not run"}</span>'
+        return f'<span title="{escape(exhibit.not_run)}">not run</span>'
     verdict, words = row["verdict"], escape(str(row["words"]))
     return f'<span class="verdict {exhibits.css(verdict)}" title="{words}">{verdict}</span>'
 
