@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 from conftest import ROOT, refused
 from twotowers import book, evidence, pages, recorded, store
+from twotowers.heads import Head
 from twotowers.intervals import Interval
 from twotowers.recording import Recording
 
@@ -117,11 +118,10 @@ def test_where_nothing_is_there_a_table_and_a_figure_say_so(chapter):
 
 
 def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
-    chapter.measured("heads")
-    assert chapter.matched("a", [(0, h) for h in range(4)], draws=3) and len(chapter.texts) == 0
-    assert chapter.matched("a", [(0, 0)] * 8) == [] and "8 heads leave too few" in chapter.texts[-1]
-    chapter.sets = {"a": {"by writing": []}}
-    assert chapter.matched("a", "by writing") == [] and "the rule names no by writing heads" in chapter.texts[-1]
+    chapter.sets = {"a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}}
+    assert chapter.matched("a", "four", draws=3) and len(chapter.texts) == 0
+    assert chapter.matched("a", "eight", draws=3) == [] and "8 heads leave too few" in chapter.texts[-1]
+    assert chapter.matched("a", "none", draws=3) == [] and "the rule names no none heads" in chapter.texts[-1]
 
 
 def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):

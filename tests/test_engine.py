@@ -294,7 +294,6 @@ def test_a_notebook_names_what_it_reads(path):
     reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
     reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
     reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, heads="', code) else set()
-    reads |= {"norms"} if "chapter.by_increase" in code else set()
     about = notebook["metadata"].get("twotowers", {})
     assert set(about.get("measurements", [])) == reads
     assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))

@@ -51,7 +51,7 @@ def test_the_sentence_has_the_words_and_no_tag_of_theirs():
     assert "all &lt;heads&gt;" in text and '<b class="agrees">agrees</b>' in text and "too small" in text
 
 
-@pytest.mark.parametrize("change", [{"rule": ""}, {"part": "2"}, {"not_run": "next"}])
+@pytest.mark.parametrize("change", [{"rule": ""}, {"part": "2"}, {"not_run": "no model"}])
 def test_a_line_that_says_half_is_refused(tmp_path, monkeypatch, change):
     table = pd.read_csv(exhibits.data_folder() / "figures.csv", dtype=str, keep_default_na=False)
     for column, cell in change.items():

@@ -17,9 +17,9 @@ def test_a_chart_of_nothing_is_drawn_too():
     nothing = figures.below([], "model", "x", "group", "value", "low", "high")
     assert list(nothing) == ["model", "x", "group", "value", "low", "high"]
     for chart in (
-        figures.bars(nothing, "x", "value", group="group", y_title="y"),
-        figures.dots(nothing, "x", "value", group="group", x_title="x"),
-        figures.curves(nothing, "x", "value", group="group", x_title="x", y_title="y"),
+        figures.bars(nothing, "x", group="group", y_title="y"),
+        figures.dots(nothing, "x", group="group", x_title="x"),
+        figures.curves(nothing, "x", group="group", x_title="x", y_title="y"),
     ):
         assert chart.to_dict()["facet"]["field"] == "model"
     some = pd.DataFrame({"model": ["a"], "x": [1]})

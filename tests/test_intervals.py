@@ -53,14 +53,13 @@ def test_two_ways_equal_slow_sums_and_never_a_negative_variance(seed):
     assert result.n == (4, 3)
 
 
-def test_a_negative_variance_is_the_larger_one_way():
-    crossed = prompts([2.0, -1.0, -1.0, 2.0], "aabb", "xyxy")  # means of both factors are all alike
-    of_pairs, of_labels, of_cells = slow_variances(crossed)
-    assert of_pairs + of_labels < of_cells and mean(crossed).high == mean(crossed).estimate
-    tilted = prompts([2.2, -1.0, -1.0, 2.0], "aabb", "xyxy")
-    of_pairs, of_labels, of_cells = slow_variances(tilted)
+@pytest.mark.parametrize("first", [2.0, 2.2])  # with 2.0 the means of both factors are all alike
+def test_a_negative_variance_is_the_larger_one_way(first):
+    values = prompts([first, -1.0, -1.0, 2.0], "aabb", "xyxy")
+    of_pairs, of_labels, of_cells = slow_variances(values)
     assert of_pairs + of_labels < of_cells
-    np.testing.assert_allclose(mean(tilted).high - 0.55, scipy.stats.t.ppf(0.975, 1) * np.sqrt(max(of_pairs, of_labels)))
+    error = np.sqrt(max(of_pairs, of_labels))
+    np.testing.assert_allclose(mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error)
 
 
 def test_equal_values_one_cluster_and_none():
@@ -98,19 +97,6 @@ def test_fieller_by_hand():
     for bound in (result.low90, result.high90):
         assert mean(part - bound * whole).p == pytest.approx(0.1)
     assert result.p == mean(part).p
-
-
-@given(st.integers(0, 1000))
-def test_a_ratio_lies_within_bounds_that_are_just_rejected(seed):
-    rng = np.random.default_rng(seed)
-    pair, labels = np.arange(24) % 6, np.arange(24) % 4
-    whole = prompts(3 + rng.normal(size=24) + rng.normal(size=6)[pair], pair, labels)
-    part = 0.3 * whole + prompts(rng.normal(size=24) + rng.normal(size=4)[labels], pair, labels)
-    result = ratio(part, whole)
-    if not np.isnan(result.estimate):
-        assert result.low < result.low90 < result.estimate < result.high90 < result.high
-    else:
-        assert mean(whole).low <= 0
 
 
 def test_a_share_of_what_may_be_zero_has_no_number():

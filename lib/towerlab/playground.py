@@ -15,7 +15,6 @@ import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import altair as alt
 import ipywidgets as widgets
@@ -26,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers import choose, figures
 from twotowers.errors import TwoTowersError
+from twotowers.explore import alert
 from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head, check_inside, named
 
@@ -46,6 +46,8 @@ TOP = 5  # tokens beside the labels
 DOSE = 1.5  # of the scene that pushes the query
 SWITCH_OFF = "Switch off the heads that add most"
 PUSH = "Push the query towards the other class"
+SEPARATOR = {sign: name for name, sign in SEPARATORS.items()}
+"""What stands between demonstrations -> its name"""
 
 
 def mix_classes(prompt: Prompt) -> Prompt:
@@ -103,8 +105,8 @@ def explore(model: Model, state: State, directions: dict[tuple, Direction] | Non
     edits = [zero(state.heads, everywhere([encoded]))]
     if state.dose:
         push_heads, query = push(model, state.prompt, directions)
-        at, query = torch.tensor([encoded.label_positions]), {layer: state.dose * x for layer, x in query.items()}
-        edits.insert(0, steer(push_heads, query, None, at))
+        query = {layer: state.dose * x for layer, x in query.items()}
+        edits.insert(0, steer(push_heads, query, None, torch.tensor([encoded.label_positions])))
     with edited(model, *edits):
         after = capture(model, [encoded], {"weights", "keys"})
     for layer, head in push_heads:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
@@ -192,18 +194,13 @@ def push(
 
 def _direction(model: Model, own: str, other: str, sign: str, labels: Sequence[str]) -> Direction:
     """Heads by attention to labels of the query's class minus the other; mean query of the other class minus the own."""
-    form = Form(2, _separator(sign))
+    form = Form(2, SEPARATOR[sign])
     blocks = draw_blocks(BLOCKS, form, seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)])
     encoded = encode_all(blocks, model.tokenizer, model.context)
     differences = choose.attention_difference(measure_heads(model, encoded)).mean("prompt")
     best = choose.top(differences, choose.TOP, -np.inf)
     direction = torch.tensor(class_directions(model, encoded)["query"].isel(pair=0).values, device=model.device)
     return best, direction.to(torch.promote_types(model.dtype, torch.float32))
-
-
-def _separator(sign: str) -> str:
-    """The name of what stands between demonstrations."""
-    return next(name for name, of in SEPARATORS.items() if of == sign)
 
 
 def charts(effect: Effect) -> alt.VConcatChart:
@@ -249,7 +246,7 @@ class Playground(widgets.VBox):
         for field in self.fields.values():
             field.observe(self._on_change, "value")
         for scene, button in self.scenes.items():
-            button.on_click(partial(self._on_scene, scene))
+            button.on_click(lambda _, scene=scene: self.refresh(scene))
         columns = [*self.fields.values()], [self.error, self.sentence, self.pictures]
         rows = [*self.scenes.values()], [widgets.VBox(column) for column in columns]
         super().__init__([widgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows])
@@ -275,8 +272,7 @@ class Playground(widgets.VBox):
                 self._put(state)
             self.effect = explore(self.model, state, self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen
-            line = str(error) if isinstance(error, TwoTowersError) else repr(error).splitlines()[0]
-            self.error.value = f"<span style='color:#c0392b' role='alert'>{html.escape(line)}</span>"
+            self.error.value = alert(error if isinstance(error, TwoTowersError) else repr(error).splitlines()[0])
             return
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
         self.pictures.value = picture(self.effect)
@@ -290,7 +286,7 @@ class Playground(widgets.VBox):
         prompt = state.prompt
         rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
         texts = {"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label}
-        self._set({**texts, "separator": _separator(prompt.separator), "heads": ", ".join(named(state.heads)), "push": state.dose})
+        self._set({**texts, "separator": SEPARATOR[prompt.separator], "heads": ", ".join(named(state.heads)), "push": state.dose})
 
     def _set(self, values: Mapping[str, str | float]) -> None:
         """Fields, without `_on_change` for each of them."""
@@ -306,6 +302,3 @@ class Playground(widgets.VBox):
         if label and change["owner"] in (self.fields["query"], self.fields["demonstrations"]):
             self._set({"true label": label})
         self.refresh()
-
-    def _on_scene(self, scene: str, _: widgets.Button) -> None:
-        self.refresh(scene)

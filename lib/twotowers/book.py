@@ -32,7 +32,6 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
-from twotowers.intervals import Interval
 from twotowers.recording import Recording, of_labels
 from twotowers.settings import Settings
 from twotowers.store import Laboratory
@@ -54,26 +53,18 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
 
 
 class Model:
-    """One model as claims ask of it: sets of heads, how well it answers, random sets of its heads."""
+    """One model as claims ask of it: `sets` of heads, `learned`, its accuracy between the two labels on judging blocks, and random
+    sets of its heads."""
 
     def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
         self.name, self.chapter, self.heads = name, chapter, heads
+        self.learned = intervals.mean(heads["logit_difference"] > 0)
 
     @property
     def sets(self) -> dict[str, list[Head]]:
         return self.chapter.sets[self.name]
 
-    @cached_property
-    def learned(self) -> Interval:
-        """Accuracy between the two labels on judging blocks."""
-        return intervals.mean(self.heads["logit_difference"] > 0)
-
-    @cached_property
-    def choice(self) -> Interval:
-        """Mean logit difference on judging blocks (nats)."""
-        return intervals.mean(self.heads["logit_difference"])
-
-    @cached_property
+    @property
     def form(self) -> Form:
         """The form of its prompts: what its measurements were given, else the best-learned one."""
         given = json.loads(self.heads.attrs["identity"])
@@ -127,13 +118,12 @@ class Chapter:
     def _recordings(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, Recording]:
         suite = suite or self.settings.suite
         labels = labels or ("arbitrary" if store.about(name).judges else "all")
-        if (suite, name, labels) not in self._open:
-            if labels == "all":
-                files = self._files(name, suite)
-            else:
-                files = {model: of_labels(every, labels) for model, every in self._recordings(name, suite, "all").items()}
-            self._open[suite, name, labels] = files
-        return self._open[suite, name, labels]
+        key = suite, name, labels
+        if key not in self._open and labels == "all":
+            self._open[key] = self._files(name, suite)
+        elif key not in self._open:
+            self._open[key] = {model: of_labels(every, labels) for model, every in self._recordings(name, suite, "all").items()}
+        return self._open[key]
 
     def _files(self, name: str, suite: str) -> dict[str, Recording]:
         files = {}
@@ -173,21 +163,6 @@ class Chapter:
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
         return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
-
-    @cached_property
-    def by_increase(self) -> dict[str, list[Head]]:
-        """Model -> the `top_k` heads with the largest mean increase on the locating blocks."""
-        return {m: choose.top(of, self.settings.top_k) for m, of in self._increases.items()}
-
-    @cached_property
-    def in_context(self) -> dict[str, list[Head]]:
-        """Model -> the paper's in-context heads: the twenty with the largest mean increase, five in a model of fewer than 200."""
-        return {m: choose.top(of, 20 if of.size >= 200 else 5) for m, of in self._increases.items()}
-
-    @cached_property
-    def _increases(self) -> dict[str, xr.DataArray]:
-        """Model -> mean increase of every head on the locating blocks: (layer, head)."""
-        return {m: d["increase"].sel(norm="frozen").mean("prompt") for m, d in self.measured("norms").items()}
 
     def compare(
         self,
@@ -250,24 +225,21 @@ class Chapter:
         self, claim: Claim, model: Model, values: xr.DataArray, whole: xr.DataArray | None, random: xr.DataArray | None
     ) -> EvidenceRow:
         effect, control = evidence.select(claim, values, random, model)
-        if control is not None and random is not None and "random sets" in claim.control and claim.heads in model.sets:
+        if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["draw"]  # files hold those that this rule draws
-            n_sets = draws // 2 if "directions" in claim.control else draws
-            names = [str(sorted(of)) for of in model.drawn(model.sets[claim.heads], n_sets)] + [
-                str(i) for i in range(n_sets, draws)
-            ]
+            sets = model.drawn(model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws)
+            names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
             control = control.assign_coords(sets=("draw", names))
-        choice, form = model.choice.estimate, str(model.form)
-        return evidence.compare(claim, model.name, effect, whole=whole, control=control, choice=choice, form=form)
+        choice = intervals.mean(model.heads["logit_difference"]).estimate
+        return evidence.compare(claim, model.name, effect, whole=whole, control=control, choice=choice, form=str(model.form))
 
-    def matched(self, model: str, heads: str | Heads, draws: int = DRAWS) -> list[list[Head]]:
-        """Random sets matched to a named set, or to some heads: same layers, other key-value groups; different ones among so many
-        draws. Where there is none, or the set has no heads, a note says so."""
-        name, these = (heads, self.sets[model][heads]) if isinstance(heads, str) else ("such", heads)
-        why = f"the rule names no {name} heads"
+    def matched(self, model: str, name: str, draws: int) -> list[list[Head]]:
+        """Random sets matched to a named set: same layers, other key-value groups; different ones among so many draws. Where there
+        is none, or the set has no heads, a note says so."""
+        heads, why = self.sets[model][name], f"the rule names no {name} heads"
         different: dict[frozenset[Head], list[Head]] = {}
         try:
-            for of in self.models[model].drawn(these, draws) if these else ():
+            for of in self.models[model].drawn(heads, draws) if heads else ():
                 different.setdefault(frozenset(of), of)
         except NotTestable as error:
             why = str(error)

@@ -31,8 +31,6 @@ TOP = 5
 MOST_K = 4
 COMPARES, WRITES = 0.02, 0.1
 RANKINGS = ("contribution", "increase", "attention difference", "writing")
-SETS = ("located", "by writing", "by attention", "by increase", "paper's twelve")
-"""Sets that a rule defines: what a claim may be about. The last one needs single ablations, too"""
 
 
 def form(forms: xr.Dataset) -> Form:

@@ -1,4 +1,4 @@
-"""What the book says, as tables: claims with their rules, the findings that rest on their verdicts, and how rules changed.
+"""What the book says, as tables: claims with their rules, and the findings that rest on their verdicts.
 
     claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
 
@@ -7,13 +7,12 @@ Each table is read through one model (`data_files`): a wrong cell is named with 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import pandas as pd
 from pydantic import Field, model_validator
 
-from twotowers.choose import SETS
-from twotowers.data_files import Optional, Row, Text, damaged, one_of, read_table
+from twotowers.data_files import Optional, Row, Text, damaged, read_table
 from twotowers.paths import data_folder
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
@@ -36,8 +35,9 @@ class Claim(Row):
     """A line of data/claims.csv: what is claimed, how it is measured, what it needs, and when the rule was written.
 
     `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a share of the model's
-    choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, empty where none is. `control`: what its effect must
-    exceed. `rule`: date on which null, smallest and measure were fixed; `seen`: what had been seen then.
+    choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of `choose` or of the ablations; empty where none is.
+    `control`: what its effect must exceed. `rule`: date on which null, smallest and measure were fixed; `seen`: what had been
+    seen then.
     """
 
     id: Text
@@ -46,9 +46,9 @@ class Claim(Row):
     measure: Text
     null: float
     smallest: Optional
-    unit: Literal["nats", "share", "AUC", "words of ten"]
-    heads: Annotated[str, one_of(("", *SETS))]
-    control: Literal["random sets", "random directions", "random sets and directions", "none"]
+    unit: Literal["nats", "share", "words of ten"]
+    heads: Literal["", "located", "by writing", "by attention", "by increase", "paper's twelve"]
+    control: Literal["random sets", "random sets and directions", "none"]
     source: Text
     rule: Text
     seen: Text
@@ -88,8 +88,3 @@ def findings() -> pd.DataFrame:
         if wrong.any():
             raise damaged(path, what, int(wrong.argmax()) + 2)
     return rows
-
-
-def rules() -> pd.DataFrame:
-    """data/rules.csv: changes of rules, what had been seen by then, and the verdicts under the rule before."""
-    return pd.read_csv(data_folder() / "rules.csv", dtype=str)

@@ -15,7 +15,7 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -53,17 +53,6 @@ ClassName = Annotated[Text, StringConstraints(pattern="^[^/]*$")]
 
 Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
 """A number, or an empty cell"""
-
-
-def one_of(names: Iterable[str]) -> AfterValidator:
-    """A cell that holds one of some names."""
-
-    def check(cell: str) -> str:
-        if cell not in names:
-            raise ValueError(f"choose one of {', '.join(names)}")
-        return cell
-
-    return AfterValidator(check)
 
 
 def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:

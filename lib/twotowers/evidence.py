@@ -209,23 +209,20 @@ def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, contr
         ("whole", whole, {"prompt"}),
         ("control", control, {"draw", "prompt"}),
     ):
-        if part is not None and {*part.dims} != dims:
+        if part is None:
+            continue
+        if {*part.dims} != dims:
             remedy = "take means over the others first, or name the set of heads in data/claims.csv"
             there, wanted = (", ".join(sorted(map(str, names))) for names in (part.dims, dims))
             raise TwoTowersError(f"{name} over ({there}), wanted ({wanted}): {remedy}")
-        if part is not None:
-            _check_same_prompts(name, part, values)
+        common = [c for c in {*values.coords} & {*part.coords} if values[c].dims == part[c].dims == ("prompt",)]
+        if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in common):
+            raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
     if not set(CLUSTERS) <= set(values.coords):
         raise TwoTowersError(f"values without the coordinates {', '.join(CLUSTERS)}, which tell their clusters: keep them")
     are_names = values["labels"] == values["pair"]
     if are_names.any() and not are_names.all():
         raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
-
-
-def _check_same_prompts(name: str, part: xr.DataArray, values: xr.DataArray) -> None:
-    common = [c for c in set(values.coords) & set(part.coords) if values[c].dims == part[c].dims == ("prompt",)]
-    if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in common):
-        raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
 
 
 def select(
@@ -239,18 +236,24 @@ def select(
     measured, and a control that is missing, not asked for, or of another kind.
     """
     single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
-    named = bool(claim.heads) and not single
-    if named:
+    drawn = single and claim.control == "random sets"
+    if not single:
         values = _of_set(claim, values, model)
-    _check_control(claim, control, drawn=single and claim.control == "random sets")
+    wanted = "none" if drawn else claim.control
+    if (control is None) != (wanted == "none"):
+        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
+        raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
+    if control is not None and (given := control.coords.get("control", wanted)) != wanted:
+        raise TwoTowersError(f"its control is '{claim.control}', and {given.item()} are given: change one of them")
     if single:
         return _cross_fit(claim, values, model)
-    if named and control is not None:
-        control = _of_set(claim, control, model)
-    return values, control
+    return values, None if control is None else _of_set(claim, control, model)
 
 
 def _of_set(claim: Claim, values: xr.DataArray, model: Model) -> xr.DataArray:
+    """The entry of the set that a claim is about; all that is given where it is about none."""
+    if not claim.heads:
+        return values
     there = values["heads"].values.tolist() if "heads" in values.dims else []
     if claim.heads in there:
         return values.sel(heads=claim.heads)
@@ -277,16 +280,6 @@ def _cross_fit(claim: Claim, values: xr.DataArray, model: Model) -> tuple[xr.Dat
         parts.append(over_sets(judges, each))
     every = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
     return every.isel(draw=0, drop=True), every.isel(draw=slice(1, None)) if draws else None
-
-
-def _check_control(claim: Claim, control: xr.DataArray | None, drawn: bool) -> None:
-    """`drawn`: random sets are drawn here, and none are given."""
-    wanted = "none" if drawn else claim.control
-    if (control is None) != (wanted == "none"):
-        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
-        raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
-    if control is not None and "control" in control.coords and control["control"] != wanted:
-        raise TwoTowersError(f"its control is '{claim.control}', and {control['control'].item()} are given: change one of them")
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:

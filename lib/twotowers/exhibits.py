@@ -21,7 +21,6 @@ from twotowers.data_files import Optional, Row, Text, read_table, shown_name
 from twotowers.paths import data_folder
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
-NEXT = "next"
 
 
 class Exhibit(Row):
@@ -29,7 +28,7 @@ class Exhibit(Row):
 
     `says`: what the paper says, in our words; `published`: its printed value. `statistic`: the number that is judged, larger is
     nearer to the paper; `agrees`, `part`: from where on it agrees, or does in part. `rule`: date of the rule; `seen`: the models
-    whose result was known then. `not_run`: why there is no statistic, or NEXT.
+    whose result was known then. `not_run`: why there is no statistic.
     """
 
     item: Text

@@ -93,7 +93,8 @@ def _places(data: xr.Dataset) -> list[str]:
     return [row + ", true" * true for row, true in zip(rows, data["true"].all("prompt").values.tolist(), strict=True)]
 
 
-def _alert(error: Exception) -> str:
+def alert(error: object) -> str:
+    """What went wrong, as a line of a widget."""
     return f"<span style='color:#c0392b' role='alert'>{escape(str(error))}</span>"
 
 
@@ -144,7 +145,7 @@ class Explorer(widgets.VBox):
             for name, control in [*self.controls.items()][1:]:
                 data = choose(data, name, control.value or "")
         except TwoTowersError as error:
-            self.line.value = _alert(error)
+            self.line.value = alert(error)
             return
         self.frame, self.line.value, n = table(data, self.over), escape(note), data.sizes["prompt"]
         grid = bool(self.frame.columns.name)
@@ -166,7 +167,7 @@ def playground(model: str, **how: str) -> widgets.VBox:
         try:
             box.children = [importlib.import_module(LABORATORY).Playground(model, **how)]
         except (TwoTowersError, ImportError) as error:
-            button.disabled, line.value = False, _alert(error)
+            button.disabled, line.value = False, alert(error)
 
     button.on_click(load)
     return box

@@ -44,6 +44,7 @@ COLOURS = {
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of a model of 2,560 beside others; Altair would stop at 5,000
 VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws; what charts here use is in it
+INTERVAL = ("value", "low", "high")  # columns of a table of intervals
 SIDE_BY_SIDE = 3  # models in a row: with more of them names and axes would be too small to read
 
 
@@ -148,7 +149,12 @@ def _numbers(columns: Iterable[str], fmt: str) -> list[alt.Tooltip]:
     return [alt.Tooltip(column, format=fmt) for column in columns]
 
 
-def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.LayerChart:
+def dashed(data: pd.DataFrame | None = None, opacity: float = 0.6, **at: Any) -> alt.Chart:
+    """A dashed line across a panel, such as at chance: x or y."""
+    return alt.Chart(alt.Undefined if data is None else data).mark_rule(strokeDash=[3, 3], opacity=opacity).encode(**at)
+
+
+def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
     """Effects with 95% intervals, one line a row: columns row (its name), effect, effect_low, effect_high, verdict;
     control where there is one (a grey tick)."""
     tip = ["row", *_numbers(("effect", "effect_low", "effect_high", "control"), "+.3f"), "verdict"]
@@ -160,7 +166,7 @@ def forest(table: pd.DataFrame, title: str = "", null: float = 0.0) -> alt.Layer
     if table["control"].notna().any():
         marks += base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q", tooltip=tip)
     marks += base.mark_point(size=70).encode(x="effect:Q", color=clear, tooltip=tip)
-    zero = alt.Chart(pd.DataFrame({"null": [null]})).mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x="null:Q")
+    zero = dashed(pd.DataFrame({"null": [null]}), x="null:Q")
     return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
 
 
@@ -176,9 +182,9 @@ def _as(fmt: str, **axis: Any) -> alt.Axis:
 
 
 def bars(
-    table: pd.DataFrame, x: str, y: str, *, group: str, y_title: str, fmt: str = ".2f", line: float = 0.0, free: str = ""
+    table: pd.DataFrame, x: str, *, group: str, y_title: str, fmt: str = ".2f", line: float = 0.0, free: str = ""
 ) -> alt.FacetChart:
-    """Bars with 95% intervals (columns `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance.
+    """Bars with 95% intervals (columns `value`, `low`, `high`), grouped by `group`, a panel a model; dashed: `line`, such as chance.
     `free`: "y" where each panel has its own scale."""
     names, sort = _order(table[group]), _order(table[x])
     widest = max((7 * len(str(name)) + 8 for name in sort), default=0)
@@ -186,19 +192,18 @@ def bars(
     across = alt.X(f"{x}:N", sort=sort, title=None, axis=alt.Axis(labelAngle=0 if level else -30))
     base = alt.Chart().encode(x=across, xOffset=alt.XOffset(f"{group}:N", sort=names))
     bar = base.mark_bar(opacity=0.85).encode(
-        y=alt.Y(f"{y}:Q", title=y_title, axis=_as(fmt)),
+        y=alt.Y("value:Q", title=y_title, axis=_as(fmt)),
         color=colour(group, names),
-        tooltip=["model", x, group, *_numbers((y, "low", "high"), fmt)],
+        tooltip=["model", x, group, *_numbers(INTERVAL, fmt)],
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
-    rule = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6 if line else 0).encode(y=alt.datum(line))
+    rule = dashed(opacity=0.6 if line else 0, y=alt.datum(line))
     return facets(bar + error + rule, table, free=f"x{free}")  # a panel has room for its own names only: a model may lack some
 
 
 def curves(
     table: pd.DataFrame,
     x: str,
-    y: str,
     *,
     group: str,
     x_title: str,
@@ -207,36 +212,33 @@ def curves(
     x_values: Sequence[float] | None = None,
     **panels: Any,
 ) -> alt.FacetChart:
-    """Lines with 95% bands (columns `low`, `high`), a line a value of `group`, a panel a model (`facets`); ticks at `x_values`."""
-    if x_values:
-        ticks = alt.Axis(values=list(x_values), format="~g")
-    else:
-        ticks = alt.Axis(tickMinStep=1) if pd.api.types.is_integer_dtype(table[x]) else alt.Axis()
-    across = alt.X(f"{x}:Q", title=x_title, axis=ticks)
+    """Lines with 95% bands (columns `value`, `low`, `high`), a line a value of `group`, a panel a model (`facets`); ticks at
+    `x_values`."""
+    ticks = {"values": list(x_values), "format": "~g"} if x_values else {"tickMinStep": 1}
+    across = alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(**ticks))
     base = alt.Chart().encode(x=across, color=colour(group, table[group]))
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q")
-    tip = ["model", group, x, *_numbers((y, "low", "high"), fmt)]
-    line = base.mark_line(point={"size": 35}).encode(y=f"{y}:Q", tooltip=tip)
+    tip = ["model", group, x, *_numbers(INTERVAL, fmt)]
+    line = base.mark_line(point={"size": 35}).encode(y="value:Q", tooltip=tip)
     return facets(band + line, table, **panels)
 
 
 def dots(
-    table: pd.DataFrame, y: str, x: str, *, x_title: str, group: str | None = None, fmt: str = "+.2f", height: int = 180
+    table: pd.DataFrame, y: str, *, x_title: str, group: str | None = None, fmt: str = "+.2f", height: int = 180
 ) -> alt.FacetChart:
-    """Points with 95% intervals (columns `low`, `high`), a line a value of `y`, a panel a model; dashed: zero.
+    """Points with 95% intervals (columns `value`, `low`, `high`), a line a value of `y`, a panel a model; dashed: zero.
 
     group: values of this column beside each other, each in its colour.
     """
-    tip = ["model", y, *([group] if group else []), *_numbers((x, "low", "high"), fmt)]
+    tip = ["model", y, *([group] if group else []), *_numbers(INTERVAL, fmt)]
     base = alt.Chart().encode(y=alt.Y(f"{y}:N", sort=list(dict.fromkeys(table[y])), title=None), tooltip=tip)
     if group:
         names = list(dict.fromkeys(table[group]))
         base = base.encode(color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names))
-    zero = alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=alt.datum(0.0))
     interval = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
     axis = _as(fmt, tickCount=4, labelOverlap=True)
-    point = base.mark_point(size=60, opacity=1).encode(x=alt.X(f"{x}:Q", title=x_title, axis=axis))
-    return facets(zero + interval + point, table, height=height)
+    point = base.mark_point(size=60, opacity=1).encode(x=alt.X("value:Q", title=x_title, axis=axis))
+    return facets(dashed(x=alt.datum(0.0)) + interval + point, table, height=height)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:

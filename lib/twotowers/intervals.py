@@ -154,8 +154,8 @@ def table(
 ) -> pd.DataFrame:
     """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
 
-    values: model -> (prompt, and those of `by`). whole: model -> (prompt,) or with some of `by`, what they are a share
-    of; a share of what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
+    values: model -> (prompt, and those of `by`). whole: model -> (prompt,), what they are a share of; a share of
+    what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
     of the first factor), and those given; they are there without rows, too. Where all values are missing, as of a set
     without heads, so are the numbers. Raises TwoTowersError for other dimensions, and for values that are missing in part.
     """
@@ -165,15 +165,13 @@ def table(
             dims, expected = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
             raise TwoTowersError(f"a table of values over ({dims}), wanted ({expected}): name them in by=, or take means")
         for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
-            at = dict(zip(by, entries, strict=True))
-            part = data.sel(at)
+            part = data.sel(dict(zip(by, entries, strict=True)))
             if part.isnull().all():
                 number = Interval(np.nan, (0,))
             elif whole is None:
                 number = mean(part, clusters)
             else:
-                of = whole[model]
-                number = ratio(part, of.sel({dim: entry for dim, entry in at.items() if dim in of.dims}), clusters)
+                number = ratio(part, whole[model], clusters)
             rows.append([model, *entries, number.estimate, number.low, number.high, number.n[0]])
     return pd.DataFrame(rows, columns=["model", *by, "value", "low", "high", "n"]).assign(**columns)
 

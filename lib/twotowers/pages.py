@@ -47,8 +47,9 @@ def not_learned(accuracy: Interval) -> str:
 
 def _format(claim: Claim) -> str:
     """How a claim's numbers are written."""
-    percentage = claim.null == CHANCE and claim.unit == "share"  # of something lost, not a difference between two shares
-    return "z.0%" if percentage else {"share": "+z.1%", "AUC": "z.2f"}.get(claim.unit, "+z.2f")  # z: no -0.00
+    if claim.unit != "share":
+        return "+z.2f"  # z: no -0.00
+    return "z.0%" if claim.null == CHANCE else "+z.1%"  # of something lost, or a difference between two shares
 
 
 def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
@@ -110,20 +111,24 @@ def quick_look(model: str, pairs: int) -> None:
     note(f"{what} Verdicts of the book rest on blocks=50 or more.")
 
 
+def _chapters() -> dict[str, str]:
+    """Number of a chapter -> the name of its file."""
+    return {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
+
+
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter.
 
     only: ids of claims, in the order wanted; their numbers stand in the cells.
     """
-    pages = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models, every_claim = list(dict.fromkeys(rows["model"])), claims.claims()
+    models, every_claim, chapters = list(dict.fromkeys(rows["model"])), claims.claims(), _chapters()
     titles = ["claim", *(escape(shown_name(model)) for model in models)]
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
         of = [cells.get((name, model), {"verdict": ""}) for model in models]
         first = next(row for (claim, _), row in cells.items() if claim == name)
-        link = f'<a href="{pages.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
+        link = f'<a href="{chapters.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
         source = "" if only or name not in every_claim else f"<br><small>{escape(every_claim[name].source)}</small>"
         parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
         lines.append(f'<tr><th scope="row">{link}{source}</th>{parts}</tr>')
@@ -147,8 +152,7 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
 
     Item and printed values are main entries of the index (`!`), so that the search box leads to their line first.
     """
-    chapters = {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
-    models = list(dict.fromkeys(rows["model"]))
+    models, chapters = list(dict.fromkeys(rows["model"])), _chapters()
     cells = {(row["item"], row["model"]): row for row in rows.to_dict("records")}
     lines = [
         "| the paper | says | " + " | ".join(escape(shown_name(model)) for model in models) + " |",
@@ -171,7 +175,7 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
 
 def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None) -> str:
     if row is None:
-        return f'<span title="{escape(exhibit.not_run)}">{"next" if exhibit.not_run == exhibits.NEXT else "not run"}</span>'
+        return f'<span title="{escape(exhibit.not_run)}">not run</span>'
     verdict, words = row["verdict"], escape(str(row["words"]))
     return f'<span class="verdict {exhibits.css(verdict)}" title="{words}">{verdict}</span>'
 

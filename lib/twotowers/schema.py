@@ -69,25 +69,24 @@ def check(name: str, recording: Recording) -> None:
     if name not in variables():
         raise OtherForm(f"no measurement '{name}'")
     if recording.data.variables:
-        _check(recording.data, {variable: (about, about.dims) for variable, about in variables()[name].items()})
+        _check(recording.data, variables()[name])
     if recording.control is not None:
-        drawn = {
-            v: (about, (*about.dims, "draw") if "heads" in about.dims else about.dims) for v, about in variables()[name].items()
-        }
         try:
-            _check(recording.control, drawn)
+            _check(recording.control, variables()[name], drawn=True)
         except OtherForm as error:
             raise OtherForm(f"{error}, in its group 'control'") from None
 
 
-def _check(data: xr.Dataset, form: Mapping[str, tuple[Variable, tuple[str, ...]]]) -> None:
-    wanted = {*form}.union(*(BESIDE.get(dim, {dim}) for _, dims in form.values() for dim in dims))
+def _check(data: xr.Dataset, form: Mapping[str, Variable], drawn: bool = False) -> None:
+    """`drawn`: what depends on heads has a dimension `draw` more."""
+    dims_of = {name: (*about.dims, "draw") if drawn and "heads" in about.dims else about.dims for name, about in form.items()}
+    wanted = {*form}.union(*(BESIDE.get(dim, {dim}) for dims in dims_of.values() for dim in dims))
     if missing := wanted - {*data.variables}:
         raise OtherForm(f"it lacks {', '.join(sorted(missing))}")
     if more := {*map(str, data.data_vars)} - {*form}:
         raise OtherForm(f"{', '.join(sorted(more))} is not in the schema")
-    for variable, (about, dims) in form.items():
-        array = data[variable]
+    for variable, about in form.items():
+        array, dims = data[variable], dims_of[variable]
         if sorted(map(str, array.dims)) != sorted(dims):
             raise OtherForm(f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})")
         if array.dtype.kind not in KINDS[about.type]:

@@ -18,13 +18,12 @@ from twotowers.forms import OWN_NAMES, check_labels
 from twotowers.paths import build_folder
 
 AUTO = (None, "", "auto")
-NONE = (None, "", "none", "None")
 OUT = "_build/measurements"
 MOST = 100_000  # of anything that is counted: so many blocks take days, and all are drawn before the first is measured
 
 
 def _number(value: Any) -> Any:
-    """papermill's -p passes numbers, other ways in pass text; "auto" means: chosen by rule."""
+    """papermill's -p passes numbers, other ways in pass text; "auto" means: chosen by rule. A word stays as it is."""
     if value in AUTO:
         return None
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
@@ -59,12 +58,8 @@ def _out(value: Any) -> Any:
     return str(build_folder() / "measurements") if value == OUT else value
 
 
-def _auto(value: Any) -> Any:
-    return None if value in (*AUTO, *NONE) else value
-
-
 def _none(value: Any) -> Any:
-    return None if value in NONE else value
+    return None if value in ("", "none", "None") else value
 
 
 REMEDIES = {
@@ -91,7 +86,7 @@ class Settings(BaseModel):
     """other blocks, on which the form is chosen and heads are located"""
     k: Annotated[Count | None, BeforeValidator(_number)] = None
     """demonstrations of each class; auto: the best-learned form of the grid"""
-    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_auto)] = None
+    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_number)] = None
     """between demonstrations: space, line break, or auto"""
     labels: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
