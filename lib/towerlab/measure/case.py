@@ -135,9 +135,8 @@ def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]
     """(layer and number, increase, rank of the word) of the neurons with the largest increase, largest first."""
     unembedding, word, each = model.unembedding, capture.true_ids, []
     scale = unembed.norm_scale(capture.resid_final, unembedding)[0]
-    before = (
-        torch.zeros_like(capture.resid_pre) if model.parallel else capture.attention_output
-    )  # and after a layer's input: its FFN
+    # What an FFN adds to: the layer's input, and the attention's output unless both run in parallel.
+    before = torch.zeros_like(capture.resid_pre) if model.parallel else capture.attention_output
     for layer, x in enumerate((capture.resid_pre + before)[:, 0]):
         p = unembed.bs_values(x, unembedding, scale).softmax(-1)
         row = widen(unembedding.weight[word[0]]) - p @ widen(unembedding.weight)
