@@ -5,7 +5,7 @@
     SCENES["Swap the labels"](prompt)                               # another prompt
     Playground("mini-gpt2")          # widgets around it: the last line of a cell in a running notebook
 
-The page "Tinker with it" of the book does the same for one model, in the reader's browser.
+The page "Playground" of the book does the same for one model, in the reader's browser.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ VERDICTS = {
     NOT_SPECIFIC: "the effect is there, but the control does as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",
-    UNDECIDED: "too few observations to tell",
+    UNDECIDED: "too few observations, or too few different random sets of heads, to tell",
     NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; the rule names no heads; or there is "
     "nothing to be a share of",
 }

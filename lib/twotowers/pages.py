@@ -117,7 +117,7 @@ def _chapters() -> dict[str, str]:
 
 
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
-    """Claims x models, the verdict in each cell, with its numbers where a cell is pointed at; a claim links to its chapter.
+    """Claims x models, the verdict in each cell; its numbers, and what a claim measures, where they are pointed at.
 
     only: ids of claims, in the order wanted; their numbers stand in the cells.
     """
@@ -131,7 +131,8 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
         link = f'<a href="{chapters.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
         source = "" if only or name not in every_claim else f"<br><small>{escape(every_claim[name].source)}</small>"
         parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
-        lines.append(f'<tr><th scope="row">{link}{source}</th>{parts}</tr>')
+        measure = escape(every_claim[name].measure) if name in every_claim else ""
+        lines.append(f'<tr><th scope="row" title="{measure}">{link}{source}</th>{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
 
