@@ -1,4 +1,4 @@
-"""What the page "Heads" reads: every head of every measured model, on real prompts, from the recorded files.
+"""What the page "Heads you can open" reads: every head of every measured model, on real prompts, from the recorded files.
 
 Numbers of a head are means over the prompts with arbitrary labels, as in the chapters. Attention is of the prompts of SHOWN
 blocks, a character a label: in a page opened from a file nothing can be fetched, so all of it is one script.
