@@ -42,11 +42,17 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
         app.add_js_file("book/charts.js", loading_method="defer")
 
 
+def every_page(app, env) -> list[str]:
+    """All pages are written when one is: the search index forgets the index entries of a page that is not."""
+    return list(env.all_docs)
+
+
 def setup(app) -> dict:
     app.add_css_file("book/book.css")
     app.add_js_file("book/page.js")
     app.connect("config-inited", first.set_address)
     app.connect("builder-inited", write_files)
+    app.connect("env-updated", every_page)
     app.connect("html-page-context", for_one_page)
     app.connect("html-page-context", tinker.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
