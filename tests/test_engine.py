@@ -115,6 +115,7 @@ def test_a_changed_notebook_runs_itself_and_the_pages(built):
     changed = [a != b for a, b in zip(before, times(built), strict=True)]
     assert code == 0 and changed == [False, False, True, True], output
     assert "Other bars." in (built / "_build/html/book/92-two.html").read_text()
+    assert "kept by 91-one" in (built / "_build/html/searchindex.js").read_text()  # of a page that did not change
 
 
 def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):

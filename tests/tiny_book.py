@@ -24,7 +24,7 @@ chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b
 def notebook(path, *cells, **about):
     kernel = {"name": "python3", "display_name": "Python 3"}
     whole = nbformat.v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about})
-    whole.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
+    whole.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}\n\n```{{index}} kept by {path.stem}\n```"))
     whole.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
     whole.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
     nbformat.write(whole, path)
