@@ -2,9 +2,8 @@
 
     make verify MODEL=gpt2-large          # or: python -m benchmarks.published gpt2-large
 
-
-The prompt has no demonstrations and no labels: the followed word is the model's top prediction (paper, Definitions:
-log-probability increase; frozen norm). Increases are in nats.
+ The prompt has no demonstrations and no labels: the followed word is the model's top prediction
+(paper, Definitions: log-probability increase; frozen norm). Increases are in nats.
 """
 
 from __future__ import annotations
@@ -57,8 +56,11 @@ class PublishedNumber(Row):
 
 
 def printed() -> pd.DataFrame:
-    """The numbers that the authors' notebooks print (data/published.csv): model, where, quantity, value ..., all as text."""
-    table = pd.DataFrame([row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)])
+    """The numbers that the authors' notebooks print (data/published.csv): model, where, quantity,
+    value ..., all as text."""
+    table = pd.DataFrame(
+        [row.model_dump() for row in read_table(data_folder() / "published.csv", PublishedNumber)]
+    )
     return table[table["source"] == SOURCE]
 
 
@@ -68,15 +70,21 @@ def paper_model(name: str) -> str:
 
 
 def plain(ids: Sequence[int]) -> Encoded:
-    """Token ids of a text without demonstrations, as `capture` takes them; name the followed words yourself."""
+    """Token ids of a text without demonstrations, as `capture` takes them; name the followed words
+    yourself."""
     last = len(ids) - 1
-    return Encoded(Prompt((), "text", "a", ("a", "b")), tuple(ids), (), (), (0, last), last, {"a": 0, "b": 0})
+    return Encoded(
+        Prompt((), "text", "a", ("a", "b")), tuple(ids), (), (), (0, last), last, {"a": 0, "b": 0}
+    )
 
 
-def measure(model: Model, ids: Sequence[int], quantities: Sequence[str]) -> tuple[int, dict[str, float]]:
+def measure(
+    model: Model, ids: Sequence[int], quantities: Sequence[str]
+) -> tuple[int, dict[str, float]]:
     """The top predicted word's id, and each quantity's value; the last position of `ids` predicts.
 
-    Raises TwoTowersError on a quantity that this function cannot read or that the model does not have.
+    Raises TwoTowersError on a quantity that this function cannot read or that the model does not
+    have.
     """
     plain_run = capture(model, [plain(ids)], {"weights", "values", "neurons"})
     word = plain_run.logits.argmax(-1)
@@ -89,15 +97,25 @@ def measure(model: Model, ids: Sequence[int], quantities: Sequence[str]) -> tupl
         try:
             values[quantity] = float(_value(model, plain_run, word, scale, quantity, blocks, heads))
         except IndexError:
-            raise TwoTowersError(f"'{quantity}': {model.name} has no such part, choose the paper's model") from None
+            raise TwoTowersError(
+                f"'{quantity}': {model.name} has no such part, choose the paper's model"
+            ) from None
     return int(word), values
 
 
 def _value(
-    model: Model, capture: Capture, word: torch.Tensor, scale: torch.Tensor, quantity: str, blocks: dict, heads: torch.Tensor
+    model: Model,
+    capture: Capture,
+    word: torch.Tensor,
+    scale: torch.Tensor,
+    quantity: str,
+    blocks: dict,
+    heads: torch.Tensor,
 ):
     def increase(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-        both = unembed.bs_values(torch.stack([x, x + vector]), model.unembedding, scale).log_softmax(-1)
+        both = unembed.bs_values(
+            torch.stack([x, x + vector]), model.unembedding, scale
+        ).log_softmax(-1)
         return both[1, word] - both[0, word]
 
     if match := _BLOCKS.fullmatch(quantity):
@@ -115,13 +133,21 @@ def _value(
         if match[1] == "increase" and position is None:
             return heads[layer, head]
         if match[1] == "increase":
-            z = capture.weights[layer, 0, head, int(position)] * capture.values[layer, 0, model.value_head(head), int(position)]
-            return increase(capture.resid_pre[layer, 0], z.to(capture.z) @ model.output_weight(layer)[head])
-    raise TwoTowersError(f"'{quantity}' is not among the quantities that can be measured: see data/published.csv")
+            z = (
+                capture.weights[layer, 0, head, int(position)]
+                * capture.values[layer, 0, model.value_head(head), int(position)]
+            )
+            return increase(
+                capture.resid_pre[layer, 0], z.to(capture.z) @ model.output_weight(layer)[head]
+            )
+    raise TwoTowersError(
+        f"'{quantity}' is not among the quantities that can be measured: see data/published.csv"
+    )
 
 
 def authors_numbers(model: Model) -> pd.DataFrame:
-    """One row per number the authors print for this model: prompt, predicted, quantity, published, measured, agrees.
+    """One row per number the authors print for this model: prompt, predicted, quantity, published,
+    measured, agrees.
 
     Raises TwoTowersError when they print none for a model of this name.
     """
@@ -131,7 +157,9 @@ def authors_numbers(model: Model) -> pd.DataFrame:
         raise TwoTowersError(f"the authors print no numbers for '{model.name}': choose {names}")
     rows = []
     for text, part in own.groupby("where", sort=False):
-        word, measured = measure(model, model.tokenizer(text)["input_ids"], part["quantity"].tolist())
+        word, measured = measure(
+            model, model.tokenizer(text)["input_ids"], part["quantity"].tolist()
+        )
         predicted = model.tokenizer.decode([word]).strip()
         for quantity, value in zip(part["quantity"], part["value"].astype(float), strict=True):
             close = abs(measured[quantity] - value) <= TOLERANCE
@@ -144,7 +172,9 @@ def main(name: str) -> int:
     """Prints every published number of the model beside the measured one; 1 where one differs."""
     model = HUB.get(name, name)
     if paper_model(model) not in HUB:
-        raise TwoTowersError(f"the authors print no numbers for '{model}': choose {' or '.join(HUB)}")
+        raise TwoTowersError(
+            f"the authors print no numbers for '{model}': choose {' or '.join(HUB)}"
+        )
     table = authors_numbers(loading.load(model))
     print(table.to_string(index=False))
     off = int((~table["agrees"]).sum())

@@ -1,11 +1,13 @@
-"""What the book's measurements cost: time over a plain batched forward pass of the same prompts, in one process.
+"""What the book's measurements cost: time over a plain batched forward pass of the same prompts, in
+one process.
 
-    python benchmarks/run.py                                          # CASES: twenty minutes
-    python benchmarks/run.py --works heads --tokens 16 --prompts 8    # only prints
+    python -m benchmarks.run                                          # CASES: twenty minutes
+    python -m benchmarks.run --works heads --tokens 16 --prompts 8    # only prints
 
-GPT-2 small's shape with random weights, prompts of random tokens, one thread. The plain pass and the work are timed in turn,
-and the ratio is taken pair by pair. TransformerLens and nnsight take part when they are installed (make peers). Each way's
-numbers are first compared with the plain way's. A whole run writes the table in README.md.
+GPT-2 small's shape with random weights, prompts of random tokens, one thread. The plain pass and
+the work are timed in turn, and the ratio is taken pair by pair. TransformerLens and nnsight take
+part when they are installed (make peers). Each way's numbers are first compared with the plain
+way's. A whole run writes the table in README.md.
 """
 
 import argparse
@@ -34,12 +36,22 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from benchmarks.operations import operations
+
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- written by benchmarks/run.py: begin -->", "<!-- end -->"
-CASES = [("heads", 8, 16), ("heads", 8, 128), ("heads", 200, 16), ("ablate all", 8, 16), ("ablate last", 8, 16)]
+CASES = [
+    ("heads", 8, 16),
+    ("heads", 8, 128),
+    ("heads", 200, 16),
+    ("ablate all", 8, 16),
+    ("ablate last", 8, 16),
+]
 """What a whole run measures: work, prompts, tokens"""
-PLAIN_TOKENS = 1024  # of a batch of the plain forward pass: larger ones are slower on a CPU, and would flatter the rest
-Work = Callable[[], np.ndarray]  # anew each time: increases or falls of log p(true label), (prompt, layer, head), nats
+# of a batch of the plain forward pass: larger ones are slower on a CPU, and would flatter the rest
+PLAIN_TOKENS = 1024
+# anew each time: increases or falls of log p(true label), (prompt, layer, head), nats
+Work = Callable[[], np.ndarray]
 
 
 def build(config: GPT2Config) -> Model:
@@ -51,7 +63,8 @@ def build(config: GPT2Config) -> Model:
 
 
 def stock(model: Model) -> torch.nn.Module:
-    """The same weights in a model as transformers makes it by default: what a plain forward pass costs."""
+    """The same weights in a model as transformers makes it by default: what a plain forward pass
+    costs."""
     hf = AutoModelForCausalLM.from_config(type(model.config).from_dict(model.config.to_dict()))
     hf.load_state_dict(model.hf.state_dict(), assign=True)
     return hf.eval().requires_grad_(False)
@@ -59,47 +72,27 @@ def stock(model: Model) -> torch.nn.Module:
 
 def draw(config: GPT2Config, n: int, tokens: int) -> list[Encoded]:
     """Prompts of random tokens with two labels each; the true label is the same in all."""
-    prompt = Prompt((Demonstration("a", "foo"), Demonstration("b", "bar")), "c", "foo", ("foo", "bar"))
+    prompt = Prompt(
+        (Demonstration("a", "foo"), Demonstration("b", "bar")), "c", "foo", ("foo", "bar")
+    )
     ids = np.random.default_rng(1).integers(config.vocab_size, size=(n, tokens)).tolist()
-    return [Encoded(prompt, tuple(row), (2, 5), ((0, 1), (3, 4)), (6, 7), tokens - 1, {"foo": 5, "bar": 7}) for row in ids]
-
-
-def operations(config: GPT2Config, work: str, n: int, tokens: int, book: bool = False) -> float:
-    """Multiplications and additions in matrix products of a work on n prompts, its forward pass included.
-
-    Two for each weight and token; not counted are norms, activations and softmaxes. `work`: "forward", "heads",
-    "ablate all", "ablate last"; `book`: as this book does it, or the plain way.
-    """
-    layers, n_heads, d, words = config.n_layer, config.n_head, config.n_embd, config.vocab_size
-    block = 12 * d**2  # weights: query, key, value and output maps, and an FFN four times as wide
-    every, above = layers * n_heads, sum(range(layers))  # blocks above a head, summed over the layers it may be in
-
-    def blocks(count: float, queries: int, keys: int) -> float:
-        return count * (2.0 * queries * block + 4.0 * queries * keys * d)
-
-    out = 2.0 * words * d  # logits at one position
-    forward = n * (blocks(layers, tokens, tokens) + out)
-    if work == "forward":
-        return forward
-    if not book:  # a pass for each head, or a row of logits for each vector: of x, with the blocks, with each head
-        return forward + (every * forward if work.startswith("ablate") else n * layers * (n_heads + 3) * out)
-    if work == "heads":
-        # E goes through each W_O once for all prompts, where that is cheaper than making each head's vector.
-        factored = layers * d * (out + 2.0 * words * n)
-        return forward + n * (layers + 1) * out + min(n * every * out, factored)
-    if work == "ablate last":  # one position from the head's layer on; it meets the other versions' keys, which are masked
-        riding = (1 + n_heads * (layer + 1) for layer in range(layers))  # the plain answer is a row, too
-        return forward + n * (sum(blocks(1, rows, tokens - 1 + rows) for rows in riding) + (every + 1) * out)
-    # At all positions: a head's run begins at its layer.
-    return forward + n * (n_heads * blocks(above + layers, tokens, tokens) + every * out)
+    return [
+        Encoded(
+            prompt, tuple(row), (2, 5), ((0, 1), (3, 4)), (6, 7), tokens - 1, {"foo": 5, "bar": 7}
+        )
+        for row in ids
+    ]
 
 
 @torch.inference_mode()
 def log_probs(hf: torch.nn.Module, encoded: list[Encoded]) -> torch.Tensor:
-    """The plain pass: log-probability of the true label, (prompt,), logits at the last position only."""
+    """The plain pass: log-probability of the true label, (prompt,), logits at the last position
+    only."""
     ids = torch.tensor([e.ids for e in encoded])
     batches = ids.split(max(1, PLAIN_TOKENS // ids.shape[1]))
-    logits = [hf(input_ids=some, use_cache=False, logits_to_keep=1).logits[:, -1] for some in batches]
+    logits = [
+        hf(input_ids=some, use_cache=False, logits_to_keep=1).logits[:, -1] for some in batches
+    ]
     return torch.cat(logits).log_softmax(-1)[:, encoded[0].true_id]
 
 
@@ -108,22 +101,29 @@ def book_heads(model: Model, encoded: list[Encoded]) -> Work:
 
 
 def per_layer(model: Model, encoded: list[Encoded], pieces: Callable) -> Work:
-    """Increases with one unembedding call a layer. `pieces(ids)` gives, at the last position, each layer's (input,
-    input of W_O, attention output, FFN output), and the scale of the final norm."""
-    batches = torch.tensor([e.ids for e in encoded]).split(max(1, PLAIN_TOKENS // len(encoded[0].ids)))
+    """Increases with one unembedding call a layer. `pieces(ids)` gives, at the last position, each
+    layer's (input, input of W_O, attention output, FFN output), and the scale of the final norm."""
+    batches = torch.tensor([e.ids for e in encoded]).split(
+        max(1, PLAIN_TOKENS // len(encoded[0].ids))
+    )
 
     def of_layer(layer: int, scale, x, z, attention, ffn) -> torch.Tensor:
         x, z = x[:, None], z.reshape(len(x), model.n_heads, model.d_head)
         after = x + attention[:, None]
         vectors = torch.einsum("bhk,hkd->bhd", z, model.output_weight(layer))
         rows = torch.cat([x, after, after + ffn[:, None], x + vectors], 1)
-        log_p = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[..., encoded[0].true_id]
+        log_p = unembed.bs_values(rows, model.unembedding, scale).log_softmax(-1)[
+            ..., encoded[0].true_id
+        ]
         return log_p[:, 3:] - log_p[:, :1]
 
     @torch.inference_mode()
     def work():
         passes = map(pieces, batches)
-        out = [torch.stack([of_layer(i, scale, *of) for i, of in enumerate(layers)], 1) for layers, scale in passes]
+        out = [
+            torch.stack([of_layer(i, scale, *of) for i, of in enumerate(layers)], 1)
+            for layers, scale in passes
+        ]
         return torch.cat(out).numpy()
 
     return work
@@ -134,8 +134,12 @@ def plain_heads(model: Model, encoded: list[Encoded]) -> Work:
     hf, parts = stock(model), {}
     for i, block in enumerate(hf.transformer.h):
         block.register_forward_pre_hook(lambda _, a, i=i: parts.update({("x", i): a[0][:, -1]}))
-        block.attn.c_proj.register_forward_pre_hook(lambda _, a, i=i: parts.update({("z", i): a[0][:, -1]}))
-        block.attn.c_proj.register_forward_hook(lambda _, a, o, i=i: parts.update({("a", i): o[:, -1]}))
+        block.attn.c_proj.register_forward_pre_hook(
+            lambda _, a, i=i: parts.update({("z", i): a[0][:, -1]})
+        )
+        block.attn.c_proj.register_forward_hook(
+            lambda _, a, o, i=i: parts.update({("a", i): o[:, -1]})
+        )
         block.mlp.register_forward_hook(lambda _, a, o, i=i: parts.update({("f", i): o[:, -1]}))
     hf.transformer.ln_f.register_forward_pre_hook(lambda _, a: parts.update(final=a[0][:, -1]))
 
@@ -158,7 +162,14 @@ def transformer_lens(model: Model, encoded: list[Encoded]) -> Work:
     hooks = ["ln_final.hook_scale", *(name for of in names for name in of)]
 
     def pieces(ids):
-        _, cache = lens.run_with_cache(ids, names_filter=hooks, pos_slice=-1, return_type=None, use_cache=False, logits_to_keep=1)
+        _, cache = lens.run_with_cache(
+            ids,
+            names_filter=hooks,
+            pos_slice=-1,
+            return_type=None,
+            use_cache=False,
+            logits_to_keep=1,
+        )
         return [[cache[name][:, -1] for name in of] for of in names], cache[hooks[0]][:, -1]
 
     return per_layer(model, encoded, pieces)
@@ -175,7 +186,9 @@ def nnsight(model: Model, encoded: list[Encoded]) -> Work:
             layers = save([])
             for block in network.transformer.h:
                 x, z = block.input[:, -1], block.attn.c_proj.input[:, -1]
-                layers.append((x, z, block.attn.c_proj.output[:, -1], block.mlp.c_proj.output[:, -1]))
+                layers.append(
+                    (x, z, block.attn.c_proj.output[:, -1], block.mlp.c_proj.output[:, -1])
+                )
             final = network.transformer.ln_f.input[:, -1].save()
         return layers, unembed.norm_scale(final, model.unembedding)[:, None]
 
@@ -195,7 +208,9 @@ def plain_ablate(positions: str, model: Model, encoded: list[Encoded]) -> Work:
         for block, head in product(hf.transformer.h, range(model.n_heads)):
             mask = torch.ones(len(encoded[0].ids), model.d_model)
             mask[where, head * model.d_head : (head + 1) * model.d_head] = 0
-            hook = block.attn.c_proj.register_forward_pre_hook(lambda _, a, mask=mask: (a[0] * mask,))
+            hook = block.attn.c_proj.register_forward_pre_hook(
+                lambda _, a, mask=mask: (a[0] * mask,)
+            )
             out.append(plain - log_probs(hf, encoded))
             hook.remove()
         return torch.stack(out, 1).reshape(len(encoded), model.n_layers, -1).numpy()
@@ -217,7 +232,8 @@ WORKS = {
 
 
 def time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
-    """Times of the work over those of the plain pass; a single one where the two take over a minute."""
+    """Times of the work over those of the plain pass; a single one where the two take over a
+    minute."""
     ratios = []
     while len(ratios) < repeats:
         start = time.perf_counter()
@@ -230,7 +246,9 @@ def time_ratios(plain: Callable, work: Work, repeats: int) -> list[float]:
     return ratios
 
 
-def measure(config: GPT2Config, cases: Iterable[tuple[str, int, int]], repeats: int) -> pd.DataFrame:
+def measure(
+    config: GPT2Config, cases: Iterable[tuple[str, int, int]], repeats: int
+) -> pd.DataFrame:
     """A row for each case and way. Raises SystemExit where the numbers of two ways differ."""
     model, rows = build(config), []
     for name, n, tokens in cases:
@@ -242,11 +260,18 @@ def measure(config: GPT2Config, cases: Iterable[tuple[str, int, int]], repeats: 
                 continue
             if (off := np.abs(make(model, few)() - expected).max()) > 1e-4:
                 raise SystemExit(f"{title}, {by}: {off:.2g} nats from the plain way")
-            ratios = time_ratios(partial(log_probs, stock(model), encoded), make(model, encoded), repeats)
-            count = operations(config, name, n, tokens, by == OWN) / operations(config, "forward", n, tokens)
-            row = {"work": title, "prompts": n, "by": f"{by} {version(package)}" if package else by, "tokens": tokens}
-            row |= {"ratio": median(ratios), "low": min(ratios), "high": max(ratios), "counted": count}
-            print(f"{name}, {by}, {n} prompts of {tokens} tokens: {row['ratio']:.3g}", file=sys.stderr)
+            ratios = time_ratios(
+                partial(log_probs, stock(model), encoded), make(model, encoded), repeats
+            )
+            own = operations(config, name, n, tokens, by == OWN)
+            plain = operations(config, "forward", n, tokens)
+            by = f"{by} {version(package)}" if package else by
+            row = {"work": title, "prompts": n, "by": by, "tokens": tokens}
+            row |= {"ratio": median(ratios), "low": min(ratios), "high": max(ratios)}
+            row["counted"] = own / plain
+            print(
+                f"{name}, {by}, {n} prompts of {tokens} tokens: {row['ratio']:.3g}", file=sys.stderr
+            )
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -258,7 +283,11 @@ def markdown(table: pd.DataFrame, where: str) -> str:
     lines = [titles, ["---"] * len(titles)]
     for (work, prompts, by), rows in table.groupby(keys, sort=False):
         of = rows.set_index("tokens")
-        cells = (f"{of[column][t]:.3g}×" if t in of.index else "" for t in lengths for column in ("ratio", "counted"))
+        cells = (
+            f"{of[column][t]:.3g}×" if t in of.index else ""
+            for t in lengths
+            for column in ("ratio", "counted")
+        )
         lines.append([work, f"{prompts:,}", by, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{where}.\n"
 
@@ -266,12 +295,15 @@ def markdown(table: pd.DataFrame, where: str) -> str:
 def machine() -> str:
     info = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
-    software = f"torch {torch.__version__}, transformers {transformers.__version__}; {time.strftime('%Y-%m-%d')}"
-    return f"{name[1] if name else platform.machine()}, {os.cpu_count()} cores, 1 thread; {software}"
+    cpu = name[1] if name else platform.machine()
+    software = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{cpu}, {os.cpu_count()} cores, 1 thread; {software}; {time.strftime('%Y-%m-%d')}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--works", nargs="+", choices=WORKS)
     parser.add_argument("--prompts", nargs="+", type=int, default=[8])
     parser.add_argument("--tokens", nargs="+", type=int, default=[16])

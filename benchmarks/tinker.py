@@ -2,9 +2,10 @@
 
     python benchmarks/tinker.py [BOOK]      # BOOK: the built pages, by default _build/html
 
-Each keystroke sets a field and is answered at once: encode, run the model, compute what every head adds, draw, lay out. Shown
-are milliseconds, half and 95% of KEYSTROKES below them: what the page's thread computed (processor time, script and layout), and
-the time that passed, which grows with what else the machine does.
+Each keystroke sets a field and is answered at once: encode, run the model, compute what every head
+adds, draw, lay out. Shown are milliseconds, half and 95% of KEYSTROKES below them: what the page's
+thread computed (processor time, script and layout), and the time that passed, which grows with what
+else the machine does.
 """
 
 import shutil
@@ -30,7 +31,9 @@ TYPE = """async ([field, i]) => {
 
 def task_milliseconds(session) -> float:
     """Milliseconds of processor time that the page's thread has spent on tasks."""
-    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    metrics = {
+        one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]
+    }
     return 1000 * metrics["TaskDuration"]
 
 
@@ -43,13 +46,21 @@ def measure(page, session, what: str) -> None:
             cpu.append(task_milliseconds(session) - before)
         shares = [quantiles(values[10:], n=20) for values in (cpu, wall)]
         (half, most), (wall_half, wall_most) = ((q[9], q[18]) for q in shares)
-        print(f"{what}, {field}: {half:.0f}, {most:.0f} ms computed; {wall_half:.0f}, {wall_most:.0f} ms passed", flush=True)
+        print(
+            f"{what}, {field}: {half:.0f}, {most:.0f} ms computed; {wall_half:.0f}, "
+            f"{wall_most:.0f} ms passed",
+            flush=True,
+        )
 
 
 def main(book: str = str(ROOT / "_build/html")) -> None:
-    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    executable = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page(offline=True)
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})

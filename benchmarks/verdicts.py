@@ -1,9 +1,11 @@
-"""All claims of the book on one model: what is missing is measured, the chapters run, and verdicts stand beside what was registered.
+"""All claims of the book on one model: what is missing is measured, the chapters run, and verdicts
+stand beside what was registered.
 
-    python -m benchmarks.verdicts path/to/model --blocks 50       # -> OUT/MODEL/SUITE/verdicts.csv
-    python -m benchmarks.verdicts mini-gpt2 --seed 1 --record     # other draws of prompts, also -> data/seeds.csv
+    python -m benchmarks.verdicts path/to/model --blocks 50     # -> OUT/MODEL/SUITE/verdicts.csv
+    python -m benchmarks.verdicts mini-gpt2 --seed 1 --record   # other prompts, -> data/seeds.csv
 
-Registered predictions are in data/preregistration.csv: written down, with probabilities, before a model was run.
+Registered predictions are in data/preregistration.csv: written down, with probabilities, before a
+model was run.
 """
 
 from __future__ import annotations
@@ -29,17 +31,38 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, chapter_number, data_folder
 from twotowers.settings import Settings
 
-COLUMNS = ["claim", "statement", "verdict", "effect", "effect_low", "effect_high", "unit", "control", "p", "p_holm", "note"]
+COLUMNS = [
+    "claim",
+    "statement",
+    "verdict",
+    "effect",
+    "effect_low",
+    "effect_high",
+    "unit",
+    "control",
+    "p",
+    "p_holm",
+    "note",
+]
 
 
 def chapters(only: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Chapters that judge claims, in order: their notebook's name -> the measurements that they read. `only`: their numbers."""
+    """Chapters that judge claims, in order: their notebook's name -> the measurements that they
+    read. `only`: their numbers."""
     judging = {claim.chapter for claim in claims.claims().values()}
     if unknown := {*only} - judging:
-        raise TwoTowersError(f"no chapter {min(unknown)} judges claims: choose some of {','.join(sorted(judging))}")
+        raise TwoTowersError(
+            f"no chapter {min(unknown)} judges claims: choose some of {','.join(sorted(judging))}"
+        )
     judging &= {*only} or judging
-    names = [path for path in sorted(book_folder().glob("*-*.ipynb")) if chapter_number(path.stem) in judging]
-    about = {path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names}
+    names = [
+        path
+        for path in sorted(book_folder().glob("*-*.ipynb"))
+        if chapter_number(path.stem) in judging
+    ]
+    about = {
+        path.stem: json.loads(path.read_text("utf8"))["metadata"]["twotowers"] for path in names
+    }
     return {name: of["measurements"] for name, of in about.items() if "suites" not in of}
 
 
@@ -49,10 +72,11 @@ def folder(run: Run) -> Path:
 
 
 def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> pd.DataFrame:
-    """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv beside the measurements.
+    """Every claim on the run's model, beside what was registered of it. Saved as verdicts.csv
+    beside the measurements.
 
-    values: settings as they were typed, which are parameters of every chapter. only: numbers of chapters, all without them.
-    Raises TwoTowersError for a chapter that fails, naming its reason.
+    values: settings as they were typed, which are parameters of every chapter. only: numbers of
+    chapters, all without them. Raises TwoTowersError for a chapter that fails, naming its reason.
     """
     rows_of, runs, logs = (folder(run) / name for name in ("evidence", "chapters", "log"))
     for place in (rows_of, runs, logs):
@@ -60,16 +84,24 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
     needs = dict.fromkeys(name for measurements in chapters(only).values() for name in measurements)
     for name in needs:
         _recording(run, name)
-    parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]  # as text
+    # as text
+    parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]
     for name in chapters(only):
         say(f"{run.name}: chapter {name}")
-        out, command = runs / f"{name}.ipynb", [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
+        out, command = (
+            runs / f"{name}.ipynb",
+            [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters],
+        )
         with (logs / f"{out.name}.txt").open("w") as log:
             command += ["--no-progress-bar", str(book_folder() / out.name), str(out)]
             environment = os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())}
-            code = subprocess.run(command, stderr=log, stdin=subprocess.DEVNULL, env=environment).returncode
+            code = subprocess.run(
+                command, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            ).returncode
         if code:
-            raise TwoTowersError(f"chapter {name} failed: {building.why(out)} (as far as it came: {out})")
+            raise TwoTowersError(
+                f"chapter {name} failed: {building.why(out)} (as far as it came: {out})"
+            )
     rows = evidence.read(rows_of)
     table = beside_predictions(rows[rows["model"] == run.name])
     table.to_csv(folder(run) / "verdicts.csv", index=False)
@@ -79,37 +111,54 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
 def _recording(run: Run, name: str) -> xr.Dataset:
     """A measurement as chapters open it: the recorded one where that is of these settings."""
     recording = recorded.open_recorded(run.name, run.settings.suite, name)
-    return recording.data if recording and store.serves(recording, run.settings) else run.measured(name)
+    return (
+        recording.data
+        if recording and store.serves(recording, run.settings)
+        else run.measured(name)
+    )
 
 
 def record(run: Run, table: pd.DataFrame) -> None:
-    """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and claim."""
+    """Write verdicts as rows of data/seeds.csv, in place of those of the same model, seed and
+    claim."""
     path, seed = data_folder() / "seeds.csv", run.settings.seed
     blocks = json.loads(_recording(run, "heads").attrs["identity"])["blocks"]
     old, rows = pd.read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
     again = (old["model"] == run.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
-    short = rows[old.columns].map(lambda value: float(f"{value:.4g}") if isinstance(value, float) else value)
-    pd.concat([old[~again], short]).sort_values(["model", "seed"], kind="stable").to_csv(path, index=False)
+    short = rows[old.columns].map(
+        lambda value: float(f"{value:.4g}") if isinstance(value, float) else value
+    )
+    pd.concat([old[~again], short]).sort_values(["model", "seed"], kind="stable").to_csv(
+        path, index=False
+    )
 
 
 def beside_predictions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of evidence of one model, with the predicted verdict, its probability, and whether it came.
+    """Rows of evidence of one model, with the predicted verdict, its probability, and whether it
+    came.
 
-    A prediction whose claim is not testable on the model is neither hit nor miss, nor is one of a claim whose rule is younger: it
-    is of the rule before.
+    A prediction whose claim is not testable on the model is neither hit nor miss, nor is one of a
+    claim whose rule is younger: it is of the rule before.
     """
-    predictions = pd.read_csv(data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability", "date"])
-    table = rows[[name for name in COLUMNS if name in rows]].merge(predictions, on="claim", how="left")
+    predictions = pd.read_csv(
+        data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability", "date"]
+    )
+    table = rows[[name for name in COLUMNS if name in rows]].merge(
+        predictions, on="claim", how="left"
+    )
     rule = table["claim"].map({claim.id: claim.rule for claim in claims.claims().values()})
     testable = (
-        table["predicted"].notna() & (table["verdict"] != claims.NOT_TESTABLE) & (rule.fillna("") <= table["date"].fillna(""))
+        table["predicted"].notna()
+        & (table["verdict"] != claims.NOT_TESTABLE)
+        & (rule.fillna("") <= table["date"].fillna(""))
     )
     table["hit"] = (table["verdict"] == table["predicted"]).where(testable)
     return table.drop(columns="date")
 
 
 def brier(table: pd.DataFrame) -> float:
-    """Mean squared distance of the probabilities from what came: 0 is perfect. What it is worth tells `base_rate`."""
+    """Mean squared distance of the probabilities from what came: 0 is perfect. What it is worth
+    tells `base_rate`."""
     rows = table.dropna(subset="hit")
     return float(((rows["probability"] - rows["hit"].astype(float)) ** 2).mean())
 
@@ -122,20 +171,30 @@ def base_rate(table: pd.DataFrame) -> float:
 
 def main(words: Sequence[str]) -> int:
     """Measures, runs the chapters, prints the verdicts, and where they are kept."""
-    parser = argparse.ArgumentParser(prog="benchmarks.verdicts", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.verdicts", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("model", help=Settings.model_fields["model"].description)
-    parser.add_argument("--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)")
+    parser.add_argument(
+        "--chapters", default="", metavar="N,N", help="of claims, such as 4,6 (default: all)"
+    )
     parser.add_argument("--record", action="store_true", help="also as rows of data/seeds.csv")
     cli.add_settings(parser, ("model", "suite"))
     arguments = parser.parse_args(words)
-    values = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    values = {
+        name: value for name, value in vars(arguments).items() if name in Settings.model_fields
+    }
     settings = Settings.of(values)
     loading.check(settings.model, settings.device)
     run = Run(settings, shlex.join(["python", "-m", "benchmarks.verdicts", *words]))
     table = verdicts(run, values, [number for number in arguments.chapters.split(",") if number])
     if arguments.record:
         record(run, table)
-    print(table[["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]].to_string(index=False))
+    print(
+        table[
+            ["claim", "verdict", "effect", "effect_low", "effect_high", "predicted", "probability"]
+        ].to_string(index=False)
+    )
     for why, of in table[table["verdict"] == claims.NOT_TESTABLE].groupby("note"):
         print(f"not testable, {why}: {', '.join(of['claim'])}")
     if len(hits := table["hit"].dropna()):

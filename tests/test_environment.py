@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from importlib.metadata import distribution, distributions
 
@@ -63,6 +65,17 @@ def test_make_installs_nothing_without_a_hash():
     (torch,) = re.findall(r"(?m)^torch==(\S+)", LOCKS["requirements.lock"])
     assert re.findall(r"(?m)^torch==(\S+)", LOCKS["cpu.lock"]) == [f"{torch}+cpu"]
     assert not re.search(r"(?m)^(nvidia|cuda|triton)", LOCKS["requirements.lock"])
+
+
+def test_a_copied_checkout_is_not_tested_in_place_of_another(tmp_path):
+    """Its installation would build and test the folder that it was made for."""
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.installed").write_text("/of/another\n")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    ran = subprocess.run(["make", "test"], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 2 and not ran.stdout
+    assert "made in another folder (/of/another): remove .venv, then make again" in ran.stderr
+    assert subprocess.run(["make", "help"], cwd=tmp_path, capture_output=True).returncode == 0
 
 
 def test_environment_yml_asks_for_the_same():

@@ -1,7 +1,7 @@
 """The measured parts of a model's card (data/models/NAME/README.md).
 
-The card's prose stands in the file itself. What depends on a training stands between two comments, `<!-- NAME -->` and
-`<!-- end -->`, and is written anew by the training.
+The card's prose stands in the file itself. What depends on a training stands between two comments,
+`<!-- NAME -->` and `<!-- end -->`, and is written anew by the training.
 """
 
 import re
@@ -12,7 +12,8 @@ from training.tokenizer import DATA
 
 BLOCK = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 SEED, COUNT = 0, 1000  # of the prompts behind a row
-SEEN = ("fruit/vehicle", "body/colour", "bird/drink")  # pairs of classes that could meet in training
+# pairs of classes that could meet in training
+SEEN = ("fruit/vehicle", "body/colour", "bird/drink")
 
 
 def write(folder: Path, model, tokenizer, record: dict) -> None:
@@ -22,9 +23,10 @@ def write(folder: Path, model, tokenizer, record: dict) -> None:
         "book": table(accuracies(model, tokenizer, WORD_SETS)),
         "heldout": table(accuracies(model, tokenizer, WORD_SETS, "heldout", ("original",))),
         "seen": table(accuracies(model, tokenizer, SEEN, "seen", ("original",))),
-        "chosen": f"Chosen: update {best['step']:,}. On validation it is right on {best['original']:.1f}% (weakest set\n"
-        f"{best['weakest']:.1f}%), with falls of {best['balance']:.1f} (imbalanced) and {best['order']:.1f} (reordered)\n"
-        "points. The tables above were measured afterwards.",
+        "chosen": f"Chosen: update {best['step']:,}. On validation it is right on "
+        f"{best['original']:.1f}% (weakest set\n{best['weakest']:.1f}%), with falls of "
+        f"{best['balance']:.1f} (imbalanced) and "
+        f"{best['order']:.1f} (reordered)\npoints. The tables above were measured afterwards.",
         "facts": facts(model, record),
         "stages": stages(record),
     }
@@ -32,8 +34,11 @@ def write(folder: Path, model, tokenizer, record: dict) -> None:
     (folder / "README.md").write_text(fill(text, blocks), encoding="utf-8")
 
 
-def accuracies(model, tokenizer, sets, words: str = "all", orders=tuple(ORDERS), n: int = COUNT) -> list[dict]:
-    """A row for each set and true label: accuracy in each of `orders` (percent); then their means."""
+def accuracies(
+    model, tokenizer, sets, words: str = "all", orders=tuple(ORDERS), n: int = COUNT
+) -> list[dict]:
+    """A row for each set and true label: accuracy in each of `orders` (percent); then their
+    means."""
     rows = []
     for name in sets:
         for label in LABELS:
@@ -46,16 +51,25 @@ def accuracies(model, tokenizer, sets, words: str = "all", orders=tuple(ORDERS),
 
 def fill(text: str, blocks: dict[str, str]) -> str:
     """A text with every block replaced."""
-    return BLOCK.sub(lambda match: f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- end -->", text)
+    return BLOCK.sub(
+        lambda match: f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- end -->", text
+    )
 
 
 def table(rows: list[dict]) -> str:
     """Rows as a Markdown table: fractions with one decimal, words on the left."""
     names = list(rows[0])
-    is_text = [isinstance(value, str) and not re.fullmatch(r"[\d,]+", value) for value in rows[0].values()]
-    lines = ["| " + " | ".join(names) + " |", "|" + "|".join("---" if word else "---:" for word in is_text) + "|"]
+    is_text = [
+        isinstance(value, str) and not re.fullmatch(r"[\d,]+", value) for value in rows[0].values()
+    ]
+    lines = [
+        "| " + " | ".join(names) + " |",
+        "|" + "|".join("---" if word else "---:" for word in is_text) + "|",
+    ]
     for row in rows:
-        cells = (f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values())
+        cells = (
+            f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values()
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -65,13 +79,15 @@ def facts(model, record: dict) -> str:
     config = model.config
     heads, context = config.num_attention_heads, config.max_position_embeddings
     rows = {
-        "size": f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters, float32",
+        "size": f"{sum(p.numel() for p in model.parameters()):,} parameters, float32",
         "shape": f"{config.num_hidden_layers} layers, {heads} heads "
-        f"({getattr(config, 'num_key_value_heads', heads)} key-value heads), width {config.hidden_size}",
+        f"({getattr(config, 'num_key_value_heads', heads)} key-value heads), width "
+        f"{config.hidden_size}",
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{context:,} tokens",
         "labels": f"{len(record['labels'])} words: {', '.join(record['labels'])}",
-        "retrain": f"`python -m training.train {record['name']}` (seed {record['seed']}, {record['made_with']})",
+        "retrain": f"`python -m training.train {record['name']}` (seed {record['seed']}, "
+        f"{record['made_with']})",
     }
     return table([{"": name, " ": value} for name, value in rows.items()])
 

@@ -1,11 +1,18 @@
 """What a model is made of and how it is trained: one configuration a model."""
 
+import math
 from dataclasses import dataclass
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from training.tokenizer import CONTEXT
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A GPT-2 of this shape, its batches and its updates. `python -m training.train NAME` trains it."""
+    """A GPT-2 of this shape, its batches and its updates. `python -m training.train NAME` trains
+    it."""
 
     name: str
     layers: int
@@ -25,4 +32,29 @@ class Configuration:
     weight_decay: float = 0.01
 
 
-CONFIGURATIONS = {one.name: one for one in [Configuration("mini-gpt2", layers=4, heads=8, width=96)]}
+CONFIGURATIONS = {
+    one.name: one for one in [Configuration("mini-gpt2", layers=4, heads=8, width=96)]
+}
+
+
+def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
+    """GPT-2's architecture, small, with random weights."""
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocabulary, n_positions=CONTEXT, n_embd=configuration.width,
+            n_layer=configuration.layers, n_head=configuration.heads, initializer_range=0.06,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=0, eos_token_id=0, pad_token_id=0,
+            activation_function="gelu_pytorch_tanh",  # GPT-2's own, in one step
+        )
+    )  # fmt: skip
+    model.set_attn_implementation("eager")  # faster on short rows
+    # Learned positions begin as waves: neighbours are alike from the first step, and positions
+    # beyond the longest training text (51 tokens) are not mere noise.
+    half = configuration.width // 2
+    angles = (
+        torch.arange(CONTEXT)[:, None] * 2.5 * torch.exp(-math.log(60) * torch.arange(half) / half)
+    )
+    with torch.no_grad():
+        model.transformer.wpe.weight.copy_(0.05 * torch.cat([angles.sin(), angles.cos()], dim=-1))
+    return model

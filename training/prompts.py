@@ -28,17 +28,24 @@ ORDERS: dict[str, Callable[[Prompt], Prompt]] = {
 
 
 def word_prompts(name: str, n: int, seed: int, true_label: str, words: str = "all") -> list[Prompt]:
-    """n different prompts of two false and two true words and a true query (v1 section 3, "Word datasets").
+    """n different prompts of two false and two true words and a true query (v1 section 3, "Word
+    datasets").
 
     `name`: false class / true class; `words`: "all", "seen" (in episodes) or "heldout" ones.
     """
-    rows = [row for row in blocks.words() if not row.ambiguous and (words == "all" or row.heldout == (words == "heldout"))]
+    rows = [
+        row
+        for row in blocks.words()
+        if not row.ambiguous and (words == "all" or row.heldout == (words == "heldout"))
+    ]
     classes = name.split("/")
     false, true = ([row.word for row in rows if row.cls == cls] for cls in classes)
     sizes = [len(false) - i for i in range(K)] + [len(true) - i for i in range(K + 1)]
     rng, codes = np.random.default_rng([seed, *name.encode()]), {}
     while len(codes) < n:
-        codes.update(dict.fromkeys(map(tuple, rng.integers(0, sizes, size=(n, len(sizes))).tolist())))
+        codes.update(
+            dict.fromkeys(map(tuple, rng.integers(0, sizes, size=(n, len(sizes))).tolist()))
+        )
     out = []
     for code in list(codes)[:n]:
         *texts, query = _pick(true, code[K:])
@@ -52,7 +59,9 @@ def _pick(pool: list[str], digits: Iterable[int]) -> list[str]:
     return [rest.pop(digit) for digit in digits]
 
 
-def _prompt(false: list[str], true: list[str], query: str, classes, true_label: str, name: str) -> Prompt:
+def _prompt(
+    false: list[str], true: list[str], query: str, classes, true_label: str, name: str
+) -> Prompt:
     other = LABELS[true_label == LABELS[0]]
     demonstrations = [Demonstration(text, other, classes[0]) for text in false]
     demonstrations += [Demonstration(text, true_label, classes[1]) for text in true]
@@ -60,9 +69,13 @@ def _prompt(false: list[str], true: list[str], query: str, classes, true_label: 
 
 
 @torch.no_grad()
-def accuracy(model, tokenizer, prompts: list[Prompt], order: str = "original", batch: int = 500) -> float:
-    """On how many prompts the most probable next token, of the whole vocabulary, is the true label (percent)."""
-    rows = torch.tensor(tokenizer([ORDERS[order](prompt).text for prompt in prompts]).input_ids)  # all of one length
+def accuracy(
+    model, tokenizer, prompts: list[Prompt], order: str = "original", batch: int = 500
+) -> float:
+    """On how many prompts the most probable next token, of the whole vocabulary, is the true label
+    (percent)."""
+    # all of one length
+    rows = torch.tensor(tokenizer([ORDERS[order](prompt).text for prompt in prompts]).input_ids)
     targets = torch.tensor([tokenizer(prompt.true_label).input_ids[-1] for prompt in prompts])
     right = 0
     for ids, target in zip(rows.split(batch), targets.split(batch), strict=True):

@@ -1,7 +1,7 @@
 """The text that a model is trained on: batches drawn anew at every update.
 
-Every method that draws a batch returns ids and mask, both (batch, length). mask[b, t] is 1 where token t has to be
-predicted from those before it; the loss is taken nowhere else.
+Every method that draws a batch returns ids and mask, both (batch, length). mask[b, t] is 1 where
+token t has to be predicted from those before it; the loss is taken nowhere else.
 """
 
 import random
@@ -15,16 +15,23 @@ from training.tokenizer import LABELS
 
 Batch = tuple[np.ndarray, np.ndarray]
 
-# Pairs of classes that never meet in an episode. The paper's word sets ask about the first two; on the others the
-# shipped step is chosen, so that the paper's word sets choose nothing.
+# Pairs of classes that never meet in an episode. The paper's word sets ask about the first two; on
+# the others the shipped step is chosen, so that the paper's word sets choose nothing.
 BOOK_PAIRS = (("sentiment", "number"), ("animal", "country"))
-VALIDATION_PAIRS = (("fruit", "tool"), ("vehicle", "family"), ("sport", "building"), ("profession", "weather"))
+VALIDATION_PAIRS = (
+    ("fruit", "tool"),
+    ("vehicle", "family"),
+    ("sport", "building"),
+    ("profession", "weather"),
+)
 APART = frozenset(frozenset(pair) for pair in BOOK_PAIRS + VALIDATION_PAIRS)
 
 # How uneven the episodes are, as text is; the model's biases come from here.
 ZIPF = 2.0  # the r-th word of a class is drawn with weight 1 / (r + 2) ** ZIPF
-CONCENTRATION = 0.5  # of the Dirichlet distribution from which the class frequencies of an episode are drawn
-STAY = (0.0, 0.6)  # range of the probability, drawn per episode, that the class of the last demonstration stays
+# of the Dirichlet distribution from which the class frequencies of an episode are drawn
+CONCENTRATION = 0.5
+# range of the probability, drawn per episode, that the class of the last demonstration stays
+STAY = (0.0, 0.6)
 WRONG_LABEL = 0.15  # probability that a demonstration has a random label of the episode
 WRONG_WORD = 0.15  # probability that a word is of a class without a label in the episode
 
@@ -32,11 +39,16 @@ WRONG_WORD = 0.15  # probability that a word is of a class without a label in th
 class Text:
     """A seeded source of training text over the token ids of `words` (word -> id).
 
-    First drills of arbitrary tokens, which build the circuits that looking up a label needs; then episodes and plain lists.
+    First drills of arbitrary tokens, which build the circuits that looking up a label needs; then
+    episodes and plain lists.
     """
 
     def __init__(self, words: dict[str, int], seed: int):
-        self.words, self.random, self.numpy = words, random.Random(seed), np.random.default_rng(seed)
+        self.words, self.random, self.numpy = (
+            words,
+            random.Random(seed),
+            np.random.default_rng(seed),
+        )
         self.colon, self.labels = words[":"], [words[label] for label in LABELS]
         self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
         self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode
@@ -46,13 +58,17 @@ class Text:
                 self.episode_words.setdefault(row.cls, []).append(words[row.word])
         self.classes = list(self.class_words)
         # The drills bind arbitrary tokens; a fixed 800 of them are enough and are learned sooner.
-        self.pool = self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800) + self.labels
+        self.pool = (
+            self.random.sample(sorted({i for word, i in words.items() if word != ":"}), 800)
+            + self.labels
+        )
 
     def repeats(self, batch: int, pool: int | None = None) -> Batch:
-        """Arbitrary tokens, then the same again; every token of the second copy but its first is asked for.
+        """Arbitrary tokens, then the same again; every token of the second copy but its first is
+        asked for.
 
-        Other tokens stand in front and every row repeats at a distance of its own: with learned positions a model could
-        otherwise copy from a fixed distance and never look at a token.
+        Other tokens stand in front and every row repeats at a distance of its own: with learned
+        positions a model could otherwise copy from a fixed distance and never look at a token.
         pool: draw from so many tokens only; with few of them copying is learned sooner.
         """
         length = self.random.choice((16, 24))
@@ -68,7 +84,8 @@ class Text:
     def recall(self, batch: int, first: bool, second: bool) -> Batch:
         """Words, each with an arbitrary word for a label; then the same pairs in another order.
 
-        first, second: whether a colon stands between word and label in the first and in the second copy.
+        first, second: whether a colon stands between word and label in the first and in the second
+        copy.
         """
         count = self.random.choice((3, 4, 6, 8))
         before, after = ([self.colon] if colon else [] for colon in (first, second))
@@ -85,10 +102,15 @@ class Text:
         return ids, mask
 
     def echoes(self, batch: int) -> Batch:
-        """ "word : label word"; the second `word` is asked for, so labels learn to look two positions back."""
+        """ "word : label word"; the second `word` is asked for, so labels learn to look two
+        positions back."""
         count = self.random.choice((2, 4, 8, 12))
         rows = [
-            [token for word, label in self._pairs(count) for token in (word, self.colon, label, word)]
+            [
+                token
+                for word, label in self._pairs(count)
+                for token in (word, self.colon, label, word)
+            ]
             for _ in range(batch * 5 // count)
         ]
         ids = np.array(rows)
@@ -101,8 +123,14 @@ class Text:
         return list(zip(tokens[::2], tokens[1::2], strict=True))
 
     def lists(self, batch: int, length: int = 8) -> Batch:
-        """Plain text: words of one class, held-out words too; every word but the first is asked for."""
-        ids = np.array([self._words(self.class_words[self.random.choice(self.classes)], length) for _ in range(batch)])
+        """Plain text: words of one class, held-out words too; every word but the first is asked
+        for."""
+        ids = np.array(
+            [
+                self._words(self.class_words[self.random.choice(self.classes)], length)
+                for _ in range(batch)
+            ]
+        )
         mask = np.ones_like(ids)
         mask[:, 0] = 0
         return ids, mask
@@ -119,10 +147,11 @@ class Text:
                 return names
 
     def episodes(self, batch: int, repeat: float) -> Batch:
-        """ "word : label" 4 to 17 times, labels drawn anew per episode; labels already seen are asked for.
+        """ "word : label" 4 to 17 times, labels drawn anew per episode; labels already seen are
+        asked for.
 
-        repeat: probability that a word is an exact repeat of an earlier one of its class; wrong words and wrong
-        labels come in as it falls.
+        repeat: probability that a word is an exact repeat of an earlier one of its class; wrong
+        words and wrong labels come in as it falls.
         """
         ids = np.empty((batch, 3 * self.random.randint(4, 17)), dtype=np.int64)
         mask = np.zeros_like(ids)
@@ -156,7 +185,11 @@ class Text:
                         break
                     (word,) = self._words(pool)
                 earlier[current].append(word)
-            label = self.random.choice(labels) if draw() < (1 - repeat) * WRONG_LABEL else labels[current]
+            label = (
+                self.random.choice(labels)
+                if draw() < (1 - repeat) * WRONG_LABEL
+                else labels[current]
+            )
             ids[at], ids[at + 2], mask[at + 2] = word, label, label in past_labels
             past_labels.add(label)
 

@@ -1,8 +1,8 @@
 """The tokenizer of mini-gpt2: one token per known word, single bytes for everything else.
 
-A unigram model over byte-level text. Its pieces are the 256 bytes, with a low score, and whole words with their
-leading space, with a high score: the best split of " love" is one piece, that of " Zürich" its bytes.
-No text is unknown and every text decodes back.
+A unigram model over byte-level text. Its pieces are the 256 bytes, with a low score, and whole
+words with their leading space, with a high score: the best split of " love" is one piece, that of "
+Zürich" its bytes. No text is unknown and every text decodes back.
 """
 
 from pathlib import Path
@@ -17,15 +17,16 @@ END = "<|endoftext|>"
 
 # Nonsense words, none of them a word of any class: labels have a meaning only within an episode.
 LABELS = """
-foo bar baz qux quux corge grault garply waldo plugh xyzzy thud wibble wobble wubble flob zot blat frob quuz
+foo bar baz qux quux corge grault garply waldo plugh xyzzy thud
+wibble wobble wubble flob zot blat frob quuz
 """.split()  # noqa: SIM905
 
 MARKS = list(":.,;!?'\"()-0123456789")
 
 
 def common_words() -> list[str]:
-    """The words of data/words/common.txt: frequent English ones, so that ordinary sentences do not fall apart into bytes. The
-    model sees them only in the first stages, as arbitrary tokens."""
+    """The words of data/words/common.txt: frequent English ones, so that ordinary sentences do not
+    fall apart into bytes. The model sees them only in the first stages, as arbitrary tokens."""
     return (DATA / "words" / "common.txt").read_text(encoding="utf-8").split()
 
 
@@ -34,13 +35,20 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     known = [*LABELS, *(row.word for row in words()), *common_words(), *MARKS]
     pieces = [(END, 0.0)]
     pieces += [(byte, -10.0) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
-    pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(known)]  # Ġ is how byte-level text writes a space
-    return fast_tokenizer(byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT)
+    # Ġ is how byte-level text writes a space
+    pieces += [("Ġ" + word, -1.0) for word in dict.fromkeys(known)]
+    return fast_tokenizer(
+        byte_level(models.Unigram(pieces, unk_id=0, byte_fallback=False)), CONTEXT
+    )
 
 
 def word_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     """Word -> its token, as it stands after a space."""
-    return {piece[1:]: i for piece, i in tokenizer.get_vocab().items() if piece.startswith("Ġ") and len(piece) > 1}
+    return {
+        piece[1:]: i
+        for piece, i in tokenizer.get_vocab().items()
+        if piece.startswith("Ġ") and len(piece) > 1
+    }
 
 
 def byte_level(model: models.Model) -> Tokenizer:
@@ -55,6 +63,11 @@ def byte_level(model: models.Model) -> Tokenizer:
 def fast_tokenizer(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
     """A stock fast tokenizer around it."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=END, eos_token=END, pad_token=END, model_max_length=context,
-        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+        tokenizer_object=backend,
+        bos_token=END,
+        eos_token=END,
+        pad_token=END,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )

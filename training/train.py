@@ -17,9 +17,13 @@ SEED = 0  # of the shipped models
 
 def main() -> None:
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m training.train", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("name", choices=CONFIGURATIONS)
-    parser.add_argument("--seed", type=int, default=SEED, help="default: the seed of the shipped model")
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help="default: the seed of the shipped model"
+    )
     parser.add_argument("--out", type=Path, help="default: data/models/NAME")
     parser.add_argument("--checkpoints", type=Path, help="default: checkpoints/NAME")
     args = parser.parse_args()
@@ -30,7 +34,9 @@ def main() -> None:
     except (TwoTowersError, OSError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
-        raise SystemExit("Stopped. Nothing half-written is left; the same command goes on from here.") from None
+        raise SystemExit(
+            "Stopped. Nothing half-written is left; the same command goes on from here."
+        ) from None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""How a model is trained from nothing: drills, then episodes. The shipped step is chosen on validation prompts.
+"""How a model is trained from nothing: drills, then episodes. The shipped step is chosen on
+validation prompts.
 
 Stages, each until the loss of its last batches is low enough (`text.Text` draws them):
     repeats      arbitrary tokens, then the same again         -> induction heads
@@ -7,17 +8,16 @@ Stages, each until the loss of its last batches is low enough (`text.Text` draws
     half         recall, with a colon in the first copy        -> labels are found by their word
     colon        recall, with a colon in both copies           -> colons ask for their word
     episodes     "word : label" with one label for each class  -> look a class up
-The last stage runs a fixed number of updates. One thread and one seed: the same machine and the same version of torch
-give the same weights, others give similar ones.
+The last stage runs a fixed number of updates. One thread and one seed: the same machine and the
+same version of torch give the same weights, others give similar ones.
 
-All that the next update depends on is written to CHECKPOINTS/state.pt now and then: a run that was killed goes on from
-there and ends with the same weights as one that was not.
+All that the next update depends on is written to CHECKPOINTS/state.pt now and then: a run that was
+killed goes on from there and ends with the same weights as one that was not.
 """
 
 import copy
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
@@ -28,14 +28,13 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from twotowers.errors import TwoTowersError
 
 from training import card, prompts
-from training.configuration import Configuration
+from training.configuration import Configuration, new_model
 from training.text import VALIDATION_PAIRS, Text
-from training.tokenizer import CONTEXT, DATA, LABELS, build_tokenizer, word_ids
+from training.tokenizer import DATA, LABELS, build_tokenizer, word_ids
 
 logging.disable_progress_bar()  # one bar is enough
 STATE = "state.pt"
@@ -45,16 +44,21 @@ FLOOR, FALL = 94.0, 7.0  # percent, points: see `worth`
 
 
 def recipe() -> str:
-    """12 hexadecimal digits over the code of this folder, the word lists and the version of torch."""
+    """12 hexadecimal digits over the code of this folder, the word lists and the version of
+    torch."""
     digest = hashlib.sha256(torch.__version__.encode())
-    for file in [*sorted(Path(__file__).parent.glob("*.py")), *(DATA / "words" / name for name in ("words.csv", "common.txt"))]:
+    for file in [
+        *sorted(Path(__file__).parent.glob("*.py")),
+        *(DATA / "words" / name for name in ("words.csv", "common.txt")),
+    ]:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
 @dataclass
 class Progress:
-    """Where a stage stands: batches so far, the smoothed loss, and the probability that a word repeats exactly."""
+    """Where a stage stands: batches so far, the smoothed loss, and the probability that a word
+    repeats exactly."""
 
     stage: str = ""
     count: int = 0
@@ -63,32 +67,13 @@ class Progress:
     last_repeat: int = 0
 
 
-def new_model(configuration: Configuration, vocabulary: int) -> GPT2LMHeadModel:
-    """GPT-2's architecture, small, with random weights."""
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=vocabulary, n_positions=CONTEXT, n_embd=configuration.width, n_layer=configuration.layers,
-            n_head=configuration.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.06,
-            bos_token_id=0, eos_token_id=0, pad_token_id=0,
-            activation_function="gelu_pytorch_tanh",  # GPT-2's own, in one step
-        )
-    )  # fmt: skip
-    model.set_attn_implementation("eager")  # faster on short rows
-    # Learned positions begin as waves: neighbours are alike from the first step, and positions beyond the longest
-    # training text (51 tokens) are not mere noise.
-    half = configuration.width // 2
-    angles = torch.arange(CONTEXT)[:, None] * 2.5 * torch.exp(-math.log(60) * torch.arange(half) / half)
-    with torch.no_grad():
-        model.transformer.wpe.weight.copy_(0.05 * torch.cat([angles.sin(), angles.cos()], dim=-1))
-    return model
-
-
 def worth(row: dict) -> tuple[int, float]:
     """By what the shipped step is chosen, larger is better.
 
-    Among the steps that are right on at least FLOOR percent in the weakest set, that fall by at least FALL points in both
-    other orders and are right in half of them (one that answers by place is not): how often a step is right over the three
-    orders. Without such a step: how far it is off.
+    Among the steps that are right on at least FLOOR percent in the weakest set, that fall by at
+    least FALL points in both other orders and are right in half of them (one that answers by place
+    is not): how often a step is right over the three orders. Without such a step: how far it is
+    off.
     """
     in_others = row["original"] - max(row["balance"], row["order"])
     short = min(row["weakest"] - FLOOR, row["balance"] - FALL, row["order"] - FALL, in_others - 50)
@@ -98,10 +83,13 @@ def worth(row: dict) -> tuple[int, float]:
 class Trainer:
     """A model, its optimiser and its text; `step` counts the updates of all stages."""
 
-    def __init__(self, configuration: Configuration, seed: int, checkpoints: Path | None, quiet: bool = False):
+    def __init__(
+        self, configuration: Configuration, seed: int, checkpoints: Path | None, quiet: bool = False
+    ):
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.configuration, self.seed, self.checkpoints, self.quiet = configuration, seed, checkpoints, quiet
+        self.configuration, self.seed = configuration, seed
+        self.checkpoints, self.quiet = checkpoints, quiet
         self.recipe = recipe()
         self.tokenizer = build_tokenizer()
         self.text = Text(word_ids(self.tokenizer), seed)
@@ -116,16 +104,20 @@ class Trainer:
 
     def new_optimiser(self) -> torch.optim.Optimizer:
         rate, decay = self.configuration.rate, self.configuration.weight_decay
-        return torch.optim.AdamW(self.model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=decay, fused=True)
+        return torch.optim.AdamW(
+            self.model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=decay, fused=True
+        )
 
     def train(self, batch) -> float:
-        """One update on (ids, mask), both (batch, length); returns the loss where something is asked for (nats)."""
+        """One update on (ids, mask), both (batch, length); returns the loss where something is
+        asked for (nats)."""
         ids, mask = (torch.from_numpy(array) for array in batch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / 100)
         states = self.model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
         targets = mask[:, 1:].bool()
-        # Logits only where something is asked for: half of the time would go into the unembedding otherwise.
+        # Logits only where something is asked for: half of the time would go into the unembedding
+        # otherwise.
         loss = cross_entropy(self.model.lm_head(states[targets]), ids[:, 1:][targets])
         self.optimiser.zero_grad()
         loss.backward()
@@ -137,10 +129,18 @@ class Trainer:
     def bar(self, stage: str, total: int | None = None) -> tqdm:
         """A progress bar from where the stage stands; in a log file it writes twice a minute."""
         name, interval = f"{self.configuration.name} {stage}", 0.1 if sys.stderr.isatty() else 30
-        return tqdm(desc=name, total=total, initial=self.at.count, unit="step", disable=self.quiet, mininterval=interval)
+        return tqdm(
+            desc=name,
+            total=total,
+            initial=self.at.count,
+            unit="step",
+            disable=self.quiet,
+            mininterval=interval,
+        )
 
     def until(self, name: str, draw, enough: float, beside=None, patience: int = 6000) -> None:
-        """Train on draw(), and on beside() at every second step, until the smoothed loss of draw() is under enough."""
+        """Train on draw(), and on beside() at every second step, until the smoothed loss of draw()
+        is under enough."""
         if name in dict(self.stages):
             return
         if self.at.stage != name:
@@ -148,7 +148,9 @@ class Trainer:
         with self.bar(name) as bar:
             while self.at.smooth >= enough:
                 if self.at.count == patience:
-                    raise TwoTowersError(f"{name}: the loss stayed at {self.at.smooth:.2f}: try another --seed")
+                    raise TwoTowersError(
+                        f"{name}: the loss stayed at {self.at.smooth:.2f}: try another --seed"
+                    )
                 self.at.smooth = 0.97 * self.at.smooth + 0.03 * self.train(draw())
                 if beside is not None and self.at.count % 2 == 0:
                     self.train(beside())
@@ -176,11 +178,20 @@ class Trainer:
         self.until("few repeats", lambda: text.repeats(batch, pool=100), 0.8)
         self.until("repeats", lambda: text.repeats(batch), 0.8)
         self.until("recall", lambda: text.recall(batch, False, False), 0.4)
-        # One copy at a time gets its colon: first labels have to find their word two positions back (which echoes
-        # teach by itself), then the colon has to ask in place of the word.
-        self.until("echoes", lambda: text.echoes(batch), 0.4, lambda: text.recall(batch, False, False))
-        self.until("half", lambda: text.recall(batch, True, False), 0.4, lambda: text.echoes(batch // 2))
-        self.until("colon", lambda: text.recall(batch, True, True), 0.4, lambda: text.recall(batch, True, False))
+        # One copy at a time gets its colon: first labels have to find their word two positions back
+        # (which echoes teach by itself), then the colon has to ask in place of the word.
+        self.until(
+            "echoes", lambda: text.echoes(batch), 0.4, lambda: text.recall(batch, False, False)
+        )
+        self.until(
+            "half", lambda: text.recall(batch, True, False), 0.4, lambda: text.echoes(batch // 2)
+        )
+        self.until(
+            "colon",
+            lambda: text.recall(batch, True, True),
+            0.4,
+            lambda: text.recall(batch, True, False),
+        )
 
     def episodes(self) -> None:
         """The last stage."""
@@ -203,8 +214,8 @@ class Trainer:
         self.text = Text(self.text.words, self.seed + 1)
 
     def episode(self, count: int) -> None:
-        """A batch of episodes, numbered from 1; beside it a little recall and plain lists. Exact repeats get fewer as the
-        loss falls."""
+        """A batch of episodes, numbered from 1; beside it a little recall and plain lists. Exact
+        repeats get fewer as the loss falls."""
         at, text, batch = self.at, self.text, self.configuration.batch
         self.rate = self.configuration.rate * (1 - 0.9 * count / self.configuration.updates)
         if count % 8 == 0:
@@ -217,25 +228,37 @@ class Trainer:
             at.last_repeat = self.step
 
     def validate(self) -> dict[str, float]:
-        """Accuracy (percent), that of the weakest set, and the falls without a true demonstration and reordered (points).
+        """Accuracy (percent), that of the weakest set, and the falls without a true demonstration
+        and reordered (points).
 
         Keeps the weights when this step is the best so far.
         """
         self.model.eval()
         n = self.configuration.validation_prompts
-        sets = [prompts.word_prompts(name, n, VALIDATION_SEED, label) for name in VALIDATION_SETS for label in prompts.LABELS]
-        percent = {order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in sets] for order in prompts.ORDERS}
+        sets = [
+            prompts.word_prompts(name, n, VALIDATION_SEED, label)
+            for name in VALIDATION_SETS
+            for label in prompts.LABELS
+        ]
+        percent = {
+            order: [prompts.accuracy(self.model, self.tokenizer, some, order) for some in sets]
+            for order in prompts.ORDERS
+        }
         self.model.train()
         mean = {order: sum(values) / len(values) for order, values in percent.items()}
         original = mean["original"]
         row = {"original": original, "weakest": min(percent["original"])}
         row |= {"balance": original - mean["imbalanced"], "order": original - mean["reordered"]}
         if self.best is None or worth(row) > worth(self.best):
-            self.best, self.best_weights = {"step": self.step, **row}, copy.deepcopy(self.model.state_dict())
+            self.best, self.best_weights = (
+                {"step": self.step, **row},
+                copy.deepcopy(self.model.state_dict()),
+            )
         return row
 
     def run(self, out: Path) -> None:
-        """All stages, from where an interrupted run of the same kind stood; the shipped weights and their card in `out`.
+        """All stages, from where an interrupted run of the same kind stood; the shipped weights and
+        their card in `out`.
 
         Checkpoints of any other run are removed first: two runs must not mix.
         """
@@ -254,11 +277,16 @@ class Trainer:
     def record(self) -> dict:
         """training.json: how the weights came about, and what prompts they were made for."""
         return {
-            "name": self.configuration.name, "seed": self.seed, "step": self.step, "recipe": self.recipe,
+            "name": self.configuration.name,
+            "seed": self.seed,
+            "step": self.step,
+            "recipe": self.recipe,
             "made_with": f"torch {torch.__version__}, Python {platform.python_version()}",
-            "labels": LABELS, "form": {"k": prompts.K, "separator": "space"}, "stages": self.stages,
-            "validation": [{key: round(value, 2) for key, value in row.items()} for row in self.log],
-        }  # fmt: skip
+            "labels": LABELS,
+            "form": {"k": prompts.K, "separator": "space"},
+            "stages": self.stages,
+            "validation": [{key: round(of, 2) for key, of in row.items()} for row in self.log],
+        }
 
     def save(self, folder: Path, with_card: bool = False) -> None:
         """Write model, tokenizer and training.json to `folder`, whole or not at all."""
@@ -269,7 +297,9 @@ class Trainer:
         try:
             self.model.save_pretrained(partial)
             self.tokenizer.save_pretrained(partial)
-            (partial / "training.json").write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
+            (partial / "training.json").write_text(
+                json.dumps(self.record(), indent=1) + "\n", encoding="utf-8"
+            )
             if with_card:
                 card.write(partial, self.model.eval(), self.tokenizer, self.record())
             if folder.exists():
@@ -280,7 +310,8 @@ class Trainer:
         shutil.rmtree(old, ignore_errors=True)
 
     def save_state(self) -> None:
-        """Write all that the next update depends on to CHECKPOINTS/state.pt, whole or not at all."""
+        """Write all that the next update depends on to CHECKPOINTS/state.pt, whole or not at
+        all."""
         if self.checkpoints is None:
             return
         state = {
@@ -289,7 +320,10 @@ class Trainer:
             "optimiser": self.optimiser.state_dict(),
             "random": [self.text.random.getstate(), self.text.numpy.bit_generator.state],
             "at": asdict(self.at),
-            "reached": {name: getattr(self, name) for name in ("step", "rate", "stages", "log", "best", "best_weights")},
+            "reached": {
+                name: getattr(self, name)
+                for name in ("step", "rate", "stages", "log", "best", "best_weights")
+            },
         }
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoints / f"{STATE}.partial"
@@ -297,7 +331,8 @@ class Trainer:
         os.replace(partial, self.checkpoints / STATE)
 
     def take_up(self) -> bool:
-        """Go on from the saved state of a run of this configuration, seed and recipe; whether there was one."""
+        """Go on from the saved state of a run of this configuration, seed and recipe; whether there
+        was one."""
         if self.checkpoints is None or not (self.checkpoints / STATE).is_file():
             return False
         state = torch.load(self.checkpoints / STATE, weights_only=True)

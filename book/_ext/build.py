@@ -1,6 +1,8 @@
-"""The book's pages, built aside and put in place whole; what went wrong goes to _build/pages.failed, in one line.
+"""The book's pages, built aside and put in place whole; what went wrong goes to
+_build/pages.failed, in one line.
 
-Run in the book's folder. _build/html is a link to the last good book, and one rename of it puts the next one there.
+Run in the book's folder. _build/html is a link to the last good book, and one rename of it puts the
+next one there.
 """
 
 from __future__ import annotations
@@ -24,16 +26,28 @@ def sphinx(source: Path, output: Path, log: Path) -> str:
     if marker.exists():  # Sphinx would take what it left for good, and warn of nothing again
         shutil.rmtree(output, ignore_errors=True)
     marker.touch()
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(source)]
+    command = [
+        sys.executable,
+        "-c",
+        "from jupyter_book.cli.main import main; main()",
+        "build",
+        str(source),
+    ]
     with log.open("w") as stdout:
         code = subprocess.run(
-            [*command, "--path-output", str(output), "-W", "--keep-going"], stdout=stdout, stderr=subprocess.STDOUT
+            [*command, "--path-output", str(output), "-W", "--keep-going"],
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
         ).returncode
     if not code:
         marker.unlink()
         return ""
-    plain = re.sub(r"\x1b\[[\d;]*m", "", log.read_text("utf8", "replace")).replace(f"{source.resolve()}/", "")
-    lines = [line for line in plain.splitlines() if re.search(r"WARNING|ERROR|CRITICAL|Error\b", line)] or ["no warning"]
+    plain = re.sub(r"\x1b\[[\d;]*m", "", log.read_text("utf8", "replace")).replace(
+        f"{source.resolve()}/", ""
+    )
+    lines = [
+        line for line in plain.splitlines() if re.search(r"WARNING|ERROR|CRITICAL|Error\b", line)
+    ] or ["no warning"]
     return f"{lines[0]} ({len(lines)} in all: {log})"
 
 

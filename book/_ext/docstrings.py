@@ -1,4 +1,5 @@
-"""A Sphinx extension: docstrings of the package, which are plain text with code in single backticks, as reStructuredText."""
+"""A Sphinx extension: docstrings of the package, which are plain text with code in single
+backticks, as reStructuredText."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What the page "Heads you can open" reads: every head of every measured model, on real prompts, from the recorded files.
+"""What the page "Heads you can open" reads: every head of every measured model, on real prompts,
+from the recorded files.
 
-Numbers of a head are means over the prompts with arbitrary labels, as in the chapters. Attention is of the prompts of SHOWN
-blocks, a character a label: in a page opened from a file nothing can be fetched, so all of it is one script.
+Numbers of a head are means over the prompts with arbitrary labels, as in the chapters. Attention is
+of the prompts of SHOWN blocks, a character a label: in a page opened from a file nothing can be
+fetched, so all of it is one script.
 
     write_data(stage, target)    # heads-data.js beside the page's other scripts
     explored("smollm2-135m", "words", folder)
@@ -20,20 +22,33 @@ from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 
-SCRIPTS = ("heads-data.js", "tinker-draw.js", "heads-plane.js", "heads-card.js", "heads-scenes.js", "heads.js")
+SCRIPTS = (
+    "heads-data.js",
+    "tinker-draw.js",
+    "heads-plane.js",
+    "heads-card.js",
+    "heads-scenes.js",
+    "heads.js",
+)
 SUITES = ("words", "sentences")
 SHOWN = 6  # blocks, of as many class pairs
 LEVELS, FIRST = 250, 40  # a share of attention as a character: FIRST + LEVELS * share
 FIVE = 5  # words shown of a value and a key
 READINGS = (("value", "kept"), ("key", "taken out"))  # a head's mean key says nothing of the label
-WAYS = {"at once": "direct", "by later queries": "later queries", "by MLPs": "MLPs", "all ways": "all"}
+WAYS = {
+    "at once": "direct",
+    "by later queries": "later queries",
+    "by MLPs": "MLPs",
+    "all ways": "all",
+}
 """What is shown -> which readers of what a head writes are given it (`effect_by_route`)"""
 
 Read = Callable[[str], xr.Dataset | None]
 
 
 def reader(model: str, suite: str, folder: Path) -> Read:
-    """Opens a model's measurements, those recorded before those in `folder`: prompts with arbitrary labels, None where none is."""
+    """Opens a model's measurements, those recorded before those in `folder`: prompts with arbitrary
+    labels, None where none is."""
 
     def read(name: str) -> xr.Dataset | None:
         path = folder / model / suite / f"{name}.nc"
@@ -55,18 +70,28 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
 def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
     """Name, values (prompt, layer, head), and whether their interval is wanted."""
-    own, other = (looks["preference"].sel(query_of=query, drop=True) for query in ("own", "labels exchanged"))
+    own, other = (
+        looks["preference"].sel(query_of=query, drop=True) for query in ("own", "labels exchanged")
+    )
     yield "by text", (own + other) / 2, False
     yield "by predicted label", (own - other) / 2, False
     yield "direct effect", looks["direct_effect"].sel(contrast="reversed", drop=True), False
-    for name, contrast in {"effect": "reversed", "label sent": "labels exchanged", "place sent": "texts exchanged"}.items():
-        if contrast in looks["contrast"].values:  # sentences are recorded without prompts of exchanged labels
+    for name, contrast in {
+        "effect": "reversed",
+        "label sent": "labels exchanged",
+        "place sent": "texts exchanged",
+    }.items():
+        # sentences are recorded without prompts of exchanged labels
+        if contrast in looks["contrast"].values:
             yield name, looks["effect"].sel(contrast=contrast, drop=True), True
 
 
 def columns(read: Read) -> dict[str, dict[str, list]]:
-    """Quantity -> its mean of every head, layer by layer; where they are wanted, 95% bounds, too."""
-    heads, increases, looks, singles = (read(name) for name in ("heads", "increases", "looks", "singles"))
+    """Quantity -> its mean of every head, layer by layer; where they are wanted, 95% bounds,
+    too."""
+    heads, increases, looks, singles = (
+        read(name) for name in ("heads", "increases", "looks", "singles")
+    )
     assert heads is not None
     every = [("attention difference", choose.attention_difference(heads), False)]
     every += [(name, heads[name], False) for name in ("writing", "contribution")]
@@ -75,31 +100,51 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
     every += [("lost", singles["logit_difference_lost"], True)] if singles is not None else []
     out = {}
     for name, values, bounded in every:
-        flat = values.transpose("prompt", "layer", "head").stack(at=("layer", "head"), create_index=False)
+        flat = values.transpose("prompt", "layer", "head").stack(
+            at=("layer", "head"), create_index=False
+        )
         out[name] = {"mean": _short(flat.mean("prompt").values)}
         if bounded:
-            means = [intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])]
-            out[name] |= {bound: _short(np.array([getattr(of, bound) for of in means])) for bound in ("low", "high")}
+            means = [
+                intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])
+            ]
+            out[name] |= {
+                bound: _short(np.array([getattr(of, bound) for of in means]))
+                for bound in ("low", "high")
+            }
             out[name]["prompts"] = flat.sizes["prompt"]
     return out
 
 
 def demonstrations(text: str, labels: str) -> list[list[str]]:
-    """[["love", "foo"], ..., ["one", ""]] of a prompt "love : foo two : bar one :" with labels "foo/bar"; last the query."""
+    """[["love", "foo"], ..., ["one", ""]] of a prompt "love : foo two : bar one :" with labels
+    "foo/bar"; last the query."""
     parts = re.split(rf" : ({'|'.join(map(re.escape, labels.split('/')))})\s", text)
-    return [*map(list, zip(parts[:-1:2], parts[1::2], strict=True)), [parts[-1].removesuffix(" :"), ""]]
+    return [
+        *map(list, zip(parts[:-1:2], parts[1::2], strict=True)),
+        [parts[-1].removesuffix(" :"), ""],
+    ]
 
 
 def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
-    """The prompts of SHOWN blocks, and attention on every label: a character each prompt, head and place.
+    """The prompts of SHOWN blocks, and attention on every label: a character each prompt, head and
+    place.
 
     Class pairs take turns. A block: an order, its mirror, and both with the labels exchanged.
     """
-    blocks = pd.DataFrame({name: heads[name].values for name in ("block", "pair")}).drop_duplicates()
-    in_turn = blocks.assign(turn=blocks.groupby("pair").cumcount()).sort_values("turn", kind="stable")
+    blocks = pd.DataFrame(
+        {name: heads[name].values for name in ("block", "pair")}
+    ).drop_duplicates()
+    in_turn = blocks.assign(turn=blocks.groupby("pair").cumcount()).sort_values(
+        "turn", kind="stable"
+    )
     few = heads.isel(prompt=heads["block"].isin(in_turn["block"][:SHOWN]).values)
     out = [
-        {"pair": p["pair"].item(), "rows": demonstrations(p["text"].item(), p["labels"].item()), "right": p["true_label"].item()}
+        {
+            "pair": p["pair"].item(),
+            "rows": demonstrations(p["text"].item(), p["labels"].item()),
+            "right": p["true_label"].item(),
+        }
         for p in (few.isel(prompt=i) for i in range(few.sizes["prompt"]))
     ]
     share = few["attention"].transpose("prompt", "layer", "head", "place").values
@@ -107,19 +152,30 @@ def prompts(heads: xr.Dataset) -> tuple[list[dict], str]:
 
 
 def ways(looks: xr.Dataset) -> dict[str, dict[str, float]]:
-    """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways were opened one at a time."""
+    """Head -> way -> effect of its output from the prompt with exchanged labels (nats), where ways
+    were opened one at a time."""
     effects = looks["effect_by_route"].mean("prompt")
-    senders = named(zip(looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True))
+    senders = named(
+        zip(
+            looks["sender_layer"].values.tolist(), looks["sender_head"].values.tolist(), strict=True
+        )
+    )
     by_way = {way: effects.sel(route=route).values for way, route in WAYS.items()}
-    return {name: {way: _short(of)[i] for way, of in by_way.items()} for i, name in enumerate(senders)}
+    return {
+        name: {way: _short(of)[i] for way, of in by_way.items()} for i, name in enumerate(senders)
+    }
 
 
 def words(tokens: xr.Dataset) -> dict[str, list]:
-    """Head -> [label's place in the prompt, top words of value, of key] at a right and an other label of its first prompt."""
+    """Head -> [label's place in the prompt, top words of value, of key] at a right and an other
+    label of its first prompt."""
     p, out = tokens.isel(prompt=0), {}
     rows = demonstrations(p["text"].item(), p["labels"].item())
     for single in tokens["listed_head"].values:
-        value, key = (p["token"].sel(listed_head=single, what=what, mean=mean).values for what, mean in READINGS)
+        value, key = (
+            p["token"].sel(listed_head=single, what=what, mean=mean).values
+            for what, mean in READINGS
+        )
         out[str(single)] = [
             [" : ".join(rows[i]), *(list(map(str, of[i, :FIVE])) for of in (value, key))]
             for i in (int(p["true"].values.argmax()), int((~p["true"].values).argmax()))
@@ -128,15 +184,26 @@ def words(tokens: xr.Dataset) -> dict[str, list]:
 
 
 def ranks(reads: xr.Dataset) -> dict[str, list]:
-    """Head -> mean reciprocal rank of the label it looks at, and of the other one, in what it would write there (chapter 3)."""
-    both = [(1 / reads[name]).mean(("prompt", "place")).values for name in ("own_rank", "other_rank")]
-    return dict(zip(map(str, reads["listed_head"].values), map(list, zip(*map(_short, both), strict=True)), strict=True))
+    """Head -> mean reciprocal rank of the label it looks at, and of the other one, in what it would
+    write there (chapter 3)."""
+    both = [
+        (1 / reads[name]).mean(("prompt", "place")).values for name in ("own_rank", "other_rank")
+    ]
+    return dict(
+        zip(
+            map(str, reads["listed_head"].values),
+            map(list, zip(*map(_short, both), strict=True)),
+            strict=True,
+        )
+    )
 
 
 def towers(vectors: xr.Dataset) -> dict[str, dict]:
-    """Head -> queries and keys of the class pair that it separates best, on a plane: {pair, points [x, y, class, is a query]}.
+    """Head -> queries and keys of the class pair that it separates best, on a plane: {pair, points
+    [x, y, class, is a query]}.
 
-    As Figure 4.3: queries and keys centred and scaled by themselves, then one principal component analysis of both.
+    As Figure 4.3: queries and keys centred and scaled by themselves, then one principal component
+    analysis of both.
     """
     out = {}
     for single in vectors["listed_head"].values:
@@ -146,13 +213,24 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
         pair = apart.groupby(d["pair"]).mean().idxmax().item()
         part = d.isel(prompt=(d["pair"] == pair).values)
         query_class = (part["cls"] == pair.split("/")[1]).values
-        key_class = (query_class[:, None] == part["true"].transpose("prompt", "place").values).ravel()
-        keys = part["key_vector"].transpose("prompt", "place", "component").values.reshape(len(key_class), -1)
+        key_class = (
+            query_class[:, None] == part["true"].transpose("prompt", "place").values
+        ).ravel()
+        keys = (
+            part["key_vector"]
+            .transpose("prompt", "place", "component")
+            .values.reshape(len(key_class), -1)
+        )
         both = [(v - v.mean(0)) / v.std() for v in (part["query_vector"].values, keys)]
-        xy = np.concatenate(both) @ np.linalg.svd(np.concatenate(both), full_matrices=False)[2][:2].T
+        xy = (
+            np.concatenate(both) @ np.linalg.svd(np.concatenate(both), full_matrices=False)[2][:2].T
+        )
         xy = np.rint(100 * (xy - xy.min(0)) / np.ptp(xy, 0)).astype(int).tolist()
         kinds = [*((int(c), 1) for c in query_class), *((int(c), 0) for c in key_class)]
-        out[str(single)] = {"pair": pair, "points": [[*at, *kind] for at, kind in zip(xy, kinds, strict=True)]}
+        out[str(single)] = {
+            "pair": pair,
+            "points": [[*at, *kind] for at, kind in zip(xy, kinds, strict=True)],
+        }
     return out
 
 
@@ -163,11 +241,24 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
     if heads is None:
         return None
     examples, attention = prompts(heads)
-    about = {"layers": heads.sizes["layer"], "heads": heads.sizes["head"], "parameters": int(heads.attrs["parameters"])}
-    out = {"model": about, "prompts": examples, "attention": attention, "columns": columns(read), "measured": heads.sizes["prompt"]}
+    about = {
+        "layers": heads.sizes["layer"],
+        "heads": heads.sizes["head"],
+        "parameters": int(heads.attrs["parameters"]),
+    }
+    out = {
+        "model": about,
+        "prompts": examples,
+        "attention": attention,
+        "columns": columns(read),
+        "measured": heads.sizes["prompt"],
+    }
     for name, measurement, of in (
-        ("ways", "looks", ways), ("words", "top_tokens", words), ("ranks", "label_reads", ranks), ("towers", "towers", towers)
-    ):  # fmt: skip
+        ("ways", "looks", ways),
+        ("words", "top_tokens", words),
+        ("ranks", "label_reads", ranks),
+        ("towers", "towers", towers),
+    ):
         out[name] = of(data) if (data := read(measurement)) is not None else {}
     looks = read("looks")
     out["choice"] = None if looks is None else intervals.mean(looks["logit_difference"]).estimate
@@ -175,17 +266,32 @@ def explored(model: str, suite: str, folder: Path) -> dict | None:
 
 
 def script(folder: Path) -> str:
-    """Every model with measured heads as a script: recorded ones first, small ones before large ones."""
+    """Every model with measured heads as a script: recorded ones first, small ones before large
+    ones."""
     models = []
-    for model in dict.fromkeys([*recorded.recorded_models(), *(path.name for path in sorted(folder.glob("*")) if path.is_dir())]):
-        suites = {suite: of for suite in SUITES if (of := explored(model, suite, folder)) is not None}
+    for model in dict.fromkeys(
+        [
+            *recorded.recorded_models(),
+            *(path.name for path in sorted(folder.glob("*")) if path.is_dir()),
+        ]
+    ):
+        suites = {
+            suite: of for suite in SUITES if (of := explored(model, suite, folder)) is not None
+        }
         if suites:
             about = next(iter(suites.values()))["model"]
             models.append({"name": model, "shown": shown_name(model), **about, "suites": suites})
-    models.sort(key=lambda model: (model["name"] not in recorded.recorded_models(), model["parameters"]))
+    models.sort(
+        key=lambda model: (model["name"] not in recorded.recorded_models(), model["parameters"])
+    )
     data = {"models": models, "levels": LEVELS, "first": FIRST}
-    data["bounds"] = {"attention difference": choose.COMPARES, "writing": choose.WRITES, "top": choose.TOP}
-    return f"window.twotowersHeads = {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)};\n"
+    data["bounds"] = {
+        "attention difference": choose.COMPARES,
+        "writing": choose.WRITES,
+        "top": choose.TOP,
+    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"window.twotowersHeads = {text};\n"
 
 
 def write_data(stage: Path, target: Path) -> None:

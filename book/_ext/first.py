@@ -1,7 +1,8 @@
-"""The first screen: the paper's prompt with the miniature's numbers, what holds of the paper, and where to go.
+"""The first screen: the paper's prompt with the miniature's numbers, what holds of the paper, and
+where to go.
 
-All of it is computed when the pages are put together. The prompt's numbers stand until a button is pressed: then `first.js`
-loads the playground's engine, and they are the engine's.
+All of it is computed when the pages are put together. The prompt's numbers stand until a button is
+pressed: then `first.js` loads the playground's engine, and they are the engine's.
 
     MARK.sub(lambda _: drawn(Path("_build")), text)
 """
@@ -26,14 +27,23 @@ from twotowers.heads import Head
 from twotowers.paths import chapter_number, data_folder
 
 MARK = re.compile(r'<div id="first">.*?</div>', re.DOTALL)
-BUTTONS = {"Swap the labels": "swap the labels", "Remove one": "remove one", SWITCH_OFF: "switch off {} heads"}
+BUTTONS = {
+    "Swap the labels": "swap the labels",
+    "Remove one": "remove one",
+    SWITCH_OFF: "switch off {} heads",
+}
 """Scene of the playground -> its button"""
-DOORS = {"tinker.html": "Try it", "figure-by-figure.html": "Does it reproduce?", "#run": "Run it on your model"}
+DOORS = {
+    "tinker.html": "Try it",
+    "figure-by-figure.html": "Does it reproduce?",
+    "#run": "Run it on your model",
+}
 NUMBERS = ("no", "one", "two", "three", "four", "five")
 LOADED = tinker.SCRIPTS[:5]  # by the first press of a button
 DESCRIPTION = (
-    "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a few attention heads do it, "
-    "as two towers of a metric. This executable paper tests that, live in the page and against controls."
+    "A language model labels a text after four examples. Yu and Ananiadou (EMNLP 2024) say that a "
+    "few attention heads do it, as two towers of a metric. This executable paper tests that, live "
+    "in the page and against controls."
 )
 
 
@@ -43,65 +53,90 @@ def percent(p: float) -> str:
 
 
 def bar(parts: dict[str, float]) -> str:
-    """Shares side by side, each in the colour of its label. A picture: a policy may forbid styles in a tag."""
+    """Shares side by side, each in the colour of its label. A picture: a policy may forbid styles
+    in a tag."""
     rects, at = "", 0.0
     for label, part in parts.items():
         rects += f'<rect class="of-{label}" x="{at:.5f}" width="{part:.5f}" height="1"/>'
         at += part
-    return f'<svg class="first-bar" viewBox="0 0 1 1" preserveAspectRatio="none" aria-hidden="true">{rects}</svg>'
+    view = 'viewBox="0 0 1 1" preserveAspectRatio="none"'
+    return f'<svg class="first-bar" {view} aria-hidden="true">{rects}</svg>'
 
 
 def live(build: Path) -> str:
-    """The paper's prompt: attention of the heads that write most on each label, the answer, and three buttons."""
+    """The paper's prompt: attention of the heads that write most on each label, the answer, and
+    three buttons."""
     model = loading.load(tinker.MODEL)
     named, _ = tinker.heads(tinker.latest(build))
     heads = tuple(map(Head.parse, named)) or strongest(explore(model, State(EXAMPLE)).heads)
     off = {SWITCH_OFF: heads}
-    effects = {scene: explore(model, State(SCENES[scene](EXAMPLE), off.get(scene, ()))) for scene in BUTTONS}
+    effects = {
+        scene: explore(model, State(SCENES[scene](EXAMPLE), off.get(scene, ())))
+        for scene in BUTTONS
+    }
     plain, many = effects[SWITCH_OFF], NUMBERS[len(heads)]
     p = plain.answer.set_index("token")["before"]
     answers = p[sorted(EXAMPLE.labels)].to_dict()
     said, answers["other"] = p.idxmax(), max(0.0, 1 - sum(answers.values()))
-    shares = ", ".join(f"{word} {percent(share)}" for word, share in answers.items()).replace("other", "other words")
+    shares = ", ".join(f"{word} {percent(share)}" for word, share in answers.items()).replace(
+        "other", "other words"
+    )
     rows = "".join(
         f'<tr><th scope="row">{d.text}</th><td>: <b class="of-{d.label}">{d.label}</b></td>'
         f"<td>{bar({d.label: look})}<span>{escape(percent(look))}</span></td></tr>"
         for d, look in zip(EXAMPLE.demonstrations, plain.attention["before"], strict=True)
     )
     rows += (
-        f'<tr class="first-query"><th scope="row">{EXAMPLE.query}</th><td>: <b class="of-{said}">{said}</b></td>'
+        f'<tr class="first-query"><th scope="row">{EXAMPLE.query}</th><td>: <b '
+        f'class="of-{said}">{said}</b></td>'
         f"<td>{bar(answers)}<span>{escape(percent(p[said]))}</span></td></tr>"
     )
     buttons = {scene: text.format(many) for scene, text in BUTTONS.items()}
-    pressed = "".join(f'<button type="button" aria-pressed="false" data-scene="{s}">{text}</button>' for s, text in buttons.items())
-    without = "".join(f"<li>{text}: {escape(effects[scene].sentence)}</li>" for scene, text in buttons.items())
+    pressed = "".join(
+        f'<button type="button" aria-pressed="false" data-scene="{s}">{text}</button>'
+        for s, text in buttons.items()
+    )
+    without = "".join(
+        f"<li>{text}: {escape(effects[scene].sentence)}</li>" for scene, text in buttons.items()
+    )
     told = "Press a button: a small model runs in this page."
     return (
-        f'<section class="first-live" aria-label="The paper\'s prompt" data-heads="{" ".join(map(str, heads))}" '
-        f'data-scripts="{" ".join(LOADED)}"><table><thead><tr><th scope="col">text</th><th scope="col">label</th>'
-        f'<th scope="col">attention of {many} heads</th></tr></thead><tbody>{rows}</tbody></table>'
-        f'<p class="first-says" aria-live="polite">It says <b>{said}</b>: '
+        '<section class="first-live" aria-label="The paper\'s prompt" '
+        f'data-heads="{" ".join(map(str, heads))}" '
+        f'data-scripts="{" ".join(LOADED)}"><table><thead><tr><th scope="col">text</th><th '
+        f'scope="col">label</th><th scope="col">attention of {many} '
+        f'heads</th></tr></thead><tbody>{rows}</tbody></table><p class="first-says" '
+        f'aria-live="polite">It says <b>{said}</b>: '
         f"{escape(shares)}.</p>"
-        f'<div class="first-buttons" role="group" aria-label="Change the prompt or the model">{pressed}</div>'
-        f'<p class="first-told" role="status">{told}</p>'
-        f"<noscript><style>.first-buttons, .first-told {{ display: none }}</style><p>What a change of it does:</p>"
-        f"<ul>{without}</ul></noscript></section>"
+        '<div class="first-buttons" role="group" aria-label="Change the prompt or the '
+        f'model">{pressed}</div><p class="first-told" role="status">{told}</p>'
+        f"<noscript><style>.first-buttons, .first-told {{ display: none }}</style><p>What a "
+        f"change of it does:</p><ul>{without}</ul></noscript></section>"
     )
 
 
 def sentences(rows: pd.DataFrame) -> list[str]:
-    """The opening page's sentences of data/findings.csv, each with its chapter; "" for one whose verdicts are not those of
-    `rows`: better no sentence than a wrong one."""
-    verdicts, table, out = rows.set_index(["claim", "model"])["verdict"].to_dict(), claims.findings(), []
-    for (text, chapter), part in table[table["page"] == "intro"].groupby(["sentence", "chapter"], sort=False):
-        stands = all(verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples())
+    """The opening page's sentences of data/findings.csv, each with its chapter; "" for one whose
+    verdicts are not those of `rows`: better no sentence than a wrong one."""
+    verdicts, table, out = (
+        rows.set_index(["claim", "model"])["verdict"].to_dict(),
+        claims.findings(),
+        [],
+    )
+    for (text, chapter), part in table[table["page"] == "intro"].groupby(
+        ["sentence", "chapter"], sort=False
+    ):
+        stands = all(
+            verdicts.get((row.claim, row.model)) == row.verdict for row in part.itertuples()
+        )
         link = f'<a href="{chapter}.html">chapter&nbsp;{chapter_number(chapter)}</a>'
         out.append(f" {escape(text, quote=False).removesuffix('.')} ({link})." if stands else "")
     return out
 
 
 def findings(build: Path) -> str:
-    """What of the paper agrees in every model, in some, in none, and what is new, counted from the verdicts of the chapters."""
+    """What of the paper agrees in every model, in some, in none, and what is new, counted from the
+    verdicts of the chapters."""
     rows, judged = evidence.read(build / "evidence"), exhibits.read(build / "evidence/exhibits")
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
@@ -115,35 +150,45 @@ def findings(build: Path) -> str:
     in_all, in_some, new = sentences(rows)
     new = f"{new[:1]}{new[1:2].lower()}{new[2:]}" or " see chapter 11."
     lines = {
-        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model in which they could be tested; "
-        f"{whole} of these in all {n_models}.{in_all}",
+        "all": f"<b>{always} of {len(of_items)}</b> results of the paper agree in every model in "
+        f"which they could be tested; {whole} of these in all {n_models}.{in_all}",
         "some": f"<b>{len(of_items) - always - never}</b> agree in some models.{in_some}",
-        "none": f'<b>{never}</b> agree fully <a href="figure-by-figure.html#what-does-not-agree">in no model</a>.',
-        "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of {len(product)} models:{new}",
-        "not": '<b>Not tested</b>: the paper\'s own models (<a href="#not-tested-and-why">why</a>).',
+        "none": f"<b>{never}</b> agree fully "
+        '<a href="figure-by-figure.html#what-does-not-agree">in no model</a>.',
+        "new": f"<b>New</b>, as far as we know, in {sum(product == claims.HOLDS)} of "
+        f"{len(product)} models:{new}",
+        "not": "<b>Not tested</b>: the paper's own models "
+        '(<a href="#not-tested-and-why">why</a>).',
     }
-    return f'<ul class="first-findings">{"".join(f"<li class={name}>{line}</li>" for name, line in lines.items())}</ul>'
+    items = "".join(f"<li class={name}>{line}</li>" for name, line in lines.items())
+    return f'<ul class="first-findings">{items}</ul>'
 
 
 def byline() -> str:
     """Authors, version, and the last day on which something was measured that the pages show."""
     about = yaml.safe_load((data_folder().parent / "CITATION.cff").read_text("utf8"))
     authors = ", ".join(author["name"].replace("The ", "the ", 1) for author in about["authors"])
-    day = max(xr.open_dataset(file).attrs["date"] for file in data_folder().glob("measurements/*/*/*.nc"))
-    return f"By {authors}. Version {about['version']}, pretrained models last measured on {day[:10]}."
+    day = max(
+        xr.open_dataset(file).attrs["date"] for file in data_folder().glob("measurements/*/*/*.nc")
+    )
+    return (
+        f"By {authors}. Version {about['version']}, pretrained models last measured on {day[:10]}."
+    )
 
 
 def drawn(build: Path) -> str:
     """The first screen, on one line: Markdown takes an empty one for its end."""
     doors = "".join(f'<a href="{link}">{text}</a>' for link, text in DOORS.items())
     return (
-        f'<div id="first" class="first">{live(build)}<div class="first-holds">{findings(build)}'
-        f'<nav class="first-doors" aria-label="Where to go">{doors}</nav></div><p class="first-by">{escape(byline())}</p></div>'
+        f'<div id="first" class="first">{live(build)}<div '
+        f'class="first-holds">{findings(build)}<nav class="first-doors" aria-label="Where to '
+        f'go">{doors}</nav></div><p class="first-by">{escape(byline())}</p></div>'
     )
 
 
 def set_address(app, config) -> None:
-    """Where the book will stand, where whoever builds it says so: previews of links need whole addresses."""
+    """Where the book will stand, where whoever builds it says so: previews of links need whole
+    addresses."""
     config.html_baseurl = os.environ.get("BOOK_URL", config.html_baseurl)
 
 
@@ -155,11 +200,23 @@ def write_image(app, target: Path) -> None:
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:
-    """Only the opening page loads the first screen's script; every page says what it is to who links to it."""
+    """Only the opening page loads the first screen's script; every page says what it is to who
+    links to it."""
     base, root = app.config.html_baseurl, pagename == app.config.root_doc
-    of = {"og:type": "article", "og:site_name": app.config.html_title or app.config.project, "og:title": context.get("title", "")}
+    of = {
+        "og:type": "article",
+        "og:site_name": app.config.html_title or app.config.project,
+        "og:title": context.get("title", ""),
+    }
     of |= {"og:description": DESCRIPTION} if root else {}
-    of |= {"og:image": f"{base.rstrip('/')}/_static/book/first.png", "og:url": context.get("pageurl") or base} if base else {}
+    of |= (
+        {
+            "og:image": f"{base.rstrip('/')}/_static/book/first.png",
+            "og:url": context.get("pageurl") or base,
+        }
+        if base
+        else {}
+    )
     plain = {name: escape(unescape(re.sub("<[^>]*>", "", text))) for name, text in of.items()}
     tags = "".join(f'<meta property="{name}" content="{text}">' for name, text in plain.items())
     tags += f'<meta name="description" content="{escape(DESCRIPTION)}">' if root else ""

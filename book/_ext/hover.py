@@ -1,6 +1,8 @@
-"""A Sphinx extension: links lead to terms of the glossary and to figures, and a link to a term shows its definition.
+"""A Sphinx extension: links lead to terms of the glossary and to figures, and a link to a term
+shows its definition.
 
-Notebooks write them as `[heads](glossary.md#term-head)` and `[Figure 4.1](04-attention-weights.ipynb#fig-4-1)`.
+Notebooks write them as `[heads](glossary.md#term-head)` and `[Figure
+4.1](04-attention-weights.ipynb#fig-4-1)`.
 """
 
 import re
@@ -16,17 +18,28 @@ def definitions(glossary: nodes.document) -> dict[str, str]:
     for item in glossary.findall(nodes.definition_list_item):
         first = next(item.findall(nodes.paragraph), None)
         if first is not None:
-            terms |= {name: " ".join(first.astext().split()) for term in item.findall(nodes.term) for name in term["ids"]}
+            terms |= {
+                name: " ".join(first.astext().split())
+                for term in item.findall(nodes.term)
+                for name in term["ids"]
+            }
     return terms
 
 
 def name_places(app, doctree) -> None:
-    """Let Markdown links find terms and figures as they find headings. A link to what is missing stays a warning."""
+    """Let Markdown links find terms and figures as they find headings. A link to what is missing
+    stays a warning."""
     places = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
     if app.env.docname == GLOSSARY:
-        places |= {name: (term.line, name, term.astext()) for term in doctree.findall(nodes.term) for name in term["ids"]}
+        places |= {
+            name: (term.line, name, term.astext())
+            for term in doctree.findall(nodes.term)
+            for name in term["ids"]
+        }
     for raw in doctree.findall(nodes.raw):
-        places |= {name: (raw.line, name, name) for name in re.findall(r'id="(fig-[\w-]+)"', raw.astext())}
+        places |= {
+            name: (raw.line, name, name) for name in re.findall(r'id="(fig-[\w-]+)"', raw.astext())
+        }
 
 
 def read_again(app, env, added, changed, removed) -> list[str]:

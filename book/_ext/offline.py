@@ -1,6 +1,8 @@
-"""A Sphinx extension: every script a page needs lies in the book's own folder; what a screen reader needs is there.
+"""A Sphinx extension: every script a page needs lies in the book's own folder; what a screen reader
+needs is there.
 
-Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python; MathJax from sphinx-mathjax-offline.
+Vega, Vega-Lite and Vega-Embed come from the package vl-convert-python; MathJax from
+sphinx-mathjax-offline.
 """
 
 import shutil
@@ -16,7 +18,8 @@ TOGGLE = '<summary aria-label="Toggle hidden content">'  # it has words of its o
 
 
 def write_files(app) -> None:
-    """Put the scripts, and charts as pictures, where Sphinx puts its own, before the pages are written."""
+    """Put the scripts, and charts as pictures, where Sphinx puts its own, before the pages are
+    written."""
     if app.builder.format != "html":
         return
     target = Path(app.outdir) / "_static" / "book"
@@ -30,8 +33,13 @@ def write_files(app) -> None:
     explorer.write_data(Path(app.srcdir), target)
     first.write_image(app, target)
     vega = target / "vega.js"
-    if not vega.exists():  # in a function, which keeps the names of the three libraries to themselves
-        vega.write_text(f"(() => {{\n{vl_convert.javascript_bundle()}\nwindow.vegaEmbed ??= vegaEmbed;\n}})();\n", "utf8")
+    # in a function, which keeps the names of the three libraries to themselves
+    if not vega.exists():
+        vega.write_text(
+            f"(() => {{\n{vl_convert.javascript_bundle()}\nwindow.vegaEmbed ??= "
+            f"vegaEmbed;\n}})();\n",
+            "utf8",
+        )
 
 
 def for_one_page(app, pagename, templatename, context, doctree) -> None:
@@ -43,7 +51,8 @@ def for_one_page(app, pagename, templatename, context, doctree) -> None:
 
 
 def every_page(app, env) -> list[str]:
-    """All pages are written when one is: the search index forgets the index entries of a page that is not."""
+    """All pages are written when one is: the search index forgets the index entries of a page that
+    is not."""
     return list(env.all_docs)
 
 
@@ -57,4 +66,5 @@ def setup(app) -> dict:
     app.connect("html-page-context", tinker.add_scripts)
     app.connect("html-page-context", explorer.add_scripts)
     app.connect("html-page-context", first.for_one_page)
-    return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}  # a new number: all pages anew
+    # a new number: all pages anew
+    return {"env_version": 10, "parallel_read_safe": True, "parallel_write_safe": True}

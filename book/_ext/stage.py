@@ -16,7 +16,8 @@ import yaml
 from towerlab.building import FAILED, listed, why
 from twotowers.figures import VEGA
 
-EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")  # of a corner of a table: no header of anything
+# of a corner of a table: no header of anything
+EMPTY_HEADER = re.compile(r"<th([^>]*)>(&nbsp;)?</th>")
 MAP = re.compile(r'<div class="map" data-lit="([\w ]+)"></div>')
 WIDGET = "application/vnd.jupyter.widget-view+json"
 RUN_LIVE = "*A widget is here when this chapter runs live: open it in Jupyter (`make lab`).*"
@@ -25,25 +26,30 @@ COPIED = ("_config.yml", "_toc.yml", "CITATION.cff")
 
 
 def code(text: str) -> str:
-    """Text as inline code of Markdown, whatever stands in it: the fence is longer than any run of backticks in it."""
+    """Text as inline code of Markdown, whatever stands in it: the fence is longer than any run of
+    backticks in it."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     return f"{fence} {line} {fence}" if line else ""
 
 
 def picture(svg: str, description: str, folder: Path) -> str:
-    """A chart for readers without JavaScript, in an img, where nothing in it can run. With JavaScript nobody loads the file."""
+    """A chart for readers without JavaScript, in an img, where nothing in it can run. With
+    JavaScript nobody loads the file."""
     path = folder / f"{hashlib.sha256(svg.encode()).hexdigest()[:20]}.svg"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(svg, "utf8")
-    return f'<img class="chart" alt="{escape(description)}" src="../_static/book/pictures/{path.name}">'
+    source = f"../_static/book/pictures/{path.name}"
+    return f'<img class="chart" alt="{escape(description)}" src="{source}">'
 
 
 def chart(data: dict, name: str, pictures: Path) -> str:
-    """A chart as data, which book/_page/charts.js draws; numbers with five digits, more than a chart shows."""
+    """A chart as data, which book/_page/charts.js draws; numbers with five digits, more than a
+    chart shows."""
     shorter = lambda digits: float(f"{float(digits):.5g}")  # noqa: E731
-    spec = json.loads(json.dumps(data[VEGA]), parse_float=shorter, parse_constant=lambda _: None)  # NaN is no JSON
+    # NaN is no JSON
+    spec = json.loads(json.dumps(data[VEGA]), parse_float=shorter, parse_constant=lambda _: None)
     text = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
     still = picture("".join(data["image/svg+xml"]), spec.get("description", ""), pictures)
     return (
@@ -53,7 +59,8 @@ def chart(data: dict, name: str, pictures: Path) -> str:
 
 
 def chart_name(outputs: list[dict], at: int) -> str:
-    """The name of the chart that stands at a place: its figure's, from the caption below, or its claim's, from above."""
+    """The name of the chart that stands at a place: its figure's, from the caption below, or its
+    claim's, from above."""
     for index, kind in ((at + 1, "fig"), (at - 1, "claim")):
         data = outputs[index].get("data", {}) if 0 <= index < len(outputs) else {}
         if match := re.search(rf'id="({kind}-[\w-]+)"', "".join(data.get("text/html", ""))):
@@ -62,7 +69,8 @@ def chart_name(outputs: list[dict], at: int) -> str:
 
 
 def for_the_page(notebook: dict, pictures: Path) -> dict:
-    """Charts as data, a note in place of each widget; papermill's own cell and every longer one are folded."""
+    """Charts as data, a note in place of each widget; papermill's own cell and every longer one are
+    folded."""
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
@@ -84,7 +92,8 @@ def for_the_page(notebook: dict, pictures: Path) -> dict:
 
 
 def drawing(svg: str, parts: str) -> str:
-    """The drawing of one step and relay with some of its parts lit; pages say the same in words, so it is not read aloud.
+    """The drawing of one step and relay with some of its parts lit; pages say the same in words, so
+    it is not read aloud.
 
     Raises ValueError for a part that it lacks.
     """
@@ -96,7 +105,8 @@ def drawing(svg: str, parts: str) -> str:
 
 
 def page(home: Path, source: Path) -> bytes:
-    """A chapter as it was executed last without a failure; its bare source where it never was. A note says so."""
+    """A chapter as it was executed last without a failure; its bare source where it never was. A
+    note says so."""
     chapters = home / "_build/chapters"
     good, failure = chapters / source.name, chapters / f"{source.stem}{FAILED}"
     path = good if good.is_file() else source
@@ -106,11 +116,15 @@ def page(home: Path, source: Path) -> bytes:
         return drawing((home / "book/map.svg").read_text("utf8"), match[1])
 
     for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
-        cell["source"] = first.MARK.sub(lambda _: first.drawn(home / "_build"), MAP.sub(draw, "".join(cell["source"])))
+        cell["source"] = first.MARK.sub(
+            lambda _: first.drawn(home / "_build"), MAP.sub(draw, "".join(cell["source"]))
+        )
     if failure.is_file():
         older = "this page is of the last run that did not" if path == good else "it has no figures"
         text = f"**This chapter failed when it was last run**, so {older}: {code(why(failure))}"
-        notebook["cells"].insert(1, {"cell_type": "markdown", "id": "failed", "metadata": {}, "source": text})
+        notebook["cells"].insert(
+            1, {"cell_type": "markdown", "id": "failed", "metadata": {}, "source": text}
+        )
     return json.dumps(notebook, indent=1, ensure_ascii=False).encode()
 
 
@@ -124,9 +138,17 @@ def stage(home: Path, target: Path) -> None:
             contents[f"{name}.ipynb"] = page(home, notebook)
         else:
             contents[f"{name}.md"] = markdown.read_bytes()
-    for source in (*(home / "book").glob("*.svg"), *(home / "book/_ext").glob("*.py"), *(home / "book/_page").iterdir()):
+    for source in (
+        *(home / "book").glob("*.svg"),
+        *(home / "book/_ext").glob("*.py"),
+        *(home / "book/_page").iterdir(),
+    ):
         contents[source.relative_to(home).as_posix()] = source.read_bytes()
-    pictures = {name for text in contents.values() for name in re.findall(rb"_static/book/(pictures/\w+\.svg)", text)}
+    pictures = {
+        name
+        for text in contents.values()
+        for name in re.findall(rb"_static/book/(pictures/\w+\.svg)", text)
+    }
     contents |= {name.decode(): (home / "_build" / name.decode()).read_bytes() for name in pictures}
     for old in target.rglob("*"):
         if old.is_file() and old.relative_to(target).as_posix() not in contents:

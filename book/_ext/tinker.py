@@ -1,10 +1,11 @@
-"""What the playground in the page reads: the shipped model's own files, classes of words, prompts, and heads.
+"""What the playground in the page reads: the shipped model's own files, classes of words, prompts,
+and heads.
 
-The page runs the prompts anew: those on which heads were located for the direction between two classes
-(`measure.directions.class_directions`), others for the cloud of queries and keys.
+The page runs the prompts anew: those on which heads were located for the direction between two
+classes (`measure.directions.class_directions`), others for the cloud of queries and keys.
 
-A page opened from a file may not fetch other files. So the build copies the files, as base64, into a script; there is
-no exported form of the model that could go stale.
+A page opened from a file may not fetch other files. So the build copies the files, as base64, into
+a script; there is no exported form of the model that could go stale.
 """
 
 import base64
@@ -21,7 +22,13 @@ from twotowers.paths import data_folder
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
-SCRIPTS = ("tinker-data.js", "tinker-engine.js", "tinker-prompt.js", "tinker-scenes.js", "tinker-draw.js")
+SCRIPTS = (
+    "tinker-data.js",
+    "tinker-engine.js",
+    "tinker-prompt.js",
+    "tinker-scenes.js",
+    "tinker-draw.js",
+)
 SCRIPTS += ("tinker-towers.js", "tinker-play.js", "tinker-panels.js", "tinker.js")
 MEASURED = "measurements/mini-gpt2/words*/locating.nc"
 MOST = 5  # heads with arcs: as `top_k` of the chapters, and as there are colours
@@ -33,7 +40,8 @@ def latest(build: Path) -> Path:
 
 
 def heads(locating: Path) -> tuple[list[str], list[str]]:
-    """Writers such as "3-1", best first, and the heads that chapter 11 steers, from the measurement on locating blocks.
+    """Writers such as "3-1", best first, and the heads that chapter 11 steers, from the measurement
+    on locating blocks.
 
     None where it was not made.
     """
@@ -45,16 +53,26 @@ def heads(locating: Path) -> tuple[list[str], list[str]]:
 
 
 def prompts() -> dict[str, list[str]]:
-    """`located`: those of chapter 11's directions; `cloud`: one prompt each of ten other blocks of every class pair."""
+    """`located`: those of chapter 11's directions; `cloud`: one prompt each of ten other blocks of
+    every class pair."""
     locating, others = (
-        draw_blocks(n * len(class_pairs()), Form(2, "space"), seed=[0, seed], labels=label_pairs(("nonsense",)))
+        draw_blocks(
+            n * len(class_pairs()),
+            Form(2, "space"),
+            seed=[0, seed],
+            labels=label_pairs(("nonsense",)),
+        )
         for n, seed in ((BLOCKS, LOCATING), (10, 3))
     )
-    return {"located": [prompt.text for prompt in locating], "cloud": [prompt.text for prompt in others[::4]]}
+    return {
+        "located": [prompt.text for prompt in locating],
+        "cloud": [prompt.text for prompt in others[::4]],
+    }
 
 
 def script(folder: Path, writers: list[str], pushed: list[str]) -> str:
-    """The files of a model, classes of words, prompts, heads with arcs and heads that are pushed, as a script."""
+    """The files of a model, classes of words, prompts, heads with arcs and heads that are pushed,
+    as a script."""
     files = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in FILES}
     classes = {word: cls for cls, words in class_words().items() for word in words}
     labels = [label for pair in label_pairs(("nonsense",)) for label in pair.split("/")]

@@ -1,8 +1,11 @@
-"""Where the parts of a causal language model are: one row of data per architecture. `model.Model` reads them.
+"""Where the parts of a causal language model are, as data: one row an architecture.
 
-A new architecture is a new row here and a tiny model in `tests/conftest.py`, never a subclass. A row is used only after
-`proof.prove` has shown, on the loaded weights, that blocks add up to the residual stream, heads to their block, and
-our logits to the model's own.
+    >>> ARCHITECTURES["gpt2"].attention_out, ARCHITECTURES["llama"].attention_out
+    ('attn.c_proj', 'self_attn.o_proj')
+
+A new architecture is a new row here and a tiny model in `tests/conftest.py`, never a subclass. A
+row is used only after `proof.prove` has shown, on the loaded weights, that blocks add up to the
+residual stream, heads to their block, and our logits to the model's own.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Architecture:
-    """Paths of modules. Those of a block's parts are relative to the block; "" where there is no such module.
+    """Paths of modules. Those of a block's parts are relative to the block; "" where there is no
+    such module.
 
     `attention_block` / `ffn_block` name the module whose output is added to the residual stream;
-    `attention_out` / `ffn_out` the linear map W_O / fc2 (they differ only where a norm follows the map).
+    `attention_out` / `ffn_out` the linear map W_O / fc2 (they differ only where a norm follows the
+    map).
     """
 
     blocks: str
@@ -27,34 +32,49 @@ class Architecture:
     ffn_out: str
     ffn_block: str
     ffn_norm: str  # "" where the FFN reads the residual stream as it is (OLMo 2)
-    ffn_in: tuple[str, ...]  # fc1; of a gated FFN the gate's map and the one that it multiplies, or one map with both
+    # fc1; of a gated FFN the gate's map and the one that it multiplies, or one map with both
+    ffn_in: tuple[str, ...]
     ffn_activation: str  # of fc1, or of the gate alone
     final_norm: str
     centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
     positions: str  # "learned" (added to the embeddings) or "rotary" (turns query and key)
-    qkv: str = "separate"  # one map each, "fused" (rows: all of Q, then K, then V), "by head" (Q, K, V of head 0, ...)
-    qkv_maps: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # of the attention module; one where they are together
-    rotary: str = ""  # module that gives cos and sin; "" where each attention module holds its own (GPT-J)
-    rotary_by_kind: bool = False  # that module has angles for each kind of layer in config.layer_types (Gemma 3)
-    rotating_layers: str = ""  # field of the config: does layer l rotate? "" where all do (SmolLM3 leaves some out)
-    rotates_neighbours: bool = False  # rotary turns (0, 1), (2, 3), ...; otherwise the first half with the second
-    head_norms: tuple[str, str] = ("", "")  # norms of query and key before rotation: of each head by itself (Qwen 3),
-    # or of all heads of a layer together (OLMo 2); the width of the norm's weight says which
+    # one map each, "fused" (rows: all of Q, then K, then V), "by head" (Q, K, V of head 0, ...)
+    qkv: str = "separate"
+    # of the attention module; one where they are together
+    qkv_maps: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    # module that gives cos and sin; "" where each attention module holds its own (GPT-J)
+    rotary: str = ""
+    # that module has angles for each kind of layer in config.layer_types (Gemma 3)
+    rotary_by_kind: bool = False
+    # field of the config: does layer l rotate? "" where all do (SmolLM3 leaves some out)
+    rotating_layers: str = ""
+    # rotary turns (0, 1), (2, 3), ...; otherwise the first half with the second
+    rotates_neighbours: bool = False
+    # norms of query and key before rotation: of each head by itself (Qwen 3), or of all heads of a
+    # layer together (OLMo 2); the width of the norm's weight says which
+    head_norms: tuple[str, str] = ("", "")
     gain: float = 0.0  # added to the weight of every norm: Gemma multiplies by 1 + weight
-    scaling: str = "scaling"  # attribute of the attention module that scores are multiplied by; "" for no scaling
+    # attribute of the attention module that scores are multiplied by; "" for no scaling
+    scaling: str = "scaling"
     divides_scores: bool = False  # scores are divided by that attribute instead (GPT-J)
+    # fields of the config: length of the window, kind of each layer; and the kind that has it
+    # (without kinds all have)
     window: tuple[str, str, str] = ("sliding_window", "layer_types", "sliding_attention")
-    # Fields of the config: length of the window, kind of each layer; and the kind that has it. Without kinds all have.
-    parallel: bool | str = False  # the FFN reads the layer's input, not what its attention added; or the field saying so
-    attention_method: str = ""  # not on transformers' AttentionInterface: the method that gets query, key, value, mask
-    requires: tuple[tuple[str, Any], ...] = ()  # fields of the config with their only supported value, or its field
+    # the FFN reads the layer's input, not what its attention added; or the field saying so
+    parallel: bool | str = False
+    # not on transformers' AttentionInterface: the method that gets query, key, value, mask
+    attention_method: str = ""
+    # fields of the config with their only supported value, or its field
+    requires: tuple[tuple[str, Any], ...] = ()
 
     def refusal(self, config: Any) -> str | None:
-        """What in this config the row does not describe, or None. A string names another field of the config."""
+        """What in this config the row does not describe, or None. A string names another field of
+        the config."""
         for field, only in self.requires:
-            value, only = getattr(config, field, None), getattr(config, only) if isinstance(only, str) else only
-            if value != only:
-                return f"{field} is {value}, only {only} is supported"
+            value = getattr(config, field, None)
+            supported = getattr(config, only) if isinstance(only, str) else only
+            if value != supported:
+                return f"{field} is {value}, only {supported} is supported"
         return None
 
 
@@ -69,14 +89,16 @@ _LLAMA = Architecture(
 _GPT2 = Architecture(
     blocks="transformer.h", attention="attn", attention_norm="ln_1",
     attention_out="attn.c_proj", attention_block="attn.c_proj",
-    ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_norm="ln_2", ffn_in=("mlp.c_fc",), ffn_activation="mlp.act",
-    final_norm="transformer.ln_f", centred=True, positions="learned", qkv="fused", qkv_maps=("c_attn",),
+    ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_norm="ln_2", ffn_in=("mlp.c_fc",),
+    ffn_activation="mlp.act", final_norm="transformer.ln_f", centred=True, positions="learned",
+    qkv="fused", qkv_maps=("c_attn",),
 )  # fmt: skip
 
 _NORM_AFTER = replace(
     _LLAMA, attention_block="post_attention_layernorm", ffn_block="post_feedforward_layernorm",
     ffn_norm="pre_feedforward_layernorm",
-    # A bias before the norm would be scaled by it, differently in every prompt; no published model has one.
+    # A bias before the norm would be scaled by it, differently in every prompt; no published model
+    # has one.
     requires=(("attention_bias", False),),
 )  # fmt: skip
 
@@ -86,8 +108,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": _GPT2,
     "gpt_neo": replace(
         _GPT2, attention="attn.attention", attention_out="attn.attention.out_proj",
-        attention_block="attn.attention.out_proj", qkv="separate", qkv_maps=_LLAMA.qkv_maps, scaling="",
-        window=("window_size", "attention_layers", "local"), attention_method="_attn",
+        attention_block="attn.attention.out_proj", qkv="separate", qkv_maps=_LLAMA.qkv_maps,
+        scaling="", window=("window_size", "attention_layers", "local"), attention_method="_attn",
     ),
     "gptj": Architecture(
         blocks="transformer.h", attention="attn", attention_norm="ln_1",
@@ -95,41 +117,52 @@ ARCHITECTURES: dict[str, Architecture] = {
         ffn_out="mlp.fc_out", ffn_block="mlp.fc_out", ffn_norm="ln_1", ffn_in=("mlp.fc_in",),
         ffn_activation="mlp.act", parallel=True,
         final_norm="transformer.ln_f", centred=True, positions="rotary",
-        rotates_neighbours=True, scaling="scale_attn", divides_scores=True, attention_method="_attn",
+        rotates_neighbours=True, scaling="scale_attn", divides_scores=True,
+        attention_method="_attn",
     ),
     "gpt_neox": Architecture(
         blocks="gpt_neox.layers", attention="attention", attention_norm="input_layernorm",
         attention_out="attention.dense", attention_block="attention.dense",
-        ffn_out="mlp.dense_4h_to_h", ffn_block="mlp.dense_4h_to_h", ffn_norm="post_attention_layernorm",
+        ffn_out="mlp.dense_4h_to_h", ffn_block="mlp.dense_4h_to_h",
+        ffn_norm="post_attention_layernorm",
         ffn_in=("mlp.dense_h_to_4h",), ffn_activation="mlp.act", parallel="use_parallel_residual",
-        final_norm="gpt_neox.final_layer_norm", centred=True, positions="rotary", rotary="gpt_neox.rotary_emb",
+        final_norm="gpt_neox.final_layer_norm", centred=True, positions="rotary",
+        rotary="gpt_neox.rotary_emb",
         qkv="by head", qkv_maps=("query_key_value",),
     ),
     "opt": Architecture(
         blocks="model.decoder.layers", attention="self_attn", attention_norm="self_attn_layer_norm",
-        attention_out="self_attn.out_proj", attention_block="self_attn.out_proj", ffn_out="fc2", ffn_block="fc2",
+        attention_out="self_attn.out_proj", attention_block="self_attn.out_proj",
+        ffn_out="fc2", ffn_block="fc2",
         ffn_norm="final_layer_norm", ffn_in=("fc1",), ffn_activation="activation_fn",
         final_norm="model.decoder.final_layer_norm", centred=True, positions="learned",
-        # opt-350m normalises after each block and has no final norm; it also projects between two widths.
+        # opt-350m normalises after each block and has no final norm; it also projects between two
+        # widths.
         requires=(("do_layer_norm_before", True), ("_remove_final_layer_norm", False),
                   ("word_embed_proj_dim", "hidden_size"), ("layer_norm_elementwise_affine", True)),
     ),
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "smollm3": replace(_LLAMA, rotating_layers="no_rope_layers"),  # 1 where a layer does rotate, whatever the name says
+    # 1 where a layer does rotate, whatever the name says
+    "smollm3": replace(_LLAMA, rotating_layers="no_rope_layers"),
     "phi3": replace(
-        _LLAMA, qkv="fused", qkv_maps=("qkv_proj",), ffn_in=("mlp.gate_up_proj",), ffn_activation="mlp.activation_fn",
+        _LLAMA, qkv="fused", qkv_maps=("qkv_proj",), ffn_in=("mlp.gate_up_proj",),
+        ffn_activation="mlp.activation_fn",
     ),
     "phi": replace(
-        _LLAMA, attention_out="self_attn.dense", attention_block="self_attn.dense", ffn_out="mlp.fc2", ffn_block="mlp.fc2",
-        ffn_norm="input_layernorm", ffn_in=("mlp.fc1",), ffn_activation="mlp.activation_fn", parallel=True,
+        _LLAMA, attention_out="self_attn.dense", attention_block="self_attn.dense",
+        ffn_out="mlp.fc2", ffn_block="mlp.fc2", ffn_norm="input_layernorm", ffn_in=("mlp.fc1",),
+        ffn_activation="mlp.activation_fn", parallel=True,
         final_norm="model.final_layernorm", centred=True, requires=(("qk_layernorm", False),),
     ),
     "starcoder2": replace(
-        _LLAMA, ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_in=("mlp.c_fc",), ffn_activation="mlp.act", centred=True,
+        _LLAMA, ffn_out="mlp.c_proj", ffn_block="mlp.c_proj", ffn_in=("mlp.c_fc",),
+        ffn_activation="mlp.act", centred=True,
     ),
     # The 12B of StableLM 2 has both of these.
-    "stablelm": replace(_LLAMA, centred=True, requires=(("qk_layernorm", False), ("use_parallel_residual", False))),
+    "stablelm": replace(
+        _LLAMA, centred=True, requires=(("qk_layernorm", False), ("use_parallel_residual", False)),
+    ),
     "qwen2": _LLAMA,
     "qwen3": replace(_LLAMA, head_norms=("q_norm", "k_norm")),
     "olmo2": replace(_NORM_AFTER, attention_norm="", ffn_norm="", head_norms=("q_norm", "k_norm")),
@@ -137,15 +170,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": _GEMMA2,
     "gemma3_text": replace(
         _GEMMA2, head_norms=("q_norm", "k_norm"), rotary_by_kind=True,
-        # Gemma 3 ignores a soft cap of scores; the other is an encoder, in which later words change earlier ones.
-        requires=(*_GEMMA2.requires, ("attn_logit_softcapping", None), ("use_bidirectional_attention", False)),
+        # Gemma 3 ignores a soft cap of scores; the other is an encoder, in which later words change
+        # earlier ones.
+        requires=(*_GEMMA2.requires, ("attn_logit_softcapping", None),
+                  ("use_bidirectional_attention", False)),
     ),
 }  # fmt: skip
 
 _NO_ROW = "which no row of the table can say: take a model of another kind"
 REFUSED: dict[str, str] = {
-    "gemma3": "it reads images too, take a model of text alone (gemma3_text, such as google/gemma-3-1b-it)",
+    "gemma3": "it reads images too, take a model of text alone (gemma3_text, such as "
+    "google/gemma-3-1b-it)",
     "cohere": f"its logits are scaled (logit_scale), {_NO_ROW}",
     "cohere2": f"its logits are scaled (logit_scale), {_NO_ROW}",
-    "granite": f"what it adds to the residual stream, and its logits, are scaled (residual_multiplier, logits_scaling), {_NO_ROW}",
+    "granite": "what it adds to the residual stream, and its logits, are scaled "
+    f"(residual_multiplier, logits_scaling), {_NO_ROW}",
 }  # model types that readers may well ask for, and what to do instead

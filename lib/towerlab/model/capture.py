@@ -1,19 +1,21 @@
-"""One forward pass on a stock transformers model, recording at the last position what the method needs.
+"""One forward pass on a stock model, recording at the last position what the method needs.
 
-    for capture in captures(model, encoded, {"weights"}):
-        capture.weights          # (layer, batch, head, position)
-        capture.index            # which of `encoded` these are
-    read_all("heads", model, encoded, {"weights"}, read)    # the same with a bar; `read(capture)` too in what memory there is
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import paper_prompts
+    >>> from towerlab.prompts.prompt import encode_all
+    >>> model = load("mini-gpt2")
+    >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
+    >>> (one,) = captures(model, batch, {"weights"})
+    >>> one.weights.shape, one.index  # (layer, batch, head, position), and which prompts these are
+    (torch.Size([4, 2, 8, 14]), [0, 1])
 
-    rows = logit_difference_rows(capture, model)            # rows . v: what v adds to the logit of the true label over the other
-    label_values(capture, model, layer) @ W_O               # the value-output vectors at label positions
+`read_all` does this with a bar and in what memory there is. Nothing in transformers is edited:
+hooks read the residual stream, and `reading_attention` sees attention where the model makes it.
+Hooks always come off again, also after an error.
 
-Nothing in transformers is edited: hooks read the residual stream, and `reading_attention` sees attention where the model
-makes it. Hooks always come off again, also after an error.
-
-Prompts of equal token length form a batch, so there is no padding. Memory is bounded: one batch holds at most
-`max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of it are kept unless
-more is asked for with `record`.
+Prompts of equal token length form a batch, so there is no padding. One batch holds at most
+`max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of
+it are kept unless more is asked for with `record`.
 """
 
 from __future__ import annotations
@@ -46,16 +48,18 @@ RECORDABLE = {
 
 
 class Capture:
-    """What one batch (prompts of one length) left behind; all at the last position unless a shape says `position`.
+    """What one batch (prompts of one length) left behind; all at the last position unless a shape
+    says `position`.
 
-    `resid_pre[l]` is the paper's Lin_l, `resid_final` the residual stream before the final norm; `z[l, b, h]` is the head's
-    attention-weighted sum of value vectors, so `z @ W_O^h` is the head vector (paper, Definitions).
-    `scores` are those before the softmax.
+    `resid_pre[l]` is the paper's Lin_l, `resid_final` the residual stream before the final norm;
+    `z[l, b, h]` is the head's attention-weighted sum of value vectors, so `z @ W_O^h` is the head
+    vector (paper, Definitions). `scores` are those before the softmax.
 
-    Where a norm follows W_O (Gemma 2), `z` and `values` are divided by its scale at the last position of the same pass, and
-    where one follows fc2 so are `neurons`. That scale frozen, everything here is linear, and with `Model.output_weight` /
-    `ffn_weight` (which hold the norm's weight) adds up to what the block writes. `attention_out_input` and `ffn_out_input` are
-    what the model itself feeds to W_O and fc2.
+    Where a norm follows W_O (Gemma 2), `z` and `values` are divided by its scale at the last
+    position of the same pass, and where one follows fc2 so are `neurons`. That scale frozen,
+    everything here is linear, and with `Model.output_weight` / `ffn_weight` (which hold the norm's
+    weight) adds up to what the block writes. `attention_out_input` and `ffn_out_input` are what the
+    model itself feeds to W_O and fc2.
 
     What was not asked for raises TwoTowersError, saying how to.
     """
@@ -86,7 +90,10 @@ class Capture:
         def __getattr__(self, name):
             for record, held in RECORDABLE.items():
                 if name in held:
-                    raise TwoTowersError(f"this capture holds no {name}: ask for it with captures(..., record={{'{record}'}})")
+                    raise TwoTowersError(
+                        f"this capture holds no {name}: ask for it with captures(..., "
+                        f"record={{'{record}'}})"
+                    )
             raise AttributeError(name)
 
     @property
@@ -96,11 +103,15 @@ class Capture:
     @property
     def label_positions(self) -> Int[Tensor, "batch label"]:
         """Needs the same number of demonstrations in every prompt of the batch."""
-        return torch.tensor([e.label_positions for e in self.prompts], device=self.resid_final.device)
+        return torch.tensor(
+            [e.label_positions for e in self.prompts], device=self.resid_final.device
+        )
 
 
 @contextmanager
-def _recording(model: Model, batch: int, record: Collection[str]) -> Iterator[dict[str, list[Tensor]]]:
+def _recording(
+    model: Model, batch: int, record: Collection[str]
+) -> Iterator[dict[str, list[Tensor]]]:
     """Name -> what the pass inside leaves behind, layer by layer."""
     entries: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -141,7 +152,11 @@ def _recording(model: Model, batch: int, record: Collection[str]) -> Iterator[di
                 norm = model.norm_after(layer, kind)
                 if norm is not None:
                     eps = norm_eps(norm)
-                    returned(model.part(layer, f"{kind}_out"), f"{kind}_scale", lambda x, eps=eps: rms(last(x), eps))
+                    returned(
+                        model.part(layer, f"{kind}_out"),
+                        f"{kind}_scale",
+                        lambda x, eps=eps: rms(last(x), eps),
+                    )
             if "neurons" in record:
                 given(model.part(layer, "ffn_out"), "ffn_out_input")
             if "streams" in record:
@@ -158,45 +173,80 @@ def _divided(x: Float[Tensor, "layer batch ..."], scale: Float[Tensor, "layer ba
 
 
 @torch.inference_mode()
-def capture(model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), index: Sequence[int] | None = None) -> Capture:
-    """One forward pass over prompts of equal length. `record`: some of `RECORDABLE`. TwoTowersError on others."""
+def capture(
+    model: Model,
+    encoded: Sequence[Encoded],
+    record: Collection[str] = (),
+    index: Sequence[int] | None = None,
+) -> Capture:
+    """One forward pass over prompts of equal token length.
+
+    Args:
+        record: some of `RECORDABLE`, for what a capture holds only if asked.
+        index: which of a longer list the prompts are, for `Capture.index`.
+
+    Raises:
+        TwoTowersError: for what cannot be recorded, and prompts of several lengths.
+    """
     if unknown := {*record} - RECORDABLE.keys():
         raise TwoTowersError(f"cannot record {sorted(unknown)}: choose from {sorted(RECORDABLE)}")
     if len({len(e.ids) for e in encoded}) != 1:
-        raise TwoTowersError("a batch needs prompts of one token length: use captures(), which groups them")
+        raise TwoTowersError(
+            "a batch needs prompts of one token length: use captures(), which groups them"
+        )
     with _recording(model, len(encoded), record) as entries:
         logits = model.logits(encoded)
-    # Layers may live on several devices (device_map); what is analysed together is brought together.
-    parts = {name: torch.stack([part.to(model.device) for part in layers]) for name, layers in entries.items()}
+    # Layers may live on several devices (device_map); what is analysed together is brought
+    # together.
+    parts = {
+        name: torch.stack([part.to(model.device) for part in layers])
+        for name, layers in entries.items()
+    }
     z = parts["attention_out_input"].unflatten(-1, (model.n_heads, model.d_head))
-    parts |= {"attention_out_input": z, "z": z, "resid_final": parts["resid_final"][0], "logits": logits.to(model.device)}
+    parts |= {
+        "attention_out_input": z,
+        "z": z,
+        "resid_final": parts["resid_final"][0],
+        "logits": logits.to(model.device),
+    }
     if "ffn_out_input" in parts:
         parts["neurons"] = parts["ffn_out_input"]
     for scale, names in (("attention_scale", ("z", "values")), ("ffn_scale", ("neurons",))):
         for name in names:
             if scale in parts and name in parts:
                 parts[name] = _divided(parts[name], parts[scale])
-    return Capture(prompts=list(encoded), index=list(range(len(encoded)) if index is None else index), **parts)
+    return Capture(
+        prompts=list(encoded), index=list(range(len(encoded)) if index is None else index), **parts
+    )
 
 
 @torch.inference_mode()
-def answer(model: Model, batch: Sequence[Encoded]) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """The top token, and log-probabilities (nats) of the true label and the other, of one batch of equal length."""
+def answer(
+    model: Model, batch: Sequence[Encoded]
+) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
+    """The top token, and log-probabilities (nats) of the true label and the other, of one batch of
+    equal length."""
     return label_log_probs(model.logits(batch), batch)
 
 
 def label_log_probs(
     logits: Float[Tensor, "batch vocabulary"], batch: Sequence[Encoded]
 ) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-    """The top token, and log-probabilities (nats) of the true label's token and the other's, from a batch's logits."""
+    """The top token, and log-probabilities (nats) of the true label's token and the other's, from a
+    batch's logits."""
     logits = widen(logits).log_softmax(-1)
     words = torch.tensor([e.label_pair for e in batch], device=logits.device)
     return logits.argmax(-1).cpu(), logits.gather(-1, words).cpu().double()
 
 
-def captures(model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), max_tokens: int = 4096) -> Iterator[Capture]:
-    """A stream of captures over batches of equal length; `Capture.index` says which prompts each holds."""
-    for _, contents in in_memory(lambda index, batch: capture(model, batch, record, index), batches(encoded, max_tokens)):
+def captures(
+    model: Model, encoded: Sequence[Encoded], record: Collection[str] = (), max_tokens: int = 4096
+) -> Iterator[Capture]:
+    """A stream of captures over batches of equal length; `Capture.index` says which prompts each
+    holds."""
+    for _, contents in in_memory(
+        lambda index, batch: capture(model, batch, record, index), batches(encoded, max_tokens)
+    ):
         yield contents
         del contents  # or two batches would be held at once
 
@@ -209,13 +259,26 @@ def read_all(
     read: Callable[[Capture], T],
     max_tokens: int = 4096,
 ) -> list[T]:
-    """What `read` gives of every batch's capture, in the order of `prompts.batches`, with a bar.
+    """What `read` gives of every batch's capture, with a bar.
 
-    Where memory is short for what `read` takes out, the batch is run in smaller ones and read again. So it gives something, or
-    writes at `Capture.index`; it adds nothing up, and draws nothing at random whose order matters.
+    Args:
+        what: the bar's words.
+        record: as of `capture`.
+        read: called with each capture. Where memory is short for what it takes out, the batch is
+            run in smaller ones and read again: so it gives something, or writes at `Capture.index`,
+            but adds nothing up, and draws nothing at random whose order matters.
+        max_tokens: of a batch.
+
+    Returns:
+        What `read` gave, in the order of `prompts.batches`.
     """
     out: list[T] = []
-    run_batches(what, encoded, max_tokens, lambda index, batch: out.append(read(capture(model, batch, record, index))))
+    run_batches(
+        what,
+        encoded,
+        max_tokens,
+        lambda index, batch: out.append(read(capture(model, batch, record, index))),
+    )
     return out
 
 
@@ -231,31 +294,44 @@ def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt l
 
 
 def check_labels_left(encoded: Sequence[Encoded]) -> None:
-    """Raise TwoTowersError unless every prompt has both kinds of labels, and all have as many demonstrations."""
+    """Raise TwoTowersError unless every prompt has both kinds of labels, and all have as many
+    demonstrations."""
     if not encoded:
         raise TwoTowersError("no prompts to measure: draw at least one block")
     if any(len(set(e.prompt.is_true)) != 2 for e in encoded):
-        raise TwoTowersError("a prompt lacks a true or a false demonstration: draw with k of at least 1")
+        raise TwoTowersError(
+            "a prompt lacks a true or a false demonstration: draw with k of at least 1"
+        )
     if len({len(e.label_positions) for e in encoded}) != 1:
         raise TwoTowersError("prompts with different numbers of demonstrations: measure them apart")
 
 
 def logit_difference_rows(capture: Capture, model: Model) -> Float[Tensor, "batch d_model"]:
-    """The true label's row of E minus the other's, the final norm's weight and centring folded in, divided by its scale
-    at the last position: `row . v` is what a vector v adds to the logit difference (nats)."""
+    """Rows whose product with a vector is what that vector adds to the logit difference (nats).
+
+    The true label's row of E minus the other's, the final norm's weight and centring folded in,
+    divided by the norm's scale at the last position.
+    """
     unembedding = model.unembedding
     true, other = widen(unembedding.weight[torch.tensor([e.label_pair for e in capture.prompts]).T])
     rows = unembed.fold_norm(unembedding, true - other)
     return rows / unembed.norm_scale(capture.resid_final, unembedding).to(rows)[:, None]
 
 
-def label_values(capture: Capture, model: Model, layer: int) -> Float[Tensor, "batch head place d_head"]:
-    """Every query head's value vector at every label position (grouped-query attention: shared ones repeated)."""
+def label_values(
+    capture: Capture, model: Model, layer: int
+) -> Float[Tensor, "batch head place d_head"]:
+    """Every query head's value vector at every label position (grouped-query attention: shared ones
+    repeated)."""
     values, at = capture.values[layer], capture.label_positions
-    values = values.gather(2, at[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1]))
+    values = values.gather(
+        2, at[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1])
+    )
     return values.repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
 
 
 def own_label_sign(capture: Capture, like: Tensor) -> Float[Tensor, "batch place"]:
     """+1 at the positions of the true label, -1 at those of the other."""
-    return torch.tensor([[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]).to(like)
+    return torch.tensor(
+        [[1.0 if true else -1.0 for true in e.prompt.is_true] for e in capture.prompts]
+    ).to(like)

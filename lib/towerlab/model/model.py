@@ -1,11 +1,17 @@
 """A loaded causal language model, read through its row of the table `architectures`.
 
+    >>> from towerlab.model.loading import load
+    >>> model = load("mini-gpt2")
+    >>> model.output_weight(0).shape  # W_O of every head of layer 0: (head, d_head, d_model)
+    torch.Size([8, 12, 96])
+
 What differs between architectures in more than names is hidden here, but for one thing:
 
-- A norm between W_O (or fc2) and the residual stream (Gemma 2 and 3, OLMo 2). With its scale frozen at the last
-  position it is linear, so its weight is part of `output_weight` / `ffn_weight` and its scale part of what `capture`
-  records.
-- How Q, K and V are stored, which layers rotate, which see through a window, what scores are multiplied by.
+- A norm between W_O (or fc2) and the residual stream (Gemma 2 and 3, OLMo 2). With its scale frozen
+  at the last position it is linear, so its weight is part of `output_weight` / `ffn_weight` and its
+  scale part of what `capture` records.
+- How Q, K and V are stored, which layers rotate, which see through a window, what scores are
+  multiplied by.
 
 How a query meets a key is not: `query_key` rebuilds every score from the layer's input.
 """
@@ -27,7 +33,8 @@ from towerlab.prompts.prompt import Encoded
 
 @dataclass(frozen=True)
 class Unembedding:
-    """The final norm and the unembedding E, apart, so that a vector can be projected with any reading of the norm."""
+    """The final norm and the unembedding E, apart, so that a vector can be projected with any
+    reading of the norm."""
 
     weight: Float[Tensor, "vocabulary d_model"]
     bias: Float[Tensor, "vocabulary"] | None
@@ -35,7 +42,8 @@ class Unembedding:
     norm_bias: Float[Tensor, "d_model"] | None
     centred: bool
     eps: float
-    softcap: float | None = None  # the model's own logits are softcap * tanh(bs / softcap) (Gemma 2); bs-values are not
+    # the model's own logits are softcap * tanh(bs / softcap) (Gemma 2); bs-values are not
+    softcap: float | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -43,7 +51,8 @@ class Unembedding:
 
 
 def matrix_of(linear: nn.Module) -> Float[Tensor, "output input"]:
-    """Weight of a linear map as (output, input); transformers' Conv1D (GPT-2) stores it the other way round."""
+    """Weight of a linear map as (output, input); transformers' Conv1D (GPT-2) stores it the other
+    way round."""
     return linear.weight.T if type(linear).__name__ == "Conv1D" else linear.weight
 
 
@@ -70,8 +79,9 @@ def rms(v: Float[Tensor, "*rows width"], eps: float) -> Float[Tensor, "*rows"]:
 class Model:
     """A loaded causal language model, its tokenizer, and its row of the table.
 
-    Make one with `loading.load`, which also proves the row. `fingerprint` is the model id with a hash of all that
-    defines it; it stands in every table made from this model. `quantisation`: "" or such as "Q4_1, dequantised".
+    Make one with `loading.load`, which also proves the row. `fingerprint` is the model id with a
+    hash of all that defines it; it stands in every table made from this model. `quantisation`: ""
+    or such as "Q4_1, dequantised".
     """
 
     name: str
@@ -82,7 +92,8 @@ class Model:
     quantisation: str = ""
 
     def __repr__(self) -> str:
-        return f"Model({self.fingerprint or self.name}: {self.n_layers} layers of {self.n_heads} heads)"
+        name = self.fingerprint or self.name
+        return f"Model({name}: {self.n_layers} layers of {self.n_heads} heads)"
 
     @property
     def config(self) -> Any:
@@ -111,11 +122,18 @@ class Model:
 
     @property
     def context(self) -> int:
-        """Longest prompt in tokens. Under LongRoPE (Phi-3) all angles change beyond the length of the pretraining, for
-        positions below it too; only prompts up to it have one set of scores."""
+        """Longest prompt in tokens. Under LongRoPE (Phi-3) all angles change beyond the length of
+        the pretraining, for positions below it too; only prompts up to it have one set of
+        scores."""
         rope = getattr(self.config, "rope_parameters", None) or {}
-        original = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
-        return min(self.config.max_position_embeddings, original or self.config.max_position_embeddings)
+        original = (
+            rope.get("original_max_position_embeddings")
+            if rope.get("rope_type") == "longrope"
+            else None
+        )
+        return min(
+            self.config.max_position_embeddings, original or self.config.max_position_embeddings
+        )
 
     @property
     def device(self) -> torch.device:
@@ -141,7 +159,8 @@ class Model:
     @cached_property
     def unembedding(self) -> Unembedding:
         head, norm = self.hf.get_output_embeddings(), self.final_norm
-        here = head.weight.device  # tied to the embeddings, it may live away from the final norm (device_map)
+        # tied to the embeddings, it may live away from the final norm (device_map)
+        here = head.weight.device
         return Unembedding(
             head.weight.detach(),
             _bias(head),
@@ -154,77 +173,103 @@ class Model:
 
     def token_ids(self, batch: Sequence[Encoded]) -> Int[Tensor, "batch position"]:
         """Token ids of prompts of one length, where the model takes them."""
-        return torch.tensor([e.ids for e in batch], device=self.hf.get_input_embeddings().weight.device)
+        return torch.tensor(
+            [e.ids for e in batch], device=self.hf.get_input_embeddings().weight.device
+        )
 
     def logits(self, batch: Sequence[Encoded]) -> Float[Tensor, "batch vocabulary"]:
-        """One forward pass over prompts of one length: the logits of the last position, where the model leaves them."""
-        return self.hf(input_ids=self.token_ids(batch), use_cache=False, logits_to_keep=1).logits[:, -1]
+        """One forward pass over prompts of one length: the logits of the last position, where the
+        model leaves them."""
+        return self.hf(input_ids=self.token_ids(batch), use_cache=False, logits_to_keep=1).logits[
+            :, -1
+        ]
 
     def norm_gain(self, norm: nn.Module) -> Float[Tensor, "width"]:
-        """What a norm multiplies by: its weight, 1 + weight for Gemma (then in at least float32, as Gemma does it)."""
+        """What a norm multiplies by: its weight, 1 + weight for Gemma (then in at least float32, as
+        Gemma does it)."""
         weight, gain = norm.weight.detach(), self.architecture.gain
         return widen(weight) + gain if gain else weight
 
     def part(self, layer: int, path: str) -> nn.Module:
-        """The module at `path` inside block `layer`; `path` may be a field of the row, such as "attention_out"."""
+        """The module at `path` inside block `layer`; `path` may be a field of the row, such as
+        "attention_out"."""
         return self.blocks[layer].get_submodule(getattr(self.architecture, path, path))
 
     def norm_after(self, layer: int, block: str) -> nn.Module | None:
-        """The norm between W_O ("attention") or fc2 ("ffn") and the residual stream; most architectures have none."""
+        """The norm between W_O ("attention") or fc2 ("ffn") and the residual stream; most
+        architectures have none."""
         out, module = (getattr(self.architecture, f"{block}_{end}") for end in ("out", "block"))
         return None if out == module else self.part(layer, module)
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
-        matrix, norm = matrix_of(self.part(layer, f"{block}_out")).detach().T, self.norm_after(layer, block)
+        matrix, norm = (
+            matrix_of(self.part(layer, f"{block}_out")).detach().T,
+            self.norm_after(layer, block),
+        )
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        """W_O^h of every head of a layer: a head's vector is `capture.z[..., h, :] @ output_weight(layer)[h]`.
+        """W_O^h of every head of a layer: a head's vector is `capture.z[..., h, :] @
+        output_weight(layer)[h]`.
 
-        A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's weight, so that the
-        vectors are those added to the residual stream and still sum to the block's output.
+        A view of the weights, unless a norm follows (Gemma 2 and 3, OLMo 2): then times that norm's
+        weight, so that the vectors are those added to the residual stream and still sum to the
+        block's output.
         """
-        return self._output_matrix(layer, "attention").reshape(self.n_heads, self.d_head, self.d_model)
+        return self._output_matrix(layer, "attention").reshape(
+            self.n_heads, self.d_head, self.d_model
+        )
 
     def output_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
         """Bias of the attention output; it belongs to the block, to no head."""
         return _bias(self.part(layer, "attention_out"))
 
     def ffn_weight(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        """fc2: row k is the value vector of neuron k (Geva et al. 2020; v1 appendix E), times the weight of a norm
-        that follows (Gemma 2)."""
+        """fc2: row k is the value vector of neuron k (Geva et al. 2020; v1 appendix E), times the
+        weight of a norm that follows (Gemma 2)."""
         return self._output_matrix(layer, "ffn")
 
     def ffn_bias(self, layer: int) -> Float[Tensor, "d_model"] | None:
         """Bias of the FFN output; it belongs to the block, to no neuron."""
         return _bias(self.part(layer, "ffn_out"))
 
-    def subkeys(self, layer: int) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
-        """fc1's rows and biases of all neurons, to be met by the FFN norm's output (v1 appendix E: FFN subkeys).
+    def subkeys(
+        self, layer: int
+    ) -> tuple[Float[Tensor, "map neuron d_model"], Float[Tensor, "map neuron"] | None]:
+        """fc1's rows and biases of all neurons, to be met by the FFN norm's output (v1 appendix E:
+        FFN subkeys).
 
-        One map, whose activation is the coefficient. A gated FFN has two: the coefficient is the activation of the
-        first (the gate's) times the second.
+        One map, whose activation is the coefficient. A gated FFN has two: the coefficient is the
+        activation of the first (the gate's) times the second.
         """
         maps = [self.part(layer, path) for path in self.architecture.ffn_in]
         size = matrix_of(self.part(layer, "ffn_out")).shape[1]
         keys = [matrix_of(linear).detach().unflatten(0, (-1, size)) for linear in maps]
-        biases = [bias.unflatten(0, (-1, size)) for linear in maps if (bias := _bias(linear)) is not None]
+        biases = [
+            bias.unflatten(0, (-1, size)) for linear in maps if (bias := _bias(linear)) is not None
+        ]
         return torch.cat(keys), torch.cat(biases) if biases else None
 
     @property
     def parallel(self) -> bool:
-        """Whether an FFN reads the layer's input, and not what the layer's attention added to it (GPT-J, GPT-NeoX)."""
+        """Whether an FFN reads the layer's input, and not what the layer's attention added to it
+        (GPT-J, GPT-NeoX)."""
         row = self.architecture.parallel
         return bool(getattr(self.config, row)) if isinstance(row, str) else row
 
     def _projection(self, layer: int, which: int, heads: int) -> tuple[Tensor, Tensor | None]:
         layout, maps = self.architecture.qkv, self.architecture.qkv_maps
-        linear = self.part(layer, "attention").get_submodule(maps[which] if layout == "separate" else maps[0])
+        linear = self.part(layer, "attention").get_submodule(
+            maps[which] if layout == "separate" else maps[0]
+        )
 
         def own(rows: Tensor) -> Tensor:
             """Rows of the map asked for, head by head."""
             if layout == "fused":
-                sizes = [n * self.d_head for n in (self.n_heads, self.n_key_value_heads, self.n_key_value_heads)]
+                sizes = [
+                    n * self.d_head
+                    for n in (self.n_heads, self.n_key_value_heads, self.n_key_value_heads)
+                ]
                 rows = rows.split(sizes)[which]
             elif layout == "by head":
                 rows = rows.unflatten(0, (heads, 3, self.d_head))[:, which].flatten(0, 1)
@@ -233,16 +278,23 @@ class Model:
         bias = _bias(linear)
         return own(matrix_of(linear).detach()), None if bias is None else own(bias)
 
-    def query_weight(self, layer: int) -> tuple[Float[Tensor, "head d_head d_model"], Tensor | None]:
-        """W_Q^h and its bias (head, d_head), before the scaling, any head norm and rotation: see `query_key`."""
+    def query_weight(
+        self, layer: int
+    ) -> tuple[Float[Tensor, "head d_head d_model"], Tensor | None]:
+        """W_Q^h and its bias (head, d_head), before the scaling, any head norm and rotation: see
+        `query_key`."""
         return self._projection(layer, 0, self.n_heads)
 
-    def key_weight(self, layer: int) -> tuple[Float[Tensor, "kv_head d_head d_model"], Tensor | None]:
-        """W_K of every key head and its bias (kv_head, d_head), before any head norm and rotation: see `query_key`."""
+    def key_weight(
+        self, layer: int
+    ) -> tuple[Float[Tensor, "kv_head d_head d_model"], Tensor | None]:
+        """W_K of every key head and its bias (kv_head, d_head), before any head norm and rotation:
+        see `query_key`."""
         return self._projection(layer, 1, self.n_key_value_heads)
 
     def score_scaling(self, layer: int) -> float:
-        """By what query-key products are multiplied: `d_head ** -0.5` in most architectures, 1 in GPT-Neo."""
+        """By what query-key products are multiplied: `d_head ** -0.5` in most architectures, 1 in
+        GPT-Neo."""
         name = self.architecture.scaling
         number = float(getattr(self.part(layer, "attention"), name)) if name else 1.0
         return 1 / number if self.architecture.divides_scores else number
@@ -250,10 +302,13 @@ class Model:
     def rotates(self, layer: int) -> bool:
         """Whether a layer turns its queries and keys by their positions."""
         field = self.architecture.rotating_layers
-        return self.architecture.positions == "rotary" and bool(not field or getattr(self.config, field)[layer])
+        return self.architecture.positions == "rotary" and bool(
+            not field or getattr(self.config, field)[layer]
+        )
 
     def window(self, layer: int) -> int | None:
-        """How many positions, its own included, a position sees in this layer; None = all up to its own."""
+        """How many positions, its own included, a position sees in this layer; None = all up to its
+        own."""
         length, field, kind = self.architecture.window
         kinds = getattr(self.config, field, None)
         return getattr(self.config, length, None) if kinds is None or kinds[layer] == kind else None

@@ -15,8 +15,8 @@ from towerlab.model.capture import Capture, capture
 from towerlab.model.model import Model, widen
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt
 
-# Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in float32 even in a
-# float64 model, so float64 is not held to more than that).
+# Largest error of an identity, relative to the size of the numbers compared (RMSNorm computes in
+# float32 even in a float64 model, so float64 is not held to more than that).
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 WIDER = "take dtype=bfloat16 or float32, or if these are too narrow, float64"
@@ -25,29 +25,36 @@ PROVEN = frozenset({"weights", "values", "neurons", "streams"})  # what a proof 
 
 
 def prove(model: Model) -> dict[str, float]:
-    """Show on one short input that the row of the table is right; return the relative error of each identity.
+    """Show on one short input that the row of the table is right; return the relative error of each
+    identity.
 
-    Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions sum to heads;
-    neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the model's logits; attention scores
-    rebuilt from layer inputs (`query_key`), and neurons' coefficients from what their FFN reads, = those of the model.
-    Raises TwoTowersError naming the identity that failed, or for answers that are not finite.
+    Checked: embeddings + blocks = final residual; heads + output bias = attention block; positions
+    sum to heads; neurons + bias = FFN block; bs of the final residual + bs of the norm's bias = the
+    model's logits; attention scores rebuilt from layer inputs (`query_key`), and neurons'
+    coefficients from what their FFN reads, = those of the model. Raises TwoTowersError naming the
+    identity that failed, or for answers that are not finite.
     """
     probe = capture(model, [_probe(model)], PROVEN)
     if not probe.logits.isfinite().all():
-        raise TwoTowersError(f"'{model.name}' answers with numbers that are not finite in {str(model.dtype)[6:]}: {WIDER}")
+        raise TwoTowersError(
+            f"'{model.name}' answers with numbers that are not finite in {str(model.dtype)[6:]}: "
+            f"{WIDER}"
+        )
     errors = identity_errors(model, probe)
     tolerance = TOLERANCE[model.dtype]
     for identity, error in errors.items():
         if not error <= tolerance:
             raise TwoTowersError(
-                f"'{model.name}' does not fit the table of architectures ({identity} is off by {error:.2g}, relative): "
-                "its scores would be wrong, so it is refused; use a stock checkpoint of a supported architecture"
+                f"'{model.name}' does not fit the table of architectures ({identity} is off by "
+                f"{error:.2g}, relative): its scores would be wrong, so it is refused; use a "
+                "stock checkpoint of a supported architecture"
             )
     return errors
 
 
 def _probe(model: Model) -> Encoded:
-    """Eight tokens spread over the vocabulary: the identities hold on any input, so no tokenizer is needed."""
+    """Eight tokens spread over the vocabulary: the identities hold on any input, so no tokenizer is
+    needed."""
     ids = tuple(int(i) for i in torch.linspace(0, model.unembedding.vocabulary - 1, 8))
     prompt = Prompt((Demonstration("one", "foo"),), "two", "foo", ("foo", "bar"))
     return Encoded(prompt, ids, (1,), ((0, 1),), (2, 3), len(ids) - 1, {"foo": 1, "bar": 2})
@@ -63,31 +70,61 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         errors[identity] = max(error, errors.get(identity, error))
 
     # Summed in float32 at least: of a narrow model only its own rounding is left.
-    total = widen(capture.resid_pre[0]) + widen(capture.attention_output).sum(0) + widen(capture.ffn_output).sum(0)
+    total = (
+        widen(capture.resid_pre[0])
+        + widen(capture.attention_output).sum(0)
+        + widen(capture.ffn_output).sum(0)
+    )
     compare("the sum of embeddings and blocks", total, capture.resid_final)
     places = torch.arange(len(capture.prompts[0].ids), device=capture.resid_final.device)
     for layer in range(model.n_layers):
-        vectors = torch.einsum("bhk,hkd->bd", capture.z[layer], model.output_weight(layer).to(capture.z.device))
-        compare("the sum of heads", _plus(vectors, model.output_bias(layer)), capture.attention_output[layer])
-        values = capture.values[layer].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=1)
+        vectors = torch.einsum(
+            "bhk,hkd->bd", capture.z[layer], model.output_weight(layer).to(capture.z.device)
+        )
+        compare(
+            "the sum of heads",
+            _plus(vectors, model.output_bias(layer)),
+            capture.attention_output[layer],
+        )
+        values = capture.values[layer].repeat_interleave(
+            model.n_heads // model.n_key_value_heads, dim=1
+        )
         z = torch.einsum("bhp,bhpk->bhk", capture.weights[layer].to(values.dtype), values)
         compare("the sum of positions", z, capture.z[layer])
         normed = query_key.normed(model, layer, capture.stream_inputs[layer])
-        scores, inside = query_key.last_scores(model, layer, normed, places), capture.scores[layer].isfinite()  # not masked
+        # not masked
+        scores, inside = (
+            query_key.last_scores(model, layer, normed, places),
+            capture.scores[layer].isfinite(),
+        )
         compare("a product of query and key", scores[inside], capture.scores[layer][inside])
         ffn = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
         compare("the sum of neurons", _plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer])
-        compare("a product with a subkey", _coefficients(model, layer, capture), capture.ffn_out_input[layer])
-    logits = unembed.bs_values(capture.resid_final, unembedding, unembed.norm_scale(capture.resid_final, unembedding))
+        compare(
+            "a product with a subkey",
+            _coefficients(model, layer, capture),
+            capture.ffn_out_input[layer],
+        )
+    logits = unembed.bs_values(
+        capture.resid_final, unembedding, unembed.norm_scale(capture.resid_final, unembedding)
+    )
     if unembedding.norm_bias is not None:
         logits = logits + (unembedding.norm_bias @ unembedding.weight.T).to(logits.dtype)
-    compare("our logits", unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap), capture.logits)
+    compare(
+        "our logits",
+        unembed.capped(_plus(logits, unembedding.bias), unembedding.softcap),
+        capture.logits,
+    )
     return errors
 
 
 def _coefficients(model: Model, layer: int, capture: Capture) -> Tensor:
     """Coefficients of all neurons of a layer, from the residual stream before its FFN."""
-    x = capture.resid_pre[layer] if model.parallel else capture.resid_pre[layer] + capture.attention_output[layer]
+    x = (
+        capture.resid_pre[layer]
+        if model.parallel
+        else capture.resid_pre[layer] + capture.attention_output[layer]
+    )
     key, bias = model.subkeys(layer)
     if model.architecture.ffn_norm:
         x = query_key.through_norm(model.part(layer, "ffn_norm"), x)

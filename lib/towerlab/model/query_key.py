@@ -1,14 +1,22 @@
-"""How a query meets a key: every attention score rebuilt from the layer's input, for every architecture.
+"""How a query meets a key: every attention score rebuilt from the layer's input.
 
-    normed = query_key.normed(model, layer, capture.stream_inputs[layer])       # what W_Q and W_K multiply
-    key = query_key.keys(model, layer, normed)                                  # before rotation
-    u = query_key.query_in_input_space(model, layer, head, query, normed)       # u . normed: the score before rotation and bias
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import paper_prompts
+    >>> from towerlab.prompts.prompt import encode_all
+    >>> model = load("mini-gpt2")
+    >>> batch = encode_all(paper_prompts("animal/country", 2), model.tokenizer)
+    >>> from towerlab.model.capture import capture
+    >>> run = capture(model, batch, {"streams", "weights"})
+    >>> x, places = normed(model, 2, run.stream_inputs[2]), torch.arange(14)  # what W_Q, W_K meet
+    >>> torch.allclose(last_scores(model, 2, x, places), run.scores[2], atol=1e-3)
+    True
 
-A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures differ: the rotation R
-is there in rotary models only (SmolLM3: in most layers), turns all or some of a head's numbers, in halves or as
-neighbours, by angles that may depend on the kind of layer (Gemma 3); the norm is of each head (Qwen 3, Gemma 3) or of
-all heads of a layer together (OLMo 2); OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this
-against the scores captured.
+A score is `scaling * R_last(norm(W_Q x + b)) . R_p(norm(W_K x_p + b))`, in which architectures
+differ: the rotation R is there in rotary models only (SmolLM3: in most layers), turns all or some
+of a head's numbers, in halves or as neighbours, by angles that may depend on the kind of layer
+(Gemma 3); the norm is of each head (Qwen 3, Gemma 3) or of all heads of a layer together (OLMo 2);
+OPT scales its query first. Gemma 2 then applies a soft cap. Tests hold all this against the scores
+captured.
 """
 
 from __future__ import annotations
@@ -22,10 +30,16 @@ from towerlab.model.attention import products
 from towerlab.model.model import Model, norm_eps, rms
 
 
-def normed(model: Model, layer: int, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
-    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x (`capture.stream_inputs[layer]`), or x
-    itself where there is none (OLMo 2)."""
-    return through_norm(model.part(layer, "attention_norm"), x) if model.architecture.attention_norm else x
+def normed(
+    model: Model, layer: int, x: Float[Tensor, "*rows d_model"]
+) -> Float[Tensor, "*rows d_model"]:
+    """What W_Q, W_K and W_V multiply: the attention norm of the layer's input x
+    (`capture.stream_inputs[layer]`), or x itself where there is none (OLMo 2)."""
+    return (
+        through_norm(model.part(layer, "attention_norm"), x)
+        if model.architecture.attention_norm
+        else x
+    )
 
 
 def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
@@ -33,8 +47,11 @@ def through_norm(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x.to(norm.weight.device)).to(x.device)
 
 
-def queries(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows head d_head"]:
-    """Queries before rotation, the scaling included: at the last position, `capture.queries * capture.scaling` there.
+def queries(
+    model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
+) -> Float[Tensor, "*rows head d_head"]:
+    """Queries before rotation, the scaling included: at the last position, `capture.queries *
+    capture.scaling` there.
 
     Their product with `keys`, both turned to their positions, is the score before a soft cap.
     """
@@ -42,7 +59,9 @@ def queries(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) ->
     return _head_norm(model, layer, 0, _through(weight, bias, normed)) * model.score_scaling(layer)
 
 
-def keys(model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows kv_head d_head"]:
+def keys(
+    model: Model, layer: int, normed: Float[Tensor, "*rows d_model"]
+) -> Float[Tensor, "*rows kv_head d_head"]:
     """Keys before rotation; turned to their positions they are `capture.keys`."""
     return _head_norm(model, layer, 1, _through(*model.key_weight(layer), normed))
 
@@ -64,9 +83,11 @@ def _head_norm(model: Model, layer: int, which: int, v: Tensor) -> Tensor:
 def rotated(
     model: Model, layer: int, v: Float[Tensor, "*rows d_head"], positions: Int[Tensor, "*#rows"]
 ) -> Float[Tensor, "*rows d_head"]:
-    """Queries or keys turned to their positions, which broadcast to the rows; v itself in a layer that does not rotate.
+    """Queries or keys turned to their positions, which broadcast to the rows; v itself in a layer
+    that does not rotate.
 
-    Raises TwoTowersError beyond the length up to which the angles are the same for all prompts (dynamic angles, LongRoPE).
+    Raises TwoTowersError beyond the length up to which the angles are the same for all prompts
+    (dynamic angles, LongRoPE).
     """
     if not model.rotates(layer):
         return v
@@ -85,15 +106,17 @@ def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tenso
     """The model's own, in its dtype, for the numbers of a head that it turns."""
     if not model.architecture.rotary:  # GPT-J: sines then cosines, each for two neighbours
         table = model.part(layer, "attention").embed_positions
-        sin, cos = (half.repeat_interleave(2, -1) for half in table[positions.to(table.device)].chunk(2, -1))
+        sin, cos = (
+            half.repeat_interleave(2, -1) for half in table[positions.to(table.device)].chunk(2, -1)
+        )
         return cos, sin
     rotary = model.hf.get_submodule(model.architecture.rotary)
     kind = (model.config.layer_types[layer],) if model.architecture.rotary_by_kind else ()
     rope_type = rotary.rope_type[kind[0]] if kind else rotary.rope_type
     if rope_type in ("dynamic", "longrope") and int(positions.max()) >= model.context:
         raise TwoTowersError(
-            f"{model.name} turns by other angles in prompts of more than {model.context} tokens ({rope_type}), "
-            "so their scores cannot be rebuilt: take shorter prompts"
+            f"{model.name} turns by other angles in prompts of more than {model.context} tokens "
+            f"({rope_type}), so their scores cannot be rebuilt: take shorter prompts"
         )
     like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
     cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
@@ -101,24 +124,35 @@ def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tenso
 
 
 def last_scores(
-    model: Model, layer: int, normed: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
+    model: Model,
+    layer: int,
+    normed: Float[Tensor, "batch position d_model"],
+    positions: Int[Tensor, "position"],
 ) -> Float[Tensor, "batch head position"]:
-    """Scores of the last position with every position, soft-capped where the model does so; no mask, no softmax.
+    """Scores of the last position with every position, soft-capped where the model does so; no
+    mask, no softmax.
 
     `positions` are where queries and keys stand: 0, 1, ... Raises as `rotated`.
     """
     query = rotated(model, layer, queries(model, layer, normed[:, -1]), positions[-1])
     key = rotated(model, layer, keys(model, layer, normed).transpose(1, 2), positions)
-    return products(query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None))[:, :, 0]
+    return products(
+        query[:, :, None], key, 1.0, getattr(model.config, "attn_logit_softcapping", None)
+    )[:, :, 0]
 
 
 def query_in_input_space(
-    model: Model, layer: int, head: int, query: Float[Tensor, "batch d_head"], normed: Float[Tensor, "batch d_model"]
+    model: Model,
+    layer: int,
+    head: int,
+    query: Float[Tensor, "batch d_head"],
+    normed: Float[Tensor, "batch d_model"],
 ) -> Float[Tensor, "batch d_model"]:
-    """The query of a head, before rotation, carried through W_K into the input space of the keys.
+    """A head's query, before rotation, carried through W_K into the input space of the keys.
 
-    Its product with `normed`, the attention norm's output, is that of `query` with the key that `keys` makes of it, but for what
-    a bias adds to every key. A norm of keys (Qwen 3) is frozen at `normed`; elsewhere the result does not depend on it.
+    Its product with `normed`, the attention norm's output, is that of `query` with the key that
+    `keys` makes of it, but for what a bias adds to every key. A norm of keys (Qwen 3) is frozen at
+    `normed`; elsewhere the result does not depend on it.
     """
     weight, kv_head = model.key_weight(layer)[0], model.value_head(head)
     if name := model.architecture.head_norms[1]:

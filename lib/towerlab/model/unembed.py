@@ -1,15 +1,19 @@
-"""Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words, streamed over the vocabulary.
+"""Vectors read in the vocabulary: bs-values, log-probabilities, ranks and top words.
 
-The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`; the final norm's
-bias is left out. Two readings of the scale s:
+    >>> E = Unembedding(torch.eye(3), None, torch.ones(3), None, False, 0.0)
+    >>> v = torch.tensor([[3.0, 1.0, 2.0]])
+    >>> rank(v, torch.tensor([[1, 0]]), E), top_words(v, 2, E)[1]
+    (tensor([[3, 1]]), tensor([[0, 2]]))
+
+The bs-values (before-softmax values, v1 appendix E) of a vector v are `E (gamma * centre(v) / s)`;
+the final norm's bias is left out. Two readings of the scale s:
 
 - "frozen": s of the final norm at the last position of the same forward pass. bs is then linear,
   `bs(x + v) = bs(x) + bs(v)`, which the paper's argument needs.
 - "recomputed": the norm applied to each vector by itself, s from the vector projected.
 
-Functions that take a `scale` read frozen with it, and recomputed without.
-
-Memory: rows x `SLAB` numbers at a time, never rows x vocabulary.
+Functions that take a `scale` read frozen with it, and recomputed without. The vocabulary is
+streamed: memory for rows x `SLAB` numbers at a time, never rows x vocabulary.
 """
 
 from __future__ import annotations
@@ -34,24 +38,32 @@ def check_norm(norm: str) -> None:
         raise TwoTowersError(f"unknown norm '{norm}': choose one of {', '.join(NORMS)}")
 
 
-def centre(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
+def centre(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
+) -> Float[Tensor, "*rows d_model"]:
     """Subtract the mean for LayerNorm; RMSNorm leaves v as it is."""
     return v - v.mean(-1, keepdim=True) if unembedding.centred else v
 
 
-def norm_scale(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows"]:
+def norm_scale(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
+) -> Float[Tensor, "*rows"]:
     """s, by which the final norm would divide v: `sqrt(mean(centre(v)^2) + eps)`."""
     return rms(centre(widen(v), unembedding), unembedding.eps)
 
 
-def direction(v: Float[Tensor, "*rows d_model"], unembedding: Unembedding) -> Float[Tensor, "*rows d_model"]:
+def direction(
+    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding
+) -> Float[Tensor, "*rows d_model"]:
     """What E multiplies, before the division by s: `gamma * centre(v)`. Linear in v."""
     v = widen(v)
     return centre(v, unembedding) * unembedding.gamma.to(v.dtype)
 
 
 def prepared(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, scale: Float[Tensor, "*#rows"] | None = None
+    v: Float[Tensor, "*rows d_model"],
+    unembedding: Unembedding,
+    scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows d_model"]:
     """The vector whose product with E is bs(v)."""
     s = norm_scale(v, unembedding) if scale is None else scale.to(widen(v).dtype)
@@ -59,26 +71,33 @@ def prepared(
 
 
 def vocab_chunks(unembedding: Unembedding) -> Iterator[tuple[int, Float[Tensor, "word d_model"]]]:
-    """Stretches of E, each with the id of its first word, widened to float32 where E is narrower."""
+    """Stretches of E, each with the id of its first word, widened to float32 where E is
+    narrower."""
     for start in range(0, unembedding.vocabulary, SLAB):
         yield start, widen(unembedding.weight[start : start + SLAB])
 
 
 def bs_values(
-    v: Float[Tensor, "*rows d_model"], unembedding: Unembedding, scale: Float[Tensor, "*#rows"] | None = None
+    v: Float[Tensor, "*rows d_model"],
+    unembedding: Unembedding,
+    scale: Float[Tensor, "*#rows"] | None = None,
 ) -> Float[Tensor, "*rows vocabulary"]:
     """All bs-values at once: rows x vocabulary in memory, so for a few vectors. v1 appendix E."""
     return prepared(v, unembedding, scale) @ widen(unembedding.weight).T
 
 
-def fold_norm(unembedding: Unembedding, rows: Float[Tensor, "word d_model"]) -> Float[Tensor, "word d_model"]:
-    """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's bs-values."""
+def fold_norm(
+    unembedding: Unembedding, rows: Float[Tensor, "word d_model"]
+) -> Float[Tensor, "word d_model"]:
+    """Rows of E with the norm's weight and centring folded in: `folded @ v / s` are v's
+    bs-values."""
     rows = widen(rows)
     return centre(rows * unembedding.gamma.to(rows.dtype), unembedding)
 
 
 def log_sum_exp(p: Float[Tensor, "row d_model"], unembedding: Unembedding) -> Float[Tensor, "row"]:
-    """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as `prepared` gives it."""
+    """Log-sum-exp of `E p` over the vocabulary, each slab's maximum taken out first; p as
+    `prepared` gives it."""
     total = torch.full(p.shape[:1], float("-inf"), dtype=p.dtype, device=p.device)
     for _, slab in vocab_chunks(unembedding):
         total = torch.logaddexp(total, (p @ slab.T).logsumexp(-1))
@@ -91,11 +110,18 @@ def rank(
     unembedding: Unembedding,
     through: Float[Tensor, "d d_model"] | None = None,
 ) -> Int[Tensor, "row word"]:
-    """Ranks of each row's words by bs-value, 1 = highest; words with an equal value share the best rank (v1 4.3).
+    """Ranks of each row's words by bs-value, 1 = highest (v1 4.3); the scale does not matter.
 
-    The order does not depend on the scale. `through`: the vectors are
-    `v @ through`, a head's values by its W_O, never made where that costs more. Operations for V words: 2 rows V d_model,
-    or 2 V d_model d + 2 rows V d; several words of a row cost little more than one. Memory: ROWS x SLAB.
+    Operations for V words: 2 rows V d_model, or 2 V d_model d + 2 rows V d; several words of a row
+    cost little more than one. Memory: ROWS x SLAB.
+
+    Args:
+        v: vectors, or with `through` what it takes to vectors.
+        words: ids, of each row its own.
+        through: a head's W_O: the vectors are `v @ through`, never made where that costs more.
+
+    Returns:
+        Words with an equal value share the best rank.
     """
     v, d_model = widen(v), unembedding.weight.shape[-1]
     if through is not None and len(v) * d_model < (d_model + len(v)) * v.shape[-1]:
@@ -106,7 +132,9 @@ def rank(
         return folded if through is None else folded @ through.to(folded).T
 
     ranks = torch.ones_like(words)
-    for rows, targets, ranks_of_rows in zip(v.split(ROWS), words.split(ROWS), ranks.split(ROWS), strict=True):
+    for rows, targets, ranks_of_rows in zip(
+        v.split(ROWS), words.split(ROWS), ranks.split(ROWS), strict=True
+    ):
         own = [(rows * read(unembedding.weight[target])).sum(-1) for target in targets.T]
         for start, slab in vocab_chunks(unembedding):
             product = rows @ read(slab).T
@@ -127,7 +155,10 @@ def top_words(
 ) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
     """The k highest bs-values of each row and the ids of their words, best first (v1 table 1).
 
-    `without` names words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are left, these are all.
+    Args:
+        scale: of the final norm, which is frozen; without it each row's own.
+        without: ids of words to pass over, such as `Lexicon.stopword_ids`; when fewer than k are
+            left, these are all.
     """
     p = prepared(v, unembedding, scale)
     mask = torch.zeros(unembedding.vocabulary, dtype=torch.bool, device=p.device)
@@ -148,12 +179,18 @@ def top_words(
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits / softcap)`."""
+    """The model's own logits from ours: Gemma 2 bends them by `softcap * tanh(logits /
+    softcap)`."""
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
-def final_logits(model: Model, final: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocabulary"]:
-    """The model's logits for a final residual vector: its own final norm (scale recomputed), unembedding, soft cap."""
+def final_logits(
+    model: Model, final: Float[Tensor, "batch d_model"]
+) -> Float[Tensor, "batch vocabulary"]:
+    """The model's logits for a final residual vector: its own final norm (scale recomputed),
+    unembedding, soft cap."""
     final = final.to(next(model.final_norm.parameters()).device)
-    logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[:, 0]
+    logits = model.hf.get_output_embeddings()(model.final_norm(final[:, None]).to(model.device))[
+        :, 0
+    ]
     return capped(logits, model.unembedding.softcap)
