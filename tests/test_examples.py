@@ -1,0 +1,16 @@
+"""An heir can try every larger module: it has an example in its docstrings, and each example runs as it says."""
+
+import doctest
+import importlib
+
+import pytest
+from conftest import ROOT
+
+LIB = ROOT / "lib"
+MODULES = {str(path.relative_to(LIB).with_suffix("")).replace("/", "."): path.read_text() for path in sorted(LIB.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("name", [name for name, text in MODULES.items() if ">>>" in text or text.count("\n") > 150])
+def test_a_module_has_an_example_that_runs(name):
+    ran = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert ran.attempted and not ran.failed
