@@ -105,7 +105,7 @@ ODD = [
     (lambda f: change(f, "singles", layers="many"), "its attribute layers 'many'"),
     (lambda f: change(f, "singles", identity="[1]"), "its attribute identity "),
     (lambda f: change(f, "singles", identity="{"), "its attribute identity "),
-    (lambda f: change(f, "singles", identity=identity(f, locate="a lot")), "locate='a lot': give a whole number"),
+    (lambda f: change(f, "singles", identity=identity(f, locate="a lot")), "locate 'a lot': Input should be a valid integer"),
     (lambda f: change(f, "singles", identity=identity(f, seed=1)), "its seed is 1, that of others 0"),
     (lambda f: change(f, "singles", identity=identity(f, model="other@1")), "its identity is of 'other@1'"),
     (lambda f: change(f, "singles", identity=identity(f, texts="0")), "is of other texts than data"),

@@ -107,10 +107,7 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
     for line, cells in enumerate(lines, 2):
         if None in cells or None in cells.values():
             raise damaged(path, "it has more cells than there are columns, or fewer", line)
-        written = "".join(cells.values())
-        if "\n" in written:
-            raise damaged(path, "an open quote", line)
-        if sign := unseen(written):
+        if sign := unseen("".join(cells.values())):  # a line break where a quote is left open
             raise damaged(path, f"it holds {sign}, which cannot be seen", line)
         try:
             rows.append(row.model_validate(cells))
@@ -123,7 +120,7 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
 
 
 def first_fault(error: ValidationError) -> str:
-    """What pydantic says of the first wrong cell, or of the line as a whole."""
+    """What pydantic says of the first wrong value, such as a cell or a setting, or of all of them together."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
