@@ -19,14 +19,13 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import xarray as xr
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
@@ -55,10 +54,8 @@ OWN_SETS = ("suite", "prompts", "seed", "dtype")
 """Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads are its own"""
 DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
-ONCE_LARGER = {"ablations", "interchanges"}
-"""Measurements whose files once had three dimensions, for which their logit differences are rounded: see `kept`"""
-DIGITS = 9
-"""Bits of a float's mantissa that are kept in files: one part in 1,024"""
+SMALL, ROUNDED = {"zlib": True, "complevel": 6}, {"significant_digits": 9, "quantize_mode": "BitRound"}
+"""How files are kept small; nine bits of a float's mantissa are one part in 1,024"""
 
 
 class Version(Row):
@@ -173,7 +170,7 @@ class Laboratory:
 
 
 def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to DIGITS bits.
+    """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to nine bits.
 
     Raises TwoTowersError when it has another form than the schema says, and when it cannot be written.
     """
@@ -185,60 +182,39 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
     groups = {"/": data}
     if recording.control is not None:
         groups["control"] = own(recording.control, data)
-    scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
-    try:
-        with _deferred_signals(), writing(path):
-            for group, part in groups.items():
-                mode = "w" if group == "/" else "a"
-                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
-            os.replace(scratch, path)
-    finally:
-        with suppress(OSError):  # a disk that can only be read says so above
-            scratch.unlink(missing_ok=True)
+    with _deferred_signals(), written(path) as scratch:
+        for group, part in groups.items():
+            mode = "w" if group == "/" else "a"
+            part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
 
 
 def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, the variables of its measurement, with their units: the rest was needed on the way.
-
-    Logit differences are those of log-probabilities rounded as files once kept them: equal settings give equal numbers.
-    """
+    """Of what a recipe made, the variables of its measurement, with their units: the rest was needed on the way."""
 
     def of(part: xr.Dataset) -> xr.Dataset:
-        if "log_prob_true" in part and part["log_prob_true"].ndim > (1 if name in ONCE_LARGER else 2):
-            difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
-            part = part.assign(logit_difference=difference)
         units = {variable: about.units for variable, about in schema.variables()[name].items() if variable in part}
         return part[[*units]].assign({variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()})
 
     return each_part(recording, of)
 
 
-def rounded(x: xr.DataArray) -> xr.DataArray:
-    """Numbers as a file keeps them that rounds to DIGITS bits."""
-    bits = x.values.astype(np.float32).view(np.uint32) + np.uint32(1 << (22 - DIGITS))
-    return x.copy(data=(bits >> (23 - DIGITS) << (23 - DIGITS)).view(np.float32))
+def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
+    """How each variable is kept."""
 
-
-def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """How each variable is kept: see `kept` for logit differences."""
-    encoding: dict[str, dict[str, Any]] = {}
-    for name, array in data.variables.items():
-        how = encoding[str(name)] = {}
+    def of(array: xr.Variable) -> dict[str, Any]:
         if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
-            how |= {"dtype": "S1", "zlib": True, "complevel": 6}
-        elif array.ndim:
-            how |= {"zlib": True, "complevel": 6}
-        if array.dtype.kind == "f" and array.ndim:
-            how["dtype"] = "float32"
-            if array.ndim > 2 and name != "logit_difference":
-                how |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
-    return encoding
+            return SMALL | {"dtype": "S1"}
+        if array.dtype.kind != "f" or not array.ndim:
+            return SMALL if array.ndim else {}
+        return SMALL | {"dtype": "float32"} | (ROUNDED if array.ndim > 2 else {})
+
+    return {name: of(array) for name, array in data.variables.items()}
 
 
 def check_writable(path: Path) -> None:
     """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
     there = next(folder for folder in path.absolute().parents if folder.exists())  # none is made before there is a file
-    with writing(path, there), TemporaryFile(dir=there) as trial:
+    with _refused(path), TemporaryFile(dir=there) as trial:
         trial.write(bytes(1 << 16))
 
 
@@ -261,14 +237,30 @@ def _deferred_signals() -> Iterator[None]:
 
 
 @contextmanager
-def writing(path: Path, folder: Path | None = None) -> Iterator[None]:
-    """Its folder, or another, is there; a disk that says no is told in one line."""
+def _refused(path: Path) -> Iterator[None]:
+    """A disk that says no is told in one line."""
     try:
-        (folder or path.parent).mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
         why = getattr(error, "strerror", None) or error
         raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A name beside a file, whose folder is made; what is written there takes the file's place when all is done.
+
+    Raises TwoTowersError where the disk says no.
+    """
+    scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
+    try:
+        with _refused(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            os.replace(scratch, path)
+    finally:
+        with suppress(OSError):  # a disk that can only be read says so above
+            scratch.unlink(missing_ok=True)
 
 
 def load(path: Path, limit: float = math.inf) -> Recording:
