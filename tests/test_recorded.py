@@ -139,7 +139,7 @@ def test_the_name_of_a_folder_is_no_tag(home, notes):
     chapter = book.open({"model": "sound"})
     assert "sound" in chapter.measured("forms")
     chapter.measured("locating")
-    pages.note(pages.joined(chapter.not_recorded[TAG]))
+    pages.note(recorded.command(TAG, "words", chapter.not_recorded[TAG]["words"]))
     assert Page("".join(notes)).tags == ["p"] * len(notes)
 
 

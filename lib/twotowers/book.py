@@ -94,13 +94,13 @@ class Chapter:
         self.rows: list[EvidenceRow] = []
         self.exhibits: dict[str, list[dict]] = {}
         self.left_out: dict[str, str] = {}
-        self.not_recorded: dict[str, list[str]] = {}
+        self.not_recorded: dict[str, dict[str, list[str]]] = {}
         self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
         self.model = self._laboratories[settings.suite].name
         if settings.blocks < pages.QUICK and self.model not in recorded.recorded_models():
             pages.quick_look(self.model, settings.blocks)
         self._open: dict[tuple[str, str, str], dict[str, Recording]] = {}
-        self._settings_of: dict[tuple[str, str], dict[str, Any]] = {}
+        self._settings_of: dict[tuple[str, str, str], Any] = {}
 
     def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
         """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
@@ -134,7 +134,7 @@ class Chapter:
                     self._check_settings(recording, model, suite, name)
                     files[model] = recording
                 elif model != self.model:
-                    self.not_recorded.setdefault(model, []).append(recorded.command(model, suite, name))
+                    self.not_recorded.setdefault(model, {}).setdefault(suite, []).append(name)
             except TwoTowersError as error:
                 pages.note(f"Left out: {error}.")
         settings = self.settings.model_copy(update={"suite": suite})
@@ -148,11 +148,10 @@ class Chapter:
 
     def _check_settings(self, recording: Recording, model: str, suite: str, name: str) -> None:
         """Raises TwoTowersError where a recorded file is of other settings than those before it."""
-        own = recorded.settings_of(recording)
-        first = self._settings_of.setdefault((model, suite), own)
-        for key in own.keys() & first.keys():
-            if own[key] != first[key]:
-                raise TwoTowersError(f"'{model}/{suite}/{name}.nc': its {key} is {own[key]}, that of others {first[key]}")
+        for key, value in recorded.settings_of(recording).items():
+            first = self._settings_of.setdefault((model, suite, key), value)
+            if value != first:
+                raise TwoTowersError(f"'{model}/{suite}/{name}.nc': its {key} is {value}, that of others {first}")
 
     @cached_property
     def models(self) -> dict[str, Model]:
@@ -203,7 +202,7 @@ class Chapter:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = pd.DataFrame(rows, columns=evidence.COLUMNS)
-        missing = {m: commands for m, commands in self.not_recorded.items() if m not in values and m not in why}
+        missing = {m: commands for m, commands in self._commands().items() if m not in values and m not in why}
         shared = [m for m, of in self.models.items() if of.heads.attrs["key_value_heads"] == 1]
         display(HTML(pages.sentence(line, table, missing, shared if line.control == "random sets" else ())))
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
@@ -215,7 +214,7 @@ class Chapter:
     def _learned(self, model: str, gate: bool) -> Model:
         """A model that learns the task, or any where there is no gate. Raises NotTestable."""
         if model not in self.models:
-            raise NotTestable(f"what it learns is not recorded; {recorded.command(model, self.settings.suite, 'heads')} does it")
+            raise NotTestable(f"what it learns is not recorded; {recorded.command(model, self.settings.suite, ['heads'])} does it")
         of = self.models[model]
         if gate and not of.learned.low > pages.CHANCE:
             raise NotTestable(pages.not_learned(of.learned))
@@ -261,12 +260,17 @@ class Chapter:
             learned = {model: of.learned for model, of in self.models.items()}
             chance = [f"{m} ({pages.not_learned(of)})" for m, of in learned.items() if not of.low > pages.CHANCE]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        commands = [command for of_model in self.not_recorded.values() for command in of_model]
-        caption += f" Not recorded, so not everywhere; this makes it: {pages.joined(commands)}." if commands else ""
+        commands = "; ".join(self._commands().values())
+        caption += f" Not recorded, so not everywhere; this makes it: {commands}." if commands else ""
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         of = f"{'Table' if table else 'Figure'} {number}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {escape(caption)}</p>'))
+
+    def _commands(self) -> dict[str, str]:
+        """Model -> what would record all that it lacks of what was asked for."""
+        lacks = self.not_recorded.items()
+        return {m: "; ".join(recorded.command(m, suite, names) for suite, names in of.items()) for m, of in lacks}
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
         """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.
@@ -288,7 +292,7 @@ class Chapter:
         """Show variables of a measurement with controls: model, head, prompts (`explore.Explorer`)."""
         files, suite = self.measured(name), self.settings.suite
         missing = sorted({*recorded.recorded_models(), self.model} - files.keys())
-        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, name)} records it") for m in missing}
+        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, [name])} records it") for m in missing}
         display(explore.Explorer(files, variables, over, why, self.model))
 
     def close(self) -> None:

@@ -57,10 +57,10 @@ def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
     return "{:{f}} [{:{f}},\u00a0{:{f}}]".format(*(row[name] for name in ("effect", "effect_low", "effect_high")), f=_format(claim))
 
 
-def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[str]], elsewhere: Collection[str] = ()) -> str:
+def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, str], elsewhere: Collection[str] = ()) -> str:
     """The one sentence form of the book: the claim, then verdict and numbers, model by model; in small, what they rest on.
 
-    `missing`: model -> commands that would record what it lacks; `elsewhere`: models whose random sets are of other layers.
+    `missing`: model -> the commands that would record what it lacks; `elsewhere`: models whose random sets are of other layers.
     """
     items, alike = "", {shown_name(model) for model in elsewhere}
     rests_on: dict[str, list[str]] = {}
@@ -79,19 +79,10 @@ def sentence(claim: Claim, table: pd.DataFrame, missing: Mapping[str, Sequence[s
             rests_on.setdefault(f"{each}, {escape(row['form'])}", []).append(escape(row["model"]))
         items += f"<li>{escape(row['model'])}: {text}</li>"
     for model, commands in missing.items():
-        items += f"<li>{escape(shown_name(model))}: not recorded; <code>{escape(joined(commands))}</code> makes it</li>"
+        items += f"<li>{escape(shown_name(model))}: not recorded; <code>{escape(commands)}</code> makes it</li>"
     small = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
     small = f"<p><small>{small}</small></p>" if small else ""
     return f'<div class="claim" id="claim-{claim.id}"><p>{escape(claim.statement)}</p><ul>{items}</ul>{small}</div>'
-
-
-def joined(commands: Sequence[str]) -> str:
-    """Commands that record measurements, those of one model and suite as one: "twotowers record MODEL NAME NAME"."""
-    of: dict[tuple[str, ...], list[str]] = {}
-    for command in commands:
-        words = command.split(" ")  # twotowers, record, a model, a measurement, options
-        of.setdefault((*words[:3], " ".join(words[4:])), []).extend(words[3:4])
-    return "; ".join(" ".join(filter(None, (*start, *names, rest))) for (*start, rest), names in of.items())
 
 
 def all_evidence() -> pd.DataFrame:

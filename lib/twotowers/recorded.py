@@ -9,7 +9,7 @@ version, of another model than its folder says, or names heads that the model do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,14 @@ def settings_of(recording: Recording) -> dict[str, Any]:
     return {name: value for name, value in store.origin(recording).items() if name in shared}
 
 
-def command(model: str, suite: str, name: str) -> str:
-    """What records a measurement that a recorded model lacks, on as many blocks as its others."""
-    like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
-    of_like = open_recorded(model, suite, like)
-    many = "" if of_like is None else f" --{option} {store.origin(of_like)[option]}"
-    return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")
+def command(model: str, suite: str, names: Sequence[str]) -> str:
+    """What records measurements that a recorded model lacks, on as many blocks and prompts as its others."""
+    text = " ".join(["twotowers record", model, *names]) + ("" if suite == "words" else f" --suite {suite}")
+    of_prompts = {store.about(name).on == "prompts" for name in names}
+    for are_prompts, like, option in ((False, "heads", "blocks"), (True, "paper", "prompts")):
+        if are_prompts in of_prompts and (of := open_recorded(model, suite, like)):
+            text += f" --{option} {store.origin(of)[option]}"
+    return text
 
 
 def _check_origin(attributes: Mapping[str, Any], model: str, suite: str, name: str) -> None:
