@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import altair as alt
@@ -231,34 +231,38 @@ class Playground(widgets.VBox):
         self.model = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
         self.effect: Effect | None = None
         self._directions: dict[tuple, Direction] = {}
+        self._setting = False
         late = {"continuous_update": False}
         self.fields = {
             "demonstrations": widgets.Textarea(description="examples", rows=6, placeholder="text : label", **late),
             "query": widgets.Text(description="query", **late),
-            "true label": widgets.Text(description="true label", **late),
+            "true label": widgets.Text(description="true label", placeholder="of words that no list has", **late),
             "separator": widgets.Dropdown(description="separator", options=list(SEPARATORS)),
             "heads": widgets.Text(description="heads", placeholder="3-1, 2-5", **late),
             "push": widgets.FloatSlider(description="push", min=-3, max=3, step=0.25, **late),
         }
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
         self.error, self.sentence, self.pictures = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self._put(State(CASE))
         for field in self.fields.values():
-            field.observe(self._on_change, "value")
+            field.observe(lambda _: self._setting or self.refresh(), "value")
         for scene, button in self.scenes.items():
             button.on_click(lambda _, scene=scene: self.refresh(scene))
         columns = [*self.fields.values()], [self.error, self.sentence, self.pictures]
         rows = [*self.scenes.values()], [widgets.VBox(column) for column in columns]
         super().__init__([widgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows])
-        self.add_class("twotowers-playground")
+        self._put(State(CASE))
         self.refresh()
 
     def state(self) -> State:
-        """What the fields say. Raises TwoTowersError when it is no prompt."""
+        """What the fields say. The true label is that of the query's class, where the word lists know it. Raises TwoTowersError
+        when it is no prompt."""
         value = {name: field.value for name, field in self.fields.items()}
-        rows, true = [Demonstration(*row) for row in self._rows()], value["true label"].strip()
-        labels = tuple(dict.fromkeys([*(d.label for d in rows), true]))
-        prompt = Prompt(rows, value["query"].strip(), true, labels, separator=SEPARATORS[value["separator"]])
+        parts = [line.rpartition(":") for line in value["demonstrations"].splitlines() if line.strip()]
+        rows, query = [(text.strip(), label.strip()) for text, _, label in parts], value["query"].strip()
+        true = true_label(rows, query) or value["true label"].strip()
+        labels = tuple(dict.fromkeys([*(label for _, label in rows), true]))
+        demonstrations = [Demonstration(*row) for row in rows]
+        prompt = Prompt(demonstrations, query, true, labels, separator=SEPARATORS[value["separator"]])
         heads = tuple(Head.parse(word) for word in re.split(r"[,\s]+", value["heads"]) if word)
         return State(prompt, heads, value["push"])
 
@@ -269,7 +273,7 @@ class Playground(widgets.VBox):
             if scene:
                 heads = strongest(self.effect.heads) if scene == SWITCH_OFF and self.effect else state.heads
                 state = State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose)
-                self._put(state)
+            self._put(state)
             self.effect = explore(self.model, state, self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen
             self.error.value = alert(error if isinstance(error, TwoTowersError) else repr(error).splitlines()[0])
@@ -277,28 +281,11 @@ class Playground(widgets.VBox):
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
         self.pictures.value = picture(self.effect)
 
-    def _rows(self) -> list[tuple[str, str]]:
-        parts = [line.rpartition(":") for line in self.fields["demonstrations"].value.splitlines() if line.strip()]
-        return [(text.strip(), label.strip()) for text, _, label in parts]
-
     def _put(self, state: State) -> None:
         """The fields as a state has them."""
-        prompt = state.prompt
-        rows = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
-        texts = {"demonstrations": rows, "query": prompt.query, "true label": prompt.true_label}
-        self._set({**texts, "separator": SEPARATOR[prompt.separator], "heads": ", ".join(named(state.heads)), "push": state.dose})
-
-    def _set(self, values: Mapping[str, str | float]) -> None:
-        """Fields, without `_on_change` for each of them."""
-        self._setting = True
-        for name, value in values.items():
-            self.fields[name].value = value
+        prompt, self._setting = state.prompt, True
+        self.fields["demonstrations"].value = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
+        self.fields["query"].value, self.fields["true label"].value = prompt.query, prompt.true_label
+        self.fields["separator"].value = SEPARATOR[prompt.separator]
+        self.fields["heads"].value, self.fields["push"].value = ", ".join(named(state.heads)), state.dose
         self._setting = False
-
-    def _on_change(self, change: dict) -> None:
-        if self._setting:
-            return
-        label = true_label(self._rows(), self.fields["query"].value.strip())
-        if label and change["owner"] in (self.fields["query"], self.fields["demonstrations"]):
-            self._set({"true label": label})
-        self.refresh()
