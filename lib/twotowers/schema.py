@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Literal
 
@@ -68,31 +68,27 @@ def check(name: str, recording: Recording) -> None:
         return
     if name not in variables():
         raise OtherForm(f"no measurement '{name}'")
-    if recording.data.variables:
-        _check(recording.data, variables()[name])
-    if recording.control is not None:
-        try:
-            _check(recording.control, variables()[name], drawn=True)
-        except OtherForm as error:
-            raise OtherForm(f"{error}, in its group 'control'") from None
+    for part, where in ((recording.data, ""), (recording.control, ", in its group 'control'")):
+        for fault in _faults(part, variables()[name], drawn=bool(where)) if part else ():
+            raise OtherForm(fault + where)
 
 
-def _check(data: xr.Dataset, form: Mapping[str, Variable], drawn: bool = False) -> None:
+def _faults(data: xr.Dataset, form: Mapping[str, Variable], drawn: bool) -> Iterator[str]:
     """`drawn`: what depends on heads has a dimension `draw` more."""
     dims_of = {name: (*about.dims, "draw") if drawn and "heads" in about.dims else about.dims for name, about in form.items()}
     wanted = {*form}.union(*(BESIDE.get(dim, {dim}) for dims in dims_of.values() for dim in dims))
     if missing := wanted - {*data.variables}:
-        raise OtherForm(f"it lacks {', '.join(sorted(missing))}")
+        yield f"it lacks {', '.join(sorted(missing))}"
     if more := {*map(str, data.data_vars)} - {*form}:
-        raise OtherForm(f"{', '.join(sorted(more))} is not in the schema")
+        yield f"{', '.join(sorted(more))} is not in the schema"
     for variable, about in form.items():
         array, dims = data[variable], dims_of[variable]
         if sorted(map(str, array.dims)) != sorted(dims):
-            raise OtherForm(f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})")
+            yield f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})"
         if array.dtype.kind not in KINDS[about.type]:
-            raise OtherForm(f"'{variable}' is no {about.type}")
+            yield f"'{variable}' is no {about.type}"
         if array.attrs.get("units") != about.units:
-            raise OtherForm(f"'{variable}' is not in {about.units}")
+            yield f"'{variable}' is not in {about.units}"
 
 
 def listing() -> list[str]:
