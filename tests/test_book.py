@@ -79,10 +79,9 @@ def test_too_few_blocks_are_not_a_model_that_does_not_learn():
     assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
 
 
-def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapter):
+def test_a_claim_without_a_line_and_values_of_another_form_are_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     refused("no claim 'learnt' in data", chapter.compare, "learnt", values)
-    refused("claim 'learned', a: give whole= for this model, too", chapter.compare, "learned", values, whole={})
     refused(
         r"claim 'learned', a: values over \(layer, prompt\)",
         chapter.compare,

@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -47,8 +47,7 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
     given = [name for name in Settings.model_fields if name in cells]
     for source in cells.get("In", []):
         if source.startswith("# Parameters\n"):  # papermill's own cell, which assigns what it was given
-            names = [node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-            given += [name for name in names if name not in own]
+            given += [name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own]
     return Chapter(Settings.of({name: cells.get(name) for name in given}))
 
 
@@ -191,8 +190,6 @@ class Chapter:
                 if model in why:
                     raise NotTestable(why[model])
                 of = self._learned(model, gate)
-                if whole is not None and model not in whole:
-                    raise TwoTowersError("give whole= for this model, too")
                 all_of = None if whole is None else whole[model]
                 random = None if control is None else control.get(model)
                 rows.append(self._row(line, of, values[model], all_of, random))
@@ -232,19 +229,17 @@ class Chapter:
         choice = intervals.mean(model.heads["logit_difference"]).estimate
         return evidence.compare(claim, model.name, effect, whole=whole, control=control, choice=choice, form=str(model.form))
 
-    def matched(self, model: str, name: str, draws: int) -> list[list[Head]]:
+    def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
         """Random sets matched to a named set: same layers, other key-value groups; different ones among so many draws. Where there
         is none, or the set has no heads, a note says so."""
-        heads, why = self.sets[model][name], f"the rule names no {name} heads"
-        different: dict[frozenset[Head], list[Head]] = {}
+        heads = self.sets[model][name]
         try:
-            for of in self.models[model].drawn(heads, draws) if heads else ():
-                different.setdefault(frozenset(of), of)
+            if not heads:
+                raise NotTestable(f"the rule names no {name} heads")
+            return list(dict.fromkeys(tuple(sorted(of)) for of in self.models[model].drawn(heads, draws)))
         except NotTestable as error:
-            why = str(error)
-        if not different:
-            pages.note(f"{model}: no other heads beside these: {why}.")
-        return list(different.values())
+            pages.note(f"{model}: no other heads beside these: {error}.")
+            return []
 
     table = staticmethod(intervals.table)
 
@@ -289,11 +284,10 @@ class Chapter:
         display(HTML(exhibits.sentence(exhibit, of_models)))
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
-        """Show variables of a measurement with controls: model, head, prompts (`explore.Explorer`)."""
-        files, suite = self.measured(name), self.settings.suite
-        missing = sorted({*recorded.recorded_models(), self.model} - files.keys())
-        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, [name])} records it") for m in missing}
-        display(explore.Explorer(files, variables, over, why, self.model))
+        """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`)."""
+        files = {m: d[[*variables]] for m, d in self.measured(name).items()}
+        if files:
+            display(explore.explorer(files, over, self.model))
 
     def close(self) -> None:
         """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""

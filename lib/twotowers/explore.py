@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 import xarray as xr
+from IPython.display import HTML, display
 
 from twotowers import figures, pages
 from twotowers.data_files import shown_name
@@ -98,63 +99,50 @@ def alert(error: object) -> str:
     return f"<span style='color:#c0392b' role='alert'>{escape(str(error))}</span>"
 
 
-class Explorer(widgets.VBox):
-    """`controls` by name, the `frame` of numbers that is shown, and `line`, what cannot be shown or nothing.
+def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
+    """Controls, and below them the numbers that they choose.
 
     Args:
-        files: model -> measurement.
-        variables: of it; those that are shown share their dimensions.
+        files: model -> variables that share their dimensions.
         over: a coordinate of prompts whose groups are rows; where it is empty, prompts are chosen.
-        missing: model -> why it has none.
         model: shown first.
     """
+    first = model if model in files else next(iter(files))
+    of_model = widgets.Dropdown(options=[(shown_name(m), m) for m in files], value=first, description="model")
+    controls = {"model": of_model}
+    for name, offered in choices(files[first], over).items():
+        kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown  # of many one writes, too
+        width = {"width": "34em" if name == "prompts" else "18em"}
+        controls[name] = kind(options=offered, value=offered[0], description=_words(name), layout=width)
 
-    def __init__(self, files: Files, variables: Sequence[str], over: str, missing: Mapping[str, str], model: str):
-        self.files, self.over, self.missing = {m: d[[*variables]] for m, d in files.items()}, over, missing
-        self.frame, self.line, self.shown = pd.DataFrame(), widgets.HTML(), widgets.HTML()
-        models, any_file = {**files, **missing}, next(iter(self.files.values()), xr.Dataset())
-        self.controls = {"model": widgets.Dropdown(options=[(shown_name(m), m) for m in models], description="model")}
-        self.controls["model"].value = model if model in models else None
-        self.controls["model"].observe(self._on_model, "value")
-        for name, names in choices(self.files.get(model, any_file), over).items():
-            kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown  # of many one writes, too
-            late = {"continuous_update": False} if kind is widgets.Combobox else {}
-            self.controls[name] = kind(options=names, value=names[0], description=_words(name), **late)
-            self.controls[name].layout.width = "34em" if name == "prompts" else "18em"
-            self.controls[name].observe(lambda _: self.refresh(), "value")
-        super().__init__([widgets.HBox([*self.controls.values()], layout={"flex_flow": "row wrap"}), self.line, self.shown])
-        self.refresh()
+    def offer(change: dict) -> None:
+        for name, offered in choices(files[change["new"]], over).items():
+            control, before = controls[name], controls[name].value
+            control.options = offered
+            control.value = before if before in offered else offered[0]
 
-    def _on_model(self, change: dict) -> None:
-        """What was chosen stays chosen, unless the model lacks it."""
-        offered = choices(self.files[change["new"]], self.over) if change["new"] in self.files else {}
-        lacks = [name for name, names in offered.items() if self.controls[name].value not in names]
-        for name, names in offered.items():
-            control, before = self.controls[name], self.controls[name].value
-            control.options = names
-            control.value = names[0] if name in lacks else before
-        self.refresh(f"Chosen anew, since {shown_name(change['new'])} has others: {', '.join(lacks)}." if lacks else "")
-
-    def refresh(self, note: str = "") -> None:
-        """Show what is chosen; what cannot be is one line, and the last table stays."""
-        model = self.controls["model"].value
+    def show(model: str, **chosen: str) -> None:
+        data = files[model]
         try:
-            if model not in self.files:
-                raise TwoTowersError(f"{shown_name(model)}: {self.missing[model]}" if model else "no model is chosen")
-            data = self.files[model]
-            for name, control in [*self.controls.items()][1:]:
-                data = choose(data, name, control.value or "")
+            for name, value in chosen.items():
+                data = choose(data, name, value or "")
+            display(HTML(shown(data, over)))
         except TwoTowersError as error:
-            self.line.value = alert(error)
-            return
-        self.frame, self.line.value, n = table(data, self.over), escape(note), data.sizes["prompt"]
-        grid = bool(self.frame.columns.name)
-        caption = f"{_words(str(next(iter(data))))}, " * grid + (f"mean over {n} prompts" if n > 1 else "one prompt")
-        styler = pages.shown(self.frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(
-            escape(caption)
-        )
-        styler = styler.bar(axis=None if grid else 0, align="zero", color=[figures.ORANGE, figures.BLUE], props="width: 7em;")
-        self.shown.value = styler.to_html()
+            display(HTML(alert(error)))
+
+    of_model.observe(offer, "value")
+    shown_below = widgets.interactive_output(show, controls)
+    return widgets.VBox([widgets.HBox([*controls.values()], layout={"flex_flow": "row wrap"}), shown_below])
+
+
+def shown(data: xr.Dataset, over: str = "") -> str:
+    """The table of what is chosen, as HTML with a bar in each cell."""
+    frame, n = table(data, over), data.sizes["prompt"]
+    grid = bool(frame.columns.name)
+    caption = f"{_words(str(next(iter(data))))}, " * grid + (f"mean over {n} prompts" if n > 1 else "one prompt")
+    styler = pages.shown(frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(escape(caption))
+    bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}
+    return styler.bar(axis=None if grid else 0, **bars).to_html()
 
 
 def playground(model: str, **how: str) -> widgets.VBox:
