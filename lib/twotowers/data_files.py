@@ -15,11 +15,12 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import pandas as pd
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from twotowers.errors import TwoTowersError
@@ -117,6 +118,21 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         if unique and line_of.setdefault(key, line) != line:
             raise damaged(path, f"{', '.join(unique)} '{', '.join(key)}' stands in line {line_of[key]}, too", line)
     return rows
+
+
+def read_written(folder: Path, column: str, known: Iterable[str], columns: Sequence[str]) -> pd.DataFrame:
+    """The rows that chapters wrote to a folder, in the order of what they are about; those of what is no more are left out.
+
+    Args:
+        column: which says what a row is about, such as "claim".
+        known: its entries, in order.
+        columns: of a table without rows, where no chapter wrote any.
+    """
+    parts = [pd.read_csv(path, dtype={"chapter": str, "figure": str}) for path in sorted(folder.glob("*.csv"))]
+    rows = pd.concat(parts or [pd.DataFrame(columns=columns)])
+    order = {entry: i for i, entry in enumerate(known)}
+    rows = rows[rows[column].isin(order)]
+    return rows.sort_values(column, key=lambda entries: entries.map(order), kind="stable", ignore_index=True)
 
 
 def first_fault(error: ValidationError) -> str:

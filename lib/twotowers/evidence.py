@@ -38,16 +38,15 @@ import pandas as pd
 import xarray as xr
 
 from twotowers.claims import ABSENT, FAILS, HOLDS, NOT_SPECIFIC, NOT_TESTABLE, SMALL, UNDECIDED, Claim, claims
+from twotowers.data_files import read_written
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.heads import Heads
-from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
+from twotowers.intervals import Interval, check_clusters, mean, means, ratio
 
 if TYPE_CHECKING:
     from twotowers.book import Model
 
 LEAST, MOST = 20, 0.05
-SAME, COMPARED = 0.95, 400
-"""Two random sets are the same where so many of their numbers are equal; how many prompts are compared"""
 SHARE_OF_CHOICE = 0.05
 
 
@@ -179,21 +178,9 @@ def _control(effect: Interval, values: xr.DataArray, whole: xr.DataArray | None,
 
 def distinct(control: xr.DataArray) -> list[int]:
     """The draws (draw, prompt) that are different sets, each where it comes first: by their names, where the coordinate `sets` has
-    them, else by their numbers.
-
-    Equal sets give equal numbers, but where heads were added up in another order, which changed the last recorded bit of at most 3
-    in 100 of SmolLM2's; of different sets at most 70 in 100 are equal. Sets that hardly do anything, as the miniature's do where
-    a remedy is tried in them, are only told apart by names.
-    """
-    if "sets" in control.coords:
-        return np.sort(np.unique(control["sets"], return_index=True)[1]).tolist()
-    rows = control.transpose("draw", "prompt").values
-    rows = rows[:, :: max(1, rows.shape[1] // COMPARED)]
-    first: list[int] = []
-    for i, row in enumerate(rows):
-        if not first or (rows[first] == row).mean(1).max() < SAME:
-            first.append(i)
-    return first
+    them, else by their numbers, which are equal for equal sets."""
+    rows = control["sets"] if "sets" in control.coords else control.transpose("draw", "prompt")
+    return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
 
 def p_of_sets(share: float, draws: int) -> float:
@@ -204,22 +191,17 @@ def p_of_sets(share: float, draws: int) -> float:
 def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None) -> None:
     """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw, prompt), all of the same prompts,
     and labels are either all arbitrary or all names of classes."""
-    for name, part, dims in (
-        ("values", values, {"prompt"}),
-        ("whole", whole, {"prompt"}),
-        ("control", control, {"draw", "prompt"}),
-    ):
+    for name, part in {"values": values, "whole": whole, "control": control}.items():
         if part is None:
             continue
-        if {*part.dims} != dims:
+        dims = ("draw", "prompt") if name == "control" else ("prompt",)
+        if {*part.dims} != {*dims}:
             remedy = "take means over the others first, or name the set of heads in data/claims.csv"
-            there, wanted = (", ".join(sorted(map(str, names))) for names in (part.dims, dims))
-            raise TwoTowersError(f"{name} over ({there}), wanted ({wanted}): {remedy}")
+            raise TwoTowersError(f"{name} over ({', '.join(map(str, part.dims))}), wanted ({', '.join(dims)}): {remedy}")
         common = [c for c in {*values.coords} & {*part.coords} if values[c].dims == part[c].dims == ("prompt",)]
-        if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in common):
+        if part.sizes["prompt"] != values.sizes["prompt"] or not all(values[c].equals(part[c]) for c in common):
             raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
-    if not set(CLUSTERS) <= set(values.coords):
-        raise TwoTowersError(f"values without the coordinates {', '.join(CLUSTERS)}, which tell their clusters: keep them")
+    check_clusters(values)
     are_names = values["labels"] == values["pair"]
     if are_names.any() and not are_names.all():
         raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
@@ -237,17 +219,13 @@ def select(
     """
     single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
     drawn = single and claim.control == "random sets"
+    given = "none" if control is None else control["control"].item() if "control" in control.coords else "random sets"
     if not single:
-        values = _of_set(claim, values, model)
-    wanted = "none" if drawn else claim.control
-    if (control is None) != (wanted == "none"):
-        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
-        raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
-    if control is not None and (given := control.coords.get("control", wanted)) != wanted:
-        raise TwoTowersError(f"its control is '{claim.control}', and {given.item()} are given: change one of them")
-    if single:
-        return _cross_fit(claim, values, model)
-    return values, None if control is None else _of_set(claim, control, model)
+        values, control = _of_set(claim, values, model), None if control is None else _of_set(claim, control, model)
+    if given != ("none" if drawn else claim.control):
+        wanted = f"'{claim.control}'" + " of its single heads, which are drawn here" * drawn
+        raise TwoTowersError(f"its control is {wanted}, and '{given}' is given: change control=, or its line in data/claims.csv")
+    return _cross_fit(claim, values, model) if single else (values, control)
 
 
 def _of_set(claim: Claim, values: xr.DataArray, model: Model) -> xr.DataArray:
@@ -294,11 +272,7 @@ def read(folder: Path) -> pd.DataFrame:
 
     The column `p_holm` is p, corrected for all rows of the same model.
     """
-    parts = [pd.read_csv(path, dtype={"chapter": str}) for path in sorted(folder.glob("*.csv"))]
-    if not parts:
-        return pd.DataFrame(columns=COLUMNS)
-    order = {claim: i for i, claim in enumerate(claims())}
-    rows = pd.concat(parts).sort_values("claim", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
+    rows = read_written(folder, "claim", claims(), COLUMNS)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 

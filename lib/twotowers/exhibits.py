@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import model_validator
 
-from twotowers.data_files import Optional, Row, Text, read_table, shown_name
+from twotowers.data_files import Optional, Row, Text, read_table, read_written, shown_name
 from twotowers.paths import data_folder
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
@@ -97,7 +97,4 @@ def css(text: str) -> str:
 
 def read(folder: Path) -> pd.DataFrame:
     """All rows that the chapters of a book wrote, in the paper's order. Empty where none did."""
-    nothing = pd.DataFrame(columns=["item", "chapter", "figure", "model", "verdict", "value", "words"])
-    parts = [pd.read_csv(path, dtype={"chapter": str, "figure": str}) for path in sorted(folder.glob("*.csv"))]
-    every = pd.concat(parts or [nothing]).set_index("item", drop=False)
-    return pd.concat([every.loc[[item]] for item in exhibits() if item in every.index] or [nothing], ignore_index=True)
+    return read_written(folder, "item", exhibits(), ["item", "chapter", "figure", "model", "verdict", "value", "words"])

@@ -55,6 +55,13 @@ class Interval:
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
+def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> None:
+    """Raises TwoTowersError where a coordinate is missing."""
+    for name in clusters:
+        if name not in values.coords:
+            raise TwoTowersError(f"values without the coordinate '{name}', which tells their clusters: keep it, or give it")
+
+
 class Sample:
     """Variables (variable, prompt) of the same prompts: their means (variable,), and how these vary together."""
 
@@ -63,9 +70,7 @@ class Sample:
         dimensions, values that are not finite, and a missing coordinate."""
         if variables.ndim != 2:
             raise TwoTowersError(f"values over ({', '.join(map(str, of.dims))}), wanted (prompt): take means over the others first")
-        for name in clusters:
-            if name not in of.coords:
-                raise TwoTowersError(f"values without the coordinate '{name}', which tells their clusters: keep it, or give it")
+        check_clusters(of, clusters)
         bad = int((~np.isfinite(variables)).sum())
         if bad:
             many = "all" if bad == variables.size else f"{bad} of {variables.size}"

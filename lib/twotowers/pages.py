@@ -117,20 +117,18 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     lines = ["<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"]
     cells = {(row["claim"], row["model"]): row for row in rows.to_dict("records")}
     for name in only or dict.fromkeys(rows["claim"]):
-        of = [cells.get((name, model), {"verdict": ""}) for model in models]
-        first = next(row for (claim, _), row in cells.items() if claim == name)
-        link = f'<a href="{chapters.get(str(first["chapter"]))}.html#claim-{escape(name)}">{escape(first["statement"])}</a>'
-        source = "" if only or name not in every_claim else f"<br><small>{escape(every_claim[name].source)}</small>"
-        parts = "".join(_cell(every_claim.get(name), row, bool(only)) for row in of)
-        measure = escape(every_claim[name].measure) if name in every_claim else ""
-        lines.append(f'<tr><th scope="row" title="{measure}">{link}{source}</th>{parts}</tr>')
+        claim = every_claim[name]
+        link = f'<a href="{chapters.get(claim.chapter)}.html#claim-{name}">{escape(claim.statement)}</a>'
+        source = "" if only else f"<br><small>{escape(claim.source)}</small>"
+        parts = "".join(_cell(claim, cells.get((name, model), {"verdict": ""}), bool(only)) for model in models)
+        lines.append(f'<tr><th scope="row" title="{escape(claim.measure)}">{link}{source}</th>{parts}</tr>')
     return HTML(f'<table class="ladder">{"".join(lines)}</table>')
 
 
-def _cell(claim: Claim | None, row: Mapping[Hashable, Any], numbers: bool) -> str:
+def _cell(claim: Claim, row: Mapping[Hashable, Any], numbers: bool) -> str:
     """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it is pointed at."""
     verdict = escape(row["verdict"])
-    if verdict in ("", NOT_TESTABLE) or claim is None:
+    if verdict in ("", NOT_TESTABLE):
         detail = row.get("note", "")
     else:
         detail = f"{_effect(claim, row)} {claim.unit if claim.unit != 'share' else ''}".strip()

@@ -9,6 +9,7 @@ version, of another model than its folder says, or names heads that the model do
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,16 +90,10 @@ def _check_origin(attributes: Mapping[str, Any], model: str, suite: str, name: s
     for says, place in ((about.measurement, name), (about.suite, suite), (about.model, model)):
         if says != place:
             raise TwoTowersError(f"it says '{says}', and lies where '{place}' belongs")
-    origin = about.identity
-    Settings.of({setting: value for setting, value in origin.items() if setting in Settings.model_fields.keys() - {"model"}})
-    if origin.get("model") != about.fingerprint:
-        raise TwoTowersError(f"its identity is of '{origin.get('model')}'")
-    if origin.get("texts") != store.texts(suite):
-        raise TwoTowersError(f"it is of other texts than data/{', data/'.join(store.TEXTS[suite])}: record it again")
-    for part, version in store.versions(name).items():
-        before = origin.get("versions", {}).get(part)
-        if before != version:
-            raise TwoTowersError(f"it rests on version {before} of '{part}', the code is of version {version}: record it again")
+    own = Settings.of({key: value for key, value in about.identity.items() if key in Settings.model_fields and key != "model"})
+    for key, today in json.loads(store.identity(name, own, about.fingerprint)).items():
+        if about.identity.get(key) != today:
+            raise TwoTowersError(f"its {key} is {about.identity.get(key)}, and would be {today} now: record it again")
 
 
 def _check_names(data: xr.Dataset) -> None:
