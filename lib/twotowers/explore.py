@@ -36,9 +36,8 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
     found = {"head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if data[dim].dtype.kind in "UO"}
     if {"layer", "head"} <= {*data.dims}:  # with most of the first variable first
         first = next(iter(data.values()))
-        mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).transpose("layer", "head")
-        order = np.argsort(-mean.values, axis=None, kind="stable")
-        found["head"] = named(zip(*np.unravel_index(order, mean.shape), strict=True))
+        mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).to_series()
+        found["head"] = named(mean.reorder_levels(["layer", "head"]).sort_values(ascending=False).index)
     if "prompt" in data.dims and not over:
         texts, pairs = (list(dict.fromkeys(map(_one_line, data[name].values))) for name in ("text", "pair"))
         found["prompts"] = [*texts[:1], ALL, *pairs, *texts[1:]] if "place" in data.dims else [ALL, *pairs, *texts]
