@@ -10,8 +10,9 @@ from conftest import refused
 from twotowers import choose, claims, evidence
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import compare, not_testable, over_sets, select
+from twotowers.evidence import compare, not_testable, over_sets
 from twotowers.heads import Head
+from twotowers.selection import select
 
 LINE = {"id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0, "smallest": 0.1, "unit": "share",
         "heads": "", "control": "none", "source": "v1", "rule": "2026-11-23", "seen": "nothing"}  # fmt: skip

@@ -23,31 +23,27 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from twotowers import choose, figures
+from twotowers import figures
 from twotowers.errors import TwoTowersError
 from twotowers.explore import alert
-from twotowers.forms import SEPARATORS, Form
+from twotowers.forms import SEPARATORS
 from twotowers.heads import Head, check_inside, named
 
 from towerlab.measure.conditions import true_first
-from towerlab.measure.directions import BLOCKS, class_directions
-from towerlab.measure.heads import heads as measure_heads
-from towerlab.model import loading, query_key
+from towerlab.model import loading
 from towerlab.model.capture import Capture, capture, logit_difference_rows
 from towerlab.model.edits import edited, everywhere, steer, zero
 from towerlab.model.model import Model
-from towerlab.prompts.blocks import class_words, draw_blocks
 from towerlab.prompts.paper_sets import CASE
-from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode, encode_all
+from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode
 from towerlab.prompts.variants import exchanged_labels, one_fewer
+from towerlab.push import SEPARATOR, Direction, class_of, push
 
 SHOWN = 5  # heads whose attention is shown when none is picked
 TOP = 5  # tokens beside the labels
 DOSE = 1.5  # of the scene that pushes the query
 SWITCH_OFF = "Switch off the heads that add most"
 PUSH = "Push the query towards the other class"
-SEPARATOR = {sign: name for name, sign in SEPARATORS.items()}
-"""What stands between demonstrations -> its name"""
 
 
 def mix_classes(prompt: Prompt) -> Prompt:
@@ -89,10 +85,6 @@ class Effect:
     attention: pd.DataFrame
     heads: pd.DataFrame
     sentence: str
-
-
-Direction = tuple[list[Head], Float[Tensor, "layer head d_head"]]
-"""The heads that compare two classes most; mean query of the second class minus the first's, of every head"""
 
 
 @torch.inference_mode()
@@ -158,49 +150,11 @@ def _sentence(model: Model, state: State, p: Sequence[np.ndarray]) -> str:
     return f"The model says {before}" + (f"; with {' and '.join(changes)} it says {after}." if changes else ".")
 
 
-def class_of(word: str) -> str | None:
-    """Its class in the word lists."""
-    return next((cls for cls, words in class_words().items() if word in words), None)
-
-
 def true_label(rows: Sequence[tuple[str, str]], query: str) -> str | None:
     """The label of the demonstrations whose class is the query's; None when a word is unknown or they do not agree."""
     cls = class_of(query)
     labels = {label for text, label in rows if cls and class_of(text) == cls}
     return labels.pop() if len(labels) == 1 else None
-
-
-def push(
-    model: Model, prompt: Prompt, directions: dict[tuple, Direction] | None = None
-) -> tuple[list[Head], dict[int, Float[Tensor, "1 head d_head"]]]:
-    """The heads that compare the prompt's two classes most, and what a dose of 1 towards the other class adds to the queries
-    of every head of their layers at the prompt's last position. `directions`: those of this model made before, and after.
-
-    The query's class is its own where it is one of the two. Raises TwoTowersError for demonstrations of fewer classes.
-    """
-    known = dict.fromkeys(cls for d in prompt.demonstrations if (cls := class_of(d.text)))
-    query_class = class_of(prompt.query)
-    own, other, *_ = [*sorted(known, key=lambda cls: cls != query_class), "", ""]
-    if not other:
-        raise TwoTowersError("a push needs demonstrations of two classes of the word lists, such as love and two")
-    directions = {} if directions is None else directions
-    key = (own, other, prompt.separator, prompt.labels[:2])
-    if key not in directions:
-        directions[key] = _direction(model, *key)
-    heads, direction = directions[key]
-    last = torch.tensor([[encode(prompt, model.tokenizer).last]], device=model.device).expand(1, model.n_heads)
-    return heads, {layer: query_key.rotated(model, layer, direction[layer][None], last) for layer, _ in heads}
-
-
-def _direction(model: Model, own: str, other: str, sign: str, labels: Sequence[str]) -> Direction:
-    """Heads by attention to labels of the query's class minus the other; mean query of the other class minus the own."""
-    form = Form(2, SEPARATOR[sign])
-    blocks = draw_blocks(BLOCKS, form, seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)])
-    encoded = encode_all(blocks, model.tokenizer, model.context)
-    differences = choose.attention_difference(measure_heads(model, encoded)).mean("prompt")
-    best = choose.top(differences, choose.TOP, -np.inf)
-    direction = torch.tensor(class_directions(model, encoded)["query"].isel(pair=0).values, device=model.device)
-    return best, direction.to(torch.promote_types(model.dtype, torch.float32))
 
 
 def charts(effect: Effect) -> alt.VConcatChart:
@@ -244,7 +198,7 @@ class Playground(widgets.VBox):
         self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
         self.error, self.sentence, self.pictures = widgets.HTML(), widgets.HTML(), widgets.HTML()
         for field in self.fields.values():
-            field.observe(lambda _: self._setting or self.refresh(), "value")
+            field.observe(self._on_change, "value")
         for scene, button in self.scenes.items():
             button.on_click(lambda _, scene=scene: self.refresh(scene))
         columns = [*self.fields.values()], [self.error, self.sentence, self.pictures]
@@ -280,6 +234,10 @@ class Playground(widgets.VBox):
             return
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
         self.pictures.value = picture(self.effect)
+
+    def _on_change(self, _: dict) -> None:
+        if not self._setting:
+            self.refresh()
 
     def _put(self, state: State) -> None:
         """The fields as a state has them."""

@@ -25,16 +25,16 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import choose, claims, evidence, exhibits, explore, figures, intervals, pages, recorded, store
+from twotowers import choose, claims, evidence, exhibits, explore, figures, intervals, pages, recorded, selection, store
 from twotowers.claims import Claim
 from twotowers.data_files import shown_name
+from twotowers.disk import written
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
-from twotowers.recording import Recording, of_labels
+from twotowers.measurements import Measurements
 from twotowers.settings import Settings
-from twotowers.store import Laboratory
 
 DRAWS = 1000
 
@@ -85,72 +85,15 @@ class Model:
         return choose.matched_sets([Head(*at) for at in heads], n_layers, n_heads, n_heads // n_kv, draws)
 
 
-class Chapter:
+class Chapter(Measurements):
     """Measurements of all models, claims and figures of one notebook."""
 
     def __init__(self, settings: Settings):
-        self.settings = settings
+        super().__init__(settings)
         self.rows: list[EvidenceRow] = []
         self.exhibits: dict[str, list[dict]] = {}
-        self.left_out: dict[str, str] = {}
-        self.not_recorded: dict[str, dict[str, list[str]]] = {}
-        self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
-        self.model = self._laboratories[settings.suite].name
         if settings.blocks < pages.QUICK and self.model not in recorded.recorded_models():
             pages.quick_look(self.model, settings.blocks)
-        self._open: dict[tuple[str, str, str], dict[str, Recording]] = {}
-        self._settings_of: dict[tuple[str, str, str], Any] = {}
-
-    def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
-        """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
-
-        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the chapter's,
-        such as "sentences". `labels`: prompts with arbitrary labels, those with names of classes, or all; default: arbitrary
-        ones on blocks that judge, all on those that choose heads and forms. Random sets are left to `control`.
-        """
-        return {model: of.data for model, of in self._recordings(name, suite, labels).items()}
-
-    def control(self, name: str) -> dict[str, xr.Dataset]:
-        """Model -> the same measurement of random sets or directions: variables over (heads, draw, prompt)."""
-        return {model: of.control for model, of in self._recordings(name).items() if of.control is not None}
-
-    def _recordings(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, Recording]:
-        suite = suite or self.settings.suite
-        labels = labels or ("arbitrary" if store.about(name).judges else "all")
-        key = suite, name, labels
-        if key not in self._open and labels == "all":
-            self._open[key] = self._files(name, suite)
-        elif key not in self._open:
-            self._open[key] = {model: of_labels(every, labels) for model, every in self._recordings(name, suite, "all").items()}
-        return self._open[key]
-
-    def _files(self, name: str, suite: str) -> dict[str, Recording]:
-        files = {}
-        for model in recorded.recorded_models():
-            try:
-                recording = recorded.open_recorded(model, suite, name)
-                if recording is not None:
-                    self._check_settings(recording, model, suite, name)
-                    files[model] = recording
-                elif model != self.model:
-                    self.not_recorded.setdefault(model, {}).setdefault(suite, []).append(name)
-            except TwoTowersError as error:
-                pages.note(f"Left out: {error}.")
-        settings = self.settings.model_copy(update={"suite": suite})
-        if self.model not in files or not store.serves(files[self.model], settings):
-            files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).recording(name)
-        for model, of in files.items():
-            if store.NOT_TESTABLE in of.data.attrs:
-                self.left_out[model] = of.data.attrs[store.NOT_TESTABLE]
-        by_size = sorted(files, key=lambda model: files[model].data.attrs["parameters"])
-        return {model: files[model] for model in by_size if store.NOT_TESTABLE not in files[model].data.attrs}
-
-    def _check_settings(self, recording: Recording, model: str, suite: str, name: str) -> None:
-        """Raises TwoTowersError where a recorded file is of other settings than those before it."""
-        for key, value in recorded.settings_of(recording).items():
-            first = self._settings_of.setdefault((model, suite, key), value)
-            if value != first:
-                raise TwoTowersError(f"'{model}/{suite}/{name}.nc': its {key} is {value}, that of others {first}")
 
     @cached_property
     def models(self) -> dict[str, Model]:
@@ -176,7 +119,7 @@ class Chapter:
         and keeps its rows of evidence.
 
         values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
-        (`evidence.select`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
+        (`selection.select`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
         sets, with a dimension `draw` more. gate: a model that does not learn the task is "not testable"; False for the claim
         that it learns. untestable: model -> why the claim has no meaning there; a model in it needs no values.
         """
@@ -199,7 +142,7 @@ class Chapter:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = pd.DataFrame(rows, columns=evidence.COLUMNS)
-        missing = {m: commands for m, commands in self._commands().items() if m not in values and m not in why}
+        missing = {m: commands for m, commands in self.lacking().items() if m not in values and m not in why}
         shared = [m for m, of in self.models.items() if of.heads.attrs["key_value_heads"] == 1]
         display(HTML(pages.sentence(line, table, missing, shared if line.control == "random sets" else ())))
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
@@ -220,7 +163,7 @@ class Chapter:
     def _row(
         self, claim: Claim, model: Model, values: xr.DataArray, whole: xr.DataArray | None, random: xr.DataArray | None
     ) -> EvidenceRow:
-        effect, control = evidence.select(claim, values, random, model)
+        effect, control = selection.select(claim, values, random, model)
         if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["draw"]  # files hold those that this rule draws
             sets = model.drawn(model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws)
@@ -251,21 +194,16 @@ class Chapter:
         """
         drawn = getattr(shown, "data", None)
         caption += " Nothing to draw: no model has these numbers." if isinstance(drawn, pd.DataFrame) and drawn.empty else ""
-        if (self.settings.suite, "heads", "all") in self._open:
+        if self.is_open("heads"):
             learned = {model: of.learned for model, of in self.models.items()}
             chance = [f"{m} ({pages.not_learned(of)})" for m, of in learned.items() if not of.low > pages.CHANCE]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        commands = "; ".join(self._commands().values())
+        commands = "; ".join(self.lacking().values())
         caption += f" Not recorded, so not everywhere; this makes it: {commands}." if commands else ""
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         of = f"{'Table' if table else 'Figure'} {number}"
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {escape(caption)}</p>'))
-
-    def _commands(self) -> dict[str, str]:
-        """Model -> what would record all that it lacks of what was asked for."""
-        lacks = self.not_recorded.items()
-        return {m: "; ".join(recorded.command(m, suite, names) for suite, names in of.items()) for m, of in lacks}
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
         """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.
@@ -298,7 +236,7 @@ class Chapter:
                 continue
             table = pd.DataFrame(rows)
             try:
-                with store.written(place / f"{table['chapter'].iloc[0]}.csv") as scratch:
+                with written(place / f"{table['chapter'].iloc[0]}.csv") as scratch:
                     table.to_csv(scratch, index=False)
             except TwoTowersError as error:
                 if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it

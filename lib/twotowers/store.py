@@ -15,15 +15,9 @@ import hashlib
 import importlib
 import json
 import math
-import os
-import platform
-import signal
-import threading
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
 import xarray as xr
@@ -31,6 +25,7 @@ from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from twotowers import schema
 from twotowers.data_files import Optional, Row, Text, read_table, read_text
+from twotowers.disk import deferred_signals, written
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, is_own, slug
 from twotowers.recording import Recording, each_part, own, with_shared
@@ -182,7 +177,7 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
     groups = {"/": data}
     if recording.control is not None:
         groups["control"] = own(recording.control, data)
-    with _deferred_signals(), written(path) as scratch:
+    with deferred_signals(), written(path) as scratch:
         for group, part in groups.items():
             mode = "w" if group == "/" else "a"
             part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
@@ -211,65 +206,13 @@ def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
     return {name: of(array) for name, array in data.variables.items()}
 
 
-def check_writable(path: Path) -> None:
-    """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
-    there = next(folder for folder in path.absolute().parents if folder.exists())  # none is made before there is a file
-    with _refused(path), TemporaryFile(dir=there) as trial:
-        trial.write(bytes(1 << 16))
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Ctrl-C and the like wait until a file is done: within xarray's own locks they would leave the process waiting for ever."""
-    waiting: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # no other may set handlers, nor is disturbed
-        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(signal.getsignal(kind)):  # of Python: those of the system end the process at once
-                handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
-    try:
-        yield
-    finally:
-        for kind, handler in handlers.items():
-            signal.signal(kind, handler)
-        for first in waiting[:1]:
-            signal.raise_signal(first)
-
-
-@contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    """A disk that says no is told in one line."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
-        why = getattr(error, "strerror", None) or error
-        raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A name beside a file, whose folder is made; what is written there takes the file's place when all is done.
-
-    Raises TwoTowersError where the disk says no.
-    """
-    scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
-    try:
-        with _refused(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield scratch
-            os.replace(scratch, path)
-    finally:
-        with suppress(OSError):  # a disk that can only be read says so above
-            scratch.unlink(missing_ok=True)
-
-
 def load(path: Path, limit: float = math.inf) -> Recording:
     """A saved measurement, in memory.
 
     Raises TwoTowersError for a file that is missing, damaged, or takes more than `limit` bytes, OtherForm for one of another form.
     """
     try:
-        with _deferred_signals():
+        with deferred_signals():
             groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
             size = sum(part.nbytes for part in groups.values())
             for part in groups.values() if size <= limit else ():
