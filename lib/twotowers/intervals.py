@@ -166,9 +166,6 @@ def table(
     """
     rows = []
     for model, data in values.items():
-        if set(data.dims) != {"prompt", *by}:
-            dims, expected = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
-            raise TwoTowersError(f"a table of values over ({dims}), wanted ({expected}): name them in by=, or take means")
         for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
             part = data.sel(dict(zip(by, entries, strict=True)))
             if part.isnull().all():
