@@ -1,9 +1,10 @@
-"""Change a prompt or ablate heads, and see the answer, the attention and the heads' logit differences change together.
+"""Change a prompt or ablate heads, and see the answer, the attention and the heads' logit
+differences change together.
 
     effect = explore(model, State(prompt, heads=(Head(3, 1),)))     # numbers, without a browser
-    effect.answer, effect.attention, effect.heads
-    SCENES["Swap the labels"](prompt)                               # another prompt
-    Playground("mini-gpt2")          # widgets around it: the last line of a cell in a running notebook
+        effect.answer, effect.attention, effect.heads SCENES["Swap the labels"](prompt)
+        # another prompt Playground("mini-gpt2")          # widgets around it: the last line of a
+        cell in a running notebook
 
 The page "Playground" of the book does the same for one model, in the reader's browser.
 """
@@ -49,7 +50,10 @@ PUSH = "Push the query towards the other class"
 def mix_classes(prompt: Prompt) -> Prompt:
     """The first and the last demonstration exchange their labels."""
     first, *rest, last = prompt.demonstrations
-    return replace(prompt, demonstrations=(replace(first, label=last.label), *rest, replace(last, label=first.label)))
+    return replace(
+        prompt,
+        demonstrations=(replace(first, label=last.label), *rest, replace(last, label=first.label)),
+    )
 
 
 SCENES: dict[str, Callable[[Prompt], Prompt]] = {
@@ -58,14 +62,17 @@ SCENES: dict[str, Callable[[Prompt], Prompt]] = {
     "Remove one": one_fewer,
     "Mix two classes": mix_classes,
     "A query of neither class": lambda prompt: replace(prompt, query="river"),
-    SWITCH_OFF: lambda prompt: prompt,  # and the heads with the largest logit differences are zeroed
+    SWITCH_OFF: lambda prompt: (
+        prompt
+    ),  # and the heads with the largest logit differences are zeroed
     PUSH: lambda prompt: prompt,  # and the dose is set
 }
 
 
 @dataclass(frozen=True)
 class State:
-    """A prompt, the heads that are ablated (zeroed at all positions), and how far the query is pushed (`push`)."""
+    """A prompt, the heads that are ablated (zeroed at all positions), and how far the query is
+    pushed (`push`)."""
 
     prompt: Prompt
     heads: tuple[Head, ...] = ()
@@ -74,11 +81,12 @@ class State:
 
 @dataclass(frozen=True)
 class Effect:
-    """The model as it is and under the state's changes, as tidy tables with columns before and after.
+    """The model as it is and under the state's changes, as tidy tables with columns before and
+    after.
 
-    `answer`: token, probability of every label and of the top tokens. `attention`: demonstration, mean over the state's heads
-    (or the `strongest`) of the attention of the last position on its label. `heads`: layer, head,
-    `head_logit_differences`. `sentence`: the answer in words.
+    `answer`: token, probability of every label and of the top tokens. `attention`: demonstration,
+    mean over the state's heads (or the `strongest`) of the attention of the last position on its
+    label. `heads`: layer, head, `head_logit_differences`. `sentence`: the answer in words.
     """
 
     answer: pd.DataFrame
@@ -89,7 +97,8 @@ class Effect:
 
 @torch.inference_mode()
 def explore(model: Model, state: State, directions: dict[tuple, Direction] | None = None) -> Effect:
-    """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without two known classes."""
+    """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without
+    two known classes."""
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
@@ -101,14 +110,29 @@ def explore(model: Model, state: State, directions: dict[tuple, Direction] | Non
         edits.insert(0, steer(push_heads, query, None, torch.tensor([encoded.label_positions])))
     with edited(model, *edits):
         after = capture(model, [encoded], {"weights", "keys"})
-    for layer, head in push_heads:  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
-        score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(after.keys)
-        after.weights[layer, 0, head] = (after.weights[layer, 0, head].log() + score_of_push).softmax(-1)
+    for (
+        layer,
+        head,
+    ) in (
+        push_heads
+    ):  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
+        score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(
+            after.keys
+        )
+        after.weights[layer, 0, head] = (
+            after.weights[layer, 0, head].log() + score_of_push
+        ).softmax(-1)
     p = [run.logits[0].double().softmax(-1).cpu().numpy() for run in (before, after)]
-    tokens = dict.fromkeys([*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:TOP].tolist()])
-    answer = pd.DataFrame([{"token": _token_text(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens])
+    tokens = dict.fromkeys(
+        [*encoded.label_ids.values(), *np.argsort(-p[1], kind="stable")[:TOP].tolist()]
+    )
+    answer = pd.DataFrame(
+        [{"token": _token_text(model, i), "before": p[0][i], "after": p[1][i]} for i in tokens]
+    )
     differences = [head_logit_differences(run, model).cpu().numpy() for run in (before, after)]
-    heads = pd.DataFrame(np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"])
+    heads = pd.DataFrame(
+        np.indices(differences[0].shape).reshape(2, -1).T, columns=["layer", "head"]
+    )
     heads["before"], heads["after"] = map(np.ravel, differences)
     attention = _attention(encoded, state.heads or push_heads or strongest(heads), before, after)
     return Effect(answer, attention, heads, _sentence(model, state, p))
@@ -121,18 +145,38 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 
 
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
-    """What every head adds to the logit of the true label minus the other at the last position (nats), final norm frozen."""
+    """What every head adds to the logit of the true label minus the other at the last position
+    (nats), final norm frozen."""
     row = logit_difference_rows(capture, model)[0]
     weights = [model.output_weight(layer).to(row) for layer in range(model.n_layers)]
-    return torch.stack([torch.einsum("hk,hkd,d->h", z[0].to(row), w, row) for z, w in zip(capture.z, weights, strict=True)])
+    return torch.stack(
+        [
+            torch.einsum("hk,hkd,d->h", z[0].to(row), w, row)
+            for z, w in zip(capture.z, weights, strict=True)
+        ]
+    )
 
 
-def _attention(encoded: Encoded, heads: Sequence[tuple[int, int]], before: Capture, after: Capture) -> pd.DataFrame:
+def _attention(
+    encoded: Encoded, heads: Sequence[tuple[int, int]], before: Capture, after: Capture
+) -> pd.DataFrame:
     """Mean over heads of the attention on each label."""
     layer, head = zip(*heads, strict=True)
-    table = pd.DataFrame({"demonstration": [f"{i}. {d.text} : {d.label}" for i, d in enumerate(encoded.prompt.demonstrations, 1)]})
+    table = pd.DataFrame(
+        {
+            "demonstration": [
+                f"{i}. {d.text} : {d.label}" for i, d in enumerate(encoded.prompt.demonstrations, 1)
+            ]
+        }
+    )
     for name, run in (("before", before), ("after", after)):
-        table[name] = run.weights[layer, 0, head].double().mean(0)[list(encoded.label_positions)].cpu().numpy()
+        table[name] = (
+            run.weights[layer, 0, head]
+            .double()
+            .mean(0)[list(encoded.label_positions)]
+            .cpu()
+            .numpy()
+        )
     return table
 
 
@@ -147,11 +191,14 @@ def _sentence(model: Model, state: State, p: Sequence[np.ndarray]) -> str:
         changes.append(f"{', '.join(named(state.heads))} zeroed")
     if state.dose:
         changes.append("the query pushed")
-    return f"The model says {before}" + (f"; with {' and '.join(changes)} it says {after}." if changes else ".")
+    return f"The model says {before}" + (
+        f"; with {' and '.join(changes)} it says {after}." if changes else "."
+    )
 
 
 def true_label(rows: Sequence[tuple[str, str]], query: str) -> str | None:
-    """The label of the demonstrations whose class is the query's; None when a word is unknown or they do not agree."""
+    """The label of the demonstrations whose class is the query's; None when a word is unknown or
+    they do not agree."""
     cls = class_of(query)
     labels = {label for text, label in rows if cls and class_of(text) == cls}
     return labels.pop() if len(labels) == 1 else None
@@ -163,9 +210,16 @@ def charts(effect: Effect) -> alt.VConcatChart:
     bars = []
     for table, title in ((effect.answer, "probability"), (effect.attention, "attention")):
         name = table.columns[0]
-        y, offset = alt.Y(f"{name}:N", sort=list(table[name]), title=None), alt.YOffset("when:N", sort=list(pair))
+        y, offset = (
+            alt.Y(f"{name}:N", sort=list(table[name]), title=None),
+            alt.YOffset("when:N", sort=list(pair)),
+        )
         colour = alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values())))
-        chart = alt.Chart(table.melt(name, list(pair), "when", title)).mark_bar().properties(width=220, height=alt.Step(10))
+        chart = (
+            alt.Chart(table.melt(name, list(pair), "when", title))
+            .mark_bar()
+            .properties(width=220, height=alt.Step(10))
+        )
         bars.append(chart.encode(x=f"{title}:Q", y=y, yOffset=offset, color=colour))
     heads = effect.heads.melt(["layer", "head"], list(pair), "model", "logit difference")
     maps = figures.head_maps(heads, "logit difference", title="logit difference (nats)")
@@ -174,28 +228,39 @@ def charts(effect: Effect) -> alt.VConcatChart:
 
 def picture(effect: Effect) -> str:
     """The charts as an image of its own: a widget shows HTML."""
-    data = base64.b64encode(figures.svg(charts(effect).properties(background="white").to_dict()).encode()).decode()
+    data = base64.b64encode(
+        figures.svg(charts(effect).properties(background="white").to_dict()).encode()
+    ).decode()
     return f'<img alt="{html.escape(effect.sentence)}" src="data:image/svg+xml;base64,{data}">'
 
 
 class Playground(widgets.VBox):
-    """Widgets around `explore`: `fields` by name, `scenes` to press, `effect` as last computed, `error` a line or nothing."""
+    """Widgets around `explore`: `fields` by name, `scenes` to press, `effect` as last computed,
+    `error` a line or nothing."""
 
     def __init__(self, model: Model | str, dtype: str = "float32", device: str = "cpu"):
-        self.model = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
+        self.model = (
+            loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
+        )
         self.effect: Effect | None = None
         self._directions: dict[tuple, Direction] = {}
         self._setting = False
         late = {"continuous_update": False}
         self.fields = {
-            "demonstrations": widgets.Textarea(description="examples", rows=6, placeholder="text : label", **late),
+            "demonstrations": widgets.Textarea(
+                description="examples", rows=6, placeholder="text : label", **late
+            ),
             "query": widgets.Text(description="query", **late),
-            "true label": widgets.Text(description="true label", placeholder="of words that no list has", **late),
+            "true label": widgets.Text(
+                description="true label", placeholder="of words that no list has", **late
+            ),
             "separator": widgets.Dropdown(description="separator", options=list(SEPARATORS)),
             "heads": widgets.Text(description="heads", placeholder="3-1, 2-5", **late),
             "push": widgets.FloatSlider(description="push", min=-3, max=3, step=0.25, **late),
         }
-        self.scenes = {scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES}
+        self.scenes = {
+            scene: widgets.Button(description=scene, layout={"width": "auto"}) for scene in SCENES
+        }
         self.error, self.sentence, self.pictures = widgets.HTML(), widgets.HTML(), widgets.HTML()
         for field in self.fields.values():
             field.observe(self._on_change, "value")
@@ -208,29 +273,45 @@ class Playground(widgets.VBox):
         self.refresh()
 
     def state(self) -> State:
-        """What the fields say. The true label is that of the query's class, where the word lists know it. Raises TwoTowersError
-        when it is no prompt."""
+        """What the fields say. The true label is that of the query's class, where the word lists
+        know it. Raises TwoTowersError when it is no prompt."""
         value = {name: field.value for name, field in self.fields.items()}
-        parts = [line.rpartition(":") for line in value["demonstrations"].splitlines() if line.strip()]
-        rows, query = [(text.strip(), label.strip()) for text, _, label in parts], value["query"].strip()
+        parts = [
+            line.rpartition(":") for line in value["demonstrations"].splitlines() if line.strip()
+        ]
+        rows, query = (
+            [(text.strip(), label.strip()) for text, _, label in parts],
+            value["query"].strip(),
+        )
         true = true_label(rows, query) or value["true label"].strip()
         labels = tuple(dict.fromkeys([*(label for _, label in rows), true]))
         demonstrations = [Demonstration(*row) for row in rows]
-        prompt = Prompt(demonstrations, query, true, labels, separator=SEPARATORS[value["separator"]])
+        prompt = Prompt(
+            demonstrations, query, true, labels, separator=SEPARATORS[value["separator"]]
+        )
         heads = tuple(Head.parse(word) for word in re.split(r"[,\s]+", value["heads"]) if word)
         return State(prompt, heads, value["push"])
 
     def refresh(self, scene: str | None = None) -> None:
-        """Compute and show, after a scene if one is named. What goes wrong is one line; the last effect stays in sight."""
+        """Compute and show, after a scene if one is named. What goes wrong is one line; the last
+        effect stays in sight."""
         try:
             state = self.state()
             if scene:
-                heads = strongest(self.effect.heads) if scene == SWITCH_OFF and self.effect else state.heads
-                state = State(SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose)
+                heads = (
+                    strongest(self.effect.heads)
+                    if scene == SWITCH_OFF and self.effect
+                    else state.heads
+                )
+                state = State(
+                    SCENES[scene](state.prompt), heads, DOSE if scene == PUSH else state.dose
+                )
             self._put(state)
             self.effect = explore(self.model, state, self._directions)
         except Exception as error:  # in a callback of a widget it would vanish unseen
-            self.error.value = alert(error if isinstance(error, TwoTowersError) else repr(error).splitlines()[0])
+            self.error.value = alert(
+                error if isinstance(error, TwoTowersError) else repr(error).splitlines()[0]
+            )
             return
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
         self.pictures.value = picture(self.effect)
@@ -242,8 +323,16 @@ class Playground(widgets.VBox):
     def _put(self, state: State) -> None:
         """The fields as a state has them."""
         prompt, self._setting = state.prompt, True
-        self.fields["demonstrations"].value = "\n".join(f"{d.text} : {d.label}" for d in prompt.demonstrations)
-        self.fields["query"].value, self.fields["true label"].value = prompt.query, prompt.true_label
+        self.fields["demonstrations"].value = "\n".join(
+            f"{d.text} : {d.label}" for d in prompt.demonstrations
+        )
+        self.fields["query"].value, self.fields["true label"].value = (
+            prompt.query,
+            prompt.true_label,
+        )
         self.fields["separator"].value = SEPARATOR[prompt.separator]
-        self.fields["heads"].value, self.fields["push"].value = ", ".join(named(state.heads)), state.dose
+        self.fields["heads"].value, self.fields["push"].value = (
+            ", ".join(named(state.heads)),
+            state.dose,
+        )
         self._setting = False

@@ -1,9 +1,10 @@
-"""What a chapter opens: measurements of all models at hand, and the one place where claims are judged and figures shown.
+"""What a chapter opens: measurements of all models at hand, and the one place where claims are
+judged and figures shown.
 
-    chapter = book.open(globals())                    # checks the parameters cell
-    heads = chapter.measured("heads")                 # {model: xarray.Dataset}, the parameter's model and every recorded one
-    chapter.compare("located-prefer", {m: choose.attention_difference(d) for m, d in heads.items()})
-    chapter.figure("4.1", chart, "What to see. How it was made.")
+    chapter = book.open(globals())                    # checks the parameters cell heads =
+        chapter.measured("heads")                 # {model: xarray.Dataset}, the parameter's model
+        and every recorded one chapter.compare("located-prefer", {m: choose.attention_difference(d)
+        for m, d in heads.items()}) chapter.figure("4.1", chart, "What to see. How it was made.")
 
 `chapter.close()` writes the rows of evidence.
 """
@@ -25,7 +26,19 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import choose, claims, evidence, exhibits, explore, figures, intervals, pages, recorded, selection, store
+from twotowers import (
+    choose,
+    claims,
+    evidence,
+    exhibits,
+    explore,
+    figures,
+    intervals,
+    pages,
+    recorded,
+    selection,
+    store,
+)
 from twotowers.claims import Claim
 from twotowers.data_files import shown_name
 from twotowers.disk import written
@@ -42,18 +55,23 @@ DRAWS = 1000
 def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
     """The chapter of a notebook, from its `globals()`; `own`: parameters of this notebook alone.
 
-    Raises TwoTowersError, in one line, for a wrong parameter, and for one that papermill was given and nobody knows.
+    Raises TwoTowersError, in one line, for a wrong parameter, and for one that papermill was given
+    and nobody knows.
     """
     given = [name for name in Settings.model_fields if name in cells]
     for source in cells.get("In", []):
-        if source.startswith("# Parameters\n"):  # papermill's own cell, which assigns what it was given
-            given += [name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own]
+        if source.startswith(
+            "# Parameters\n"
+        ):  # papermill's own cell, which assigns what it was given
+            given += [
+                name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own
+            ]
     return Chapter(Settings.of({name: cells.get(name) for name in given}))
 
 
 class Model:
-    """One model as claims ask of it: `sets` of heads, `learned`, its accuracy between the two labels on judging blocks, and random
-    sets of its heads."""
+    """One model as claims ask of it: `sets` of heads, `learned`, its accuracy between the two
+    labels on judging blocks, and random sets of its heads."""
 
     def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
         self.name, self.chapter, self.heads = name, chapter, heads
@@ -72,17 +90,24 @@ class Model:
         return choose.form(self.chapter.measured("forms", labels="all")[self.name])
 
     def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
-        """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
+        """(sets, prompts that they judge): by the same rules, from locating blocks of other class
+        pairs and label pairs."""
         locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
         for chooses, judges in choose.turns(locating, target):
             if not chooses.sizes["prompt"]:
-                raise NotTestable("no locating block has other classes and other labels: give more (locate)")
+                raise NotTestable(
+                    "no locating block has other classes and other labels: give more (locate)"
+                )
             yield choose.head_sets(chooses, self.chapter.settings.top_k), judges
 
     def drawn(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
         """So many random sets matched to some heads, also where one comes again."""
-        n_layers, n_heads, n_kv = (int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads"))
-        return choose.matched_sets([Head(*at) for at in heads], n_layers, n_heads, n_heads // n_kv, draws)
+        n_layers, n_heads, n_kv = (
+            int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
+        )
+        return choose.matched_sets(
+            [Head(*at) for at in heads], n_layers, n_heads, n_heads // n_kv, draws
+        )
 
 
 class Chapter(Measurements):
@@ -103,7 +128,10 @@ class Chapter(Measurements):
     @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
-        return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
+        return {
+            m: choose.head_sets(d, self.settings.top_k)
+            for m, d in self.measured("locating").items()
+        }
 
     def compare(
         self,
@@ -115,18 +143,23 @@ class Chapter(Measurements):
         gate: bool = True,
         untestable: Mapping[str, str] | None = None,
     ) -> None:
-        """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
-        and keeps its rows of evidence.
+        """Judge one claim for every model: shows its sentence, and a forest plot where there is a
+        control or a threshold to draw, and keeps its rows of evidence.
 
-        values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
-        (`selection.select`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
-        sets, with a dimension `draw` more. gate: a model that does not learn the task is "not testable"; False for the claim
-        that it learns. untestable: model -> why the claim has no meaning there; a model in it needs no values.
+        values: model -> values of every prompt, over the dimensions that the claim's line in
+        data/claims.csv wants (`selection.select`). whole: model -> (prompt,), what they are a share
+        of. control: model -> the same values of random sets, with a dimension `draw` more. gate: a
+        model that does not learn the task is "not testable"; False for the claim that it learns.
+        untestable: model -> why the claim has no meaning there; a model in it needs no values.
         """
         line = claims.claims().get(claim)
         if line is None:
-            raise TwoTowersError(f"no claim '{claim}' in data/claims.csv: add a line with its rule and date")
-        why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(untestable or {})
+            raise TwoTowersError(
+                f"no claim '{claim}' in data/claims.csv: add a line with its rule and date"
+            )
+        why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(
+            untestable or {}
+        )
         rows = []
         for model in dict.fromkeys([*values, *why]):
             try:
@@ -142,11 +175,23 @@ class Chapter(Measurements):
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = pd.DataFrame(rows, columns=evidence.COLUMNS)
-        missing = {m: commands for m, commands in self.lacking().items() if m not in values and m not in why}
+        missing = {
+            m: commands
+            for m, commands in self.lacking().items()
+            if m not in values and m not in why
+        }
         shared = [m for m, of in self.models.items() if of.heads.attrs["key_value_heads"] == 1]
-        display(HTML(pages.sentence(line, table, missing, shared if line.control == "random sets" else ())))
+        display(
+            HTML(
+                pages.sentence(
+                    line, table, missing, shared if line.control == "random sets" else ()
+                )
+            )
+        )
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
-        if with_effect["draws"].any() or (line.null and len(with_effect)):  # else a chart would repeat the sentence
+        if with_effect["draws"].any() or (
+            line.null and len(with_effect)
+        ):  # else a chart would repeat the sentence
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
             display(chart.properties(description=line.statement))
@@ -154,32 +199,50 @@ class Chapter(Measurements):
     def _learned(self, model: str, gate: bool) -> Model:
         """A model that learns the task, or any where there is no gate. Raises NotTestable."""
         if model not in self.models:
-            raise NotTestable(f"what it learns is not recorded; {recorded.command(model, self.settings.suite, ['heads'])} does it")
+            command = recorded.command(model, self.settings.suite, ["heads"])
+            raise NotTestable(f"what it learns is not recorded; {command} does it")
         of = self.models[model]
         if gate and not of.learned.low > pages.CHANCE:
             raise NotTestable(pages.not_learned(of.learned))
         return of
 
     def _row(
-        self, claim: Claim, model: Model, values: xr.DataArray, whole: xr.DataArray | None, random: xr.DataArray | None
+        self,
+        claim: Claim,
+        model: Model,
+        values: xr.DataArray,
+        whole: xr.DataArray | None,
+        random: xr.DataArray | None,
     ) -> EvidenceRow:
         effect, control = selection.select(claim, values, random, model)
         if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["draw"]  # files hold those that this rule draws
-            sets = model.drawn(model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws)
+            sets = model.drawn(
+                model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws
+            )
             names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
             control = control.assign_coords(sets=("draw", names))
         choice = intervals.mean(model.heads["logit_difference"]).estimate
-        return evidence.compare(claim, model.name, effect, whole=whole, control=control, choice=choice, form=str(model.form))
+        return evidence.compare(
+            claim,
+            model.name,
+            effect,
+            whole=whole,
+            control=control,
+            choice=choice,
+            form=str(model.form),
+        )
 
     def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
-        """Random sets matched to a named set: same layers, other key-value groups; different ones among so many draws. Where there
-        is none, or the set has no heads, a note says so."""
+        """Random sets matched to a named set: same layers, other key-value groups; different ones
+        among so many draws. Where there is none, or the set has no heads, a note says so."""
         heads = self.sets[model][name]
         try:
             if not heads:
                 raise NotTestable(f"the rule names no {name} heads")
-            return list(dict.fromkeys(tuple(sorted(of)) for of in self.models[model].drawn(heads, draws)))
+            return list(
+                dict.fromkeys(tuple(sorted(of)) for of in self.models[model].drawn(heads, draws))
+            )
         except NotTestable as error:
             pages.note(f"{model}: no other heads beside these: {error}.")
             return []
@@ -189,29 +252,39 @@ class Chapter(Measurements):
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
         """Show a chart, or a table, with its number and caption: what to see, then how it was made.
 
-        Once "heads" was opened it also names, with their accuracy, models in no verdict since they do not learn the task or too few
-        blocks tell; and, with the command that makes it, what recorded models lack.
+        Once "heads" was opened it also names, with their accuracy, models in no verdict since they
+        do not learn the task or too few blocks tell; and, with the command that makes it, what
+        recorded models lack.
         """
         drawn = getattr(shown, "data", None)
-        caption += " Nothing to draw: no model has these numbers." if isinstance(drawn, pd.DataFrame) and drawn.empty else ""
+        caption += (
+            " Nothing to draw: no model has these numbers."
+            if isinstance(drawn, pd.DataFrame) and drawn.empty
+            else ""
+        )
         if self.is_open("heads"):
             learned = {model: of.learned for model, of in self.models.items()}
-            chance = [f"{m} ({pages.not_learned(of)})" for m, of in learned.items() if not of.low > pages.CHANCE]
+            chance = [
+                f"{m} ({pages.not_learned(of)})"
+                for m, of in learned.items()
+                if not of.low > pages.CHANCE
+            ]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        commands = "; ".join(self.lacking().values())
-        caption += f" Not recorded, so not everywhere; this makes it: {commands}." if commands else ""
+        if commands := "; ".join(self.lacking().values()):
+            caption += f" Not recorded, so not everywhere; this makes it: {commands}."
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
-        of = f"{'Table' if table else 'Figure'} {number}"
-        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {escape(caption)}</p>'))
+        text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
+        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
-        """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.
+        """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows
+        the sentence, keeps the rows.
 
         Args:
-            item: of data/figures.csv, whose rule judges.
-            figure: the book's own that stands beside it, such as "4.1".
-            found: model -> (the statistic, in words what it rests on). Models left out elsewhere are not testable here.
+            item: of data/figures.csv, whose rule judges. figure: the book's own that stands beside
+                it, such as "4.1". found: model -> (the statistic, in words what it rests on).
+                Models left out elsewhere are not testable here.
         """
         exhibit = exhibits.exhibits().get(item)
         if exhibit is None or exhibit.not_run:
@@ -222,14 +295,19 @@ class Chapter(Measurements):
         display(HTML(exhibits.sentence(exhibit, of_models)))
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
-        """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`)."""
+        """Show variables of a measurement with controls: model, head, prompts
+        (`explore.explorer`)."""
         files = {m: d[[*variables]] for m, d in self.measured(name).items()}
         if files:
             display(explore.explorer(files, over, self.model))
 
     def close(self) -> None:
-        """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or store.folder(self.settings, self.model) / "evidence")
+        """Write the chapter's rows of evidence: beside the measurements, or where the build of the
+        book wants them."""
+        folder = Path(
+            os.environ.get("TWOTOWERS_EVIDENCE")
+            or store.folder(self.settings, self.model) / "evidence"
+        )
         every = [row for of_models in self.exhibits.values() for row in of_models]
         for place, rows in ((folder, self.rows), (folder / "exhibits", every)):
             if not rows:

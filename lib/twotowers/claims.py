@@ -1,8 +1,10 @@
-"""What the book says, as tables: claims with their rules, and the findings that rest on their verdicts.
+"""What the book says, as tables: claims with their rules, and the findings that rest on their
+verdicts.
 
     claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
 
-Each table is read through one model (`data_files`): a wrong cell is named with its line. No torch here.
+Each table is read through one model (`data_files`): a wrong cell is named with its line. No torch
+here.
 """
 
 from __future__ import annotations
@@ -18,26 +20,28 @@ from twotowers.paths import data_folder
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
 VERDICTS = {
-    HOLDS: "the effect is there, large enough to matter, and larger than in other heads where they are the control",
+    HOLDS: "the effect is there, large enough to matter, and larger than in other heads where "
+    "they are the control",
     SMALL: "the effect is there, but smaller than the smallest effect of interest",
     NOT_SPECIFIC: "the effect is there, but the control does as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",
     UNDECIDED: "too few observations, or too few different random sets of heads, to tell",
-    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; the rule names no heads; or there is "
-    "nothing to be a share of",
+    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
+    "the rule names no heads; or there is nothing to be a share of",
 }
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
 
 class Claim(Row):
-    """A line of data/claims.csv: what is claimed, how it is measured, what it needs, and when the rule was written.
+    """A line of data/claims.csv: what is claimed, how it is measured, what it needs, and when the
+    rule was written.
 
-    `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a share of the model's
-    choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of `choose` or of the ablations; empty where none is.
-    `control`: what its effect must exceed. `rule`: date on which null, smallest and measure were fixed; `seen`: what had been
-    seen then.
+    `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a
+    share of the model's choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of
+    `choose` or of the ablations; empty where none is. `control`: what its effect must exceed.
+    `rule`: date on which null, smallest and measure were fixed; `seen`: what had been seen then.
     """
 
     id: Text
@@ -63,26 +67,31 @@ class Claim(Row):
 
 
 def claims() -> dict[str, Claim]:
-    """id -> claim, in the order of data/claims.csv. Raises TwoTowersError, naming the line, for a wrong table."""
+    """id -> claim, in the order of data/claims.csv. Raises TwoTowersError, naming the line, for a
+    wrong table."""
     return {claim.id: claim for claim in read_table(data_folder() / "claims.csv", Claim, ("id",))}
 
 
 class Finding(Row):
-    """A line of data/findings.csv: a verdict that a hand-written sentence of a page rests on. `chapter`: where it is shown how we
-    know."""
+    """A line of data/findings.csv: a verdict that a hand-written sentence of a page rests on.
+    `chapter`: where it is shown how we know."""
 
     page: Text
     sentence: Text
     chapter: Text
     claim: Text
     model: Text
-    verdict: Literal["holds", "small", "not specific", "absent", "does not hold", "undecided", "not testable"]
+    verdict: Literal[
+        "holds", "small", "not specific", "absent", "does not hold", "undecided", "not testable"
+    ]
 
 
 def findings() -> pd.DataFrame:
-    """The hand-written findings of the opening page ("intro") and of chapters, a row for each verdict that they rest on.
+    """The hand-written findings of the opening page ("intro") and of chapters, a row for each
+    verdict that they rest on.
 
-    Raises TwoTowersError for a claim that is no more, and for a verdict that a sentence names twice.
+    Raises TwoTowersError for a claim that is no more, and for a verdict that a sentence names
+    twice.
     """
     path, known = data_folder() / "findings.csv", claims()
     rows = read_table(path, Finding, ("sentence", "claim", "model"))

@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and a disk that says no, told in one line.
 
-    with written(path) as scratch:      # a name beside the file, which takes its place at the end
-        table.to_csv(scratch)
+with written(path) as scratch:      # a name beside the file, which takes its place at the end
+    table.to_csv(scratch)
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from twotowers.errors import TwoTowersError
 
 
 def check_writable(path: Path) -> None:
-    """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
-    there = next(folder for folder in path.absolute().parents if folder.exists())  # none is made before there is a file
+    """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not
+    after it."""
+    there = next(
+        folder for folder in path.absolute().parents if folder.exists()
+    )  # none is made before there is a file
     with _refused(path), TemporaryFile(dir=there) as trial:
         trial.write(bytes(1 << 16))
 
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Ctrl-C and the like wait until a file is done: within xarray's own locks they would leave the process waiting for ever."""
+    """Ctrl-C and the like wait until a file is done: within xarray's own locks they would leave the
+    process waiting for ever."""
     waiting: list[int] = []
     handlers = {}
-    if threading.current_thread() is threading.main_thread():  # no other may set handlers, nor is disturbed
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # no other may set handlers, nor is disturbed
         for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(signal.getsignal(kind)):  # of Python: those of the system end the process at once
+            if callable(
+                signal.getsignal(kind)
+            ):  # of Python: those of the system end the process at once
                 handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
     try:
         yield
@@ -50,12 +58,15 @@ def _refused(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
         why = getattr(error, "strerror", None) or error
-        raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
+        raise TwoTowersError(
+            f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)"
+        ) from None
 
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A name beside a file, whose folder is made; what is written there takes the file's place when all is done.
+    """A name beside a file, whose folder is made; what is written there takes the file's place when
+    all is done.
 
     Raises TwoTowersError where the disk says no.
     """

@@ -1,29 +1,34 @@
-"""One rule for every claim of the book: effect, control, interval, verdict. One row a claim and model.
+"""One rule for every claim of the book: effect, control, interval, verdict. One row a claim and
+model.
 
-    row = compare(claim, "smollm2-135m", effect, control=random)     # effect (prompt,), random (draw, prompt)
-    row.verdict                                                       # "holds"
+    row = compare(claim, "smollm2-135m", effect, control=random)     # effect (prompt,), random
+        (draw, prompt) row.verdict                                                       # "holds"
 
-**Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label pairs, too. A share of a
-whole has Fieller's interval. Labels that are the classes' own names are never judged together with arbitrary ones.
+**Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label
+pairs, too. A share of a whole has Fieller's interval. Labels that are the classes' own names are
+never judged together with arbitrary ones.
 
-**Rule** (2026-11-23; its history is data/rules.csv). Control sets are counted once (2026-11-25): of sets that are drawn again,
-as happens where few heads are free, the first stays (`distinct`). Let the claim say that the effect lies above `null`, and
-`smallest` be the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the
-claim says otherwise; 0 where `null` is a threshold such as "at least half". In this order:
+**Rule** (2026-11-23; its history is data/rules.csv). Control sets are counted once (2026-11-25): of
+sets that are drawn again, as happens where few heads are free, the first stays (`distinct`). Let
+the claim say that the effect lies above `null`, and `smallest` be the smallest effect that would
+matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the claim says
+otherwise; 0 where `null` is a threshold such as "at least half". In this order:
 
 1. *absent*: the 90% interval lies within `smallest` of `null`;
 2. *does not hold*: the 95% interval lies below `null`;
 3. *undecided*: the 95% interval holds `null`;
 4. *small*: the estimate lies less than `smallest` above `null`;
 5. without a control: *holds*;
-6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds* where the difference from their
-   mean lies above zero (95%) and at most MOST of the sets reach as much; else *not specific*: the effect is there, and not
-   special to these heads. Of n different sets no share below 1/(n + 1) can be told from none: `p_of_sets`.
+6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds* where
+   the difference from their mean lies above zero (95%) and at most MOST of the sets reach as much;
+   else *not specific*: the effect is there, and not special to these heads. Of n different sets no
+   share below 1/(n + 1) can be told from none: `p_of_sets`.
 
-Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than those that judge, in turn.
+Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than
+those that judge, in turn.
 
-*Not testable*: a model that does not learn the task, or of which too few blocks tell whether it does; a rule that names no heads;
-a share of what is not clear of zero.
+*Not testable*: a model that does not learn the task, or of which too few blocks tell whether it
+does; a rule that names no heads; a share of what is not clear of zero.
 """
 
 from __future__ import annotations
@@ -37,7 +42,17 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from twotowers.claims import ABSENT, FAILS, HOLDS, NOT_SPECIFIC, NOT_TESTABLE, SMALL, UNDECIDED, Claim, claims
+from twotowers.claims import (
+    ABSENT,
+    FAILS,
+    HOLDS,
+    NOT_SPECIFIC,
+    NOT_TESTABLE,
+    SMALL,
+    UNDECIDED,
+    Claim,
+    claims,
+)
 from twotowers.data_files import read_written
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
@@ -49,8 +64,9 @@ SHARE_OF_CHOICE = 0.05
 
 @dataclass(frozen=True)
 class Control:
-    """The effect in random sets of heads, or along random directions: its mean over `draws` different ones, how far the claim's
-    own effect lies above that, and the share of them that reach as much."""
+    """The effect in random sets of heads, or along random directions: its mean over `draws`
+    different ones, how far the claim's own effect lies above that, and the share of them that reach
+    as much."""
 
     mean: Interval
     difference: Interval
@@ -60,8 +76,9 @@ class Control:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`; `prompts`, class pairs `n` and
-    `label_pairs` that it rests on; `form`: of the prompts; `note`: why it is not testable."""
+    """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`;
+    `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `note`:
+    why it is not testable."""
 
     claim: str
     statement: str
@@ -95,7 +112,9 @@ COLUMNS = [field.name for field in fields(EvidenceRow)]
 
 
 def _row(claim: Claim, model: str, verdict: str, **numbers: Any) -> EvidenceRow:
-    about = {name: getattr(claim, name) for name in ("statement", "chapter", "null", "unit", "rule")}
+    about = {
+        name: getattr(claim, name) for name in ("statement", "chapter", "null", "unit", "rule")
+    }
     return EvidenceRow(claim=claim.id, model=model, verdict=verdict, **about, **numbers)
 
 
@@ -135,17 +154,19 @@ def compare(
 ) -> EvidenceRow:
     """The row of one claim and model.
 
-    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets, with a
-    coordinate `sets` where their names are known.
-    choice: the model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control, values that
-    are not finite, and names of classes among arbitrary labels.
+    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same
+    values of random sets, with a coordinate `sets` where their names are known. choice: the
+    model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control,
+    values that are not finite, and names of classes among arbitrary labels.
     """
     check_prompts(values, whole, control)
     if not values.size:
         return not_testable(claim, model, "there are no such prompts")
     effect = _effect(values, whole)
     if np.isnan(effect.estimate) and whole is not None:
-        return not_testable(claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}")
+        return not_testable(
+            claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}"
+        )
     against = None if control is None else _control(effect, values, whole, control)
     p = mean(values - claim.null * (1.0 if whole is None else whole)).p
     smallest = SHARE_OF_CHOICE * choice if claim.smallest is None else claim.smallest
@@ -154,7 +175,15 @@ def compare(
         numbers |= _bounds("control", against.mean) | _bounds("difference", against.difference)
         numbers |= {"share": against.share, "draws": against.draws}
     rests_on = {"prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form}
-    return _row(claim, model, judge(effect, claim.null, smallest, against), p=p, smallest=smallest, **numbers, **rests_on)
+    return _row(
+        claim,
+        model,
+        judge(effect, claim.null, smallest, against),
+        p=p,
+        smallest=smallest,
+        **numbers,
+        **rests_on,
+    )
 
 
 def _bounds(name: str, part: Interval) -> dict[str, Any]:
@@ -165,54 +194,83 @@ def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
     return mean(values) if whole is None else ratio(values, whole)
 
 
-def _control(effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray) -> Control:
+def _control(
+    effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray
+) -> Control:
     control = control.isel(draw=distinct(control))
     usual = control.mean("draw", skipna=False)
     of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
     share = float((of_draws >= effect.estimate).mean())
-    return Control(_effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"])
+    return Control(
+        _effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"]
+    )
 
 
 def distinct(control: xr.DataArray) -> list[int]:
-    """The draws (draw, prompt) that are different sets, each where it comes first: by their names, where the coordinate `sets` has
-    them, else by their numbers, which are equal for equal sets."""
+    """The draws (draw, prompt) that are different sets, each where it comes first: by their names,
+    where the coordinate `sets` has them, else by their numbers, which are equal for equal sets."""
     rows = control["sets"] if "sets" in control.coords else control.transpose("draw", "prompt")
     return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
 
 def p_of_sets(share: float, draws: int) -> float:
-    """The p-value of a share of `draws` random sets that reach as much: the set in question is counted with them."""
+    """The p-value of a share of `draws` random sets that reach as much: the set in question is
+    counted with them."""
     return (round(share * draws) + 1) / (draws + 1)
 
 
-def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None) -> None:
-    """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw, prompt), all of the same prompts,
-    and labels are either all arbitrary or all names of classes."""
+def check_prompts(
+    values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
+) -> None:
+    """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw,
+    prompt), all of the same prompts, and labels are either all arbitrary or all names of
+    classes."""
     for name, part in {"values": values, "whole": whole, "control": control}.items():
         if part is None:
             continue
         dims = ("draw", "prompt") if name == "control" else ("prompt",)
         if {*part.dims} != {*dims}:
             remedy = "take means over the others first, or name the set of heads in data/claims.csv"
-            raise TwoTowersError(f"{name} over ({', '.join(map(str, part.dims))}), wanted ({', '.join(dims)}): {remedy}")
-        common = [c for c in {*values.coords} & {*part.coords} if values[c].dims == part[c].dims == ("prompt",)]
-        if part.sizes["prompt"] != values.sizes["prompt"] or not all(values[c].equals(part[c]) for c in common):
-            raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
+            there = ", ".join(map(str, part.dims))
+            raise TwoTowersError(f"{name} over ({there}), wanted ({', '.join(dims)}): {remedy}")
+        common = [
+            c
+            for c in {*values.coords} & {*part.coords}
+            if values[c].dims == part[c].dims == ("prompt",)
+        ]
+        if part.sizes["prompt"] != values.sizes["prompt"] or not all(
+            values[c].equals(part[c]) for c in common
+        ):
+            raise TwoTowersError(
+                f"values and {name} are of different prompts, or in another order: "
+                "measure both on the same ones"
+            )
     check_clusters(values)
     are_names = values["labels"] == values["pair"]
     if are_names.any() and not are_names.all():
-        raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
+        raise TwoTowersError(
+            "names of classes among arbitrary labels: judge them apart, with "
+            "measured(name, labels='names')"
+        )
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt). Of a set without heads it is missing."""
-    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(len(sets), -1 if sets else 0, 2)
+    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt). Of a set
+    without heads it is missing."""
+    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
+        len(sets), -1 if sets else 0, 2
+    )
     layer, head = (xr.DataArray(at[..., axis], dims=("draw", "of")) for axis in (0, 1))
-    return values.isel(layer=layer, head=head).mean("of", skipna=False).transpose("draw", ..., "prompt")
+    return (
+        values.isel(layer=layer, head=head)
+        .mean("of", skipna=False)
+        .transpose("draw", ..., "prompt")
+    )
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty where none did.
+    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty
+    where none did.
 
     The column `p_holm` is p, corrected for all rows of the same model.
     """
@@ -221,6 +279,7 @@ def read(folder: Path) -> pd.DataFrame:
 
 
 def holm(p: pd.Series) -> pd.Series:
-    """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below one before. NaN stays."""
+    """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below
+    one before. NaN stays."""
     ascending = p.dropna().sort_values()
     return (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)

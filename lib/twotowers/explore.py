@@ -1,7 +1,9 @@
-"""Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers as a table. No torch here.
+"""Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers as
+a table. No torch here.
 
     chapter.explore("looks", "effect", "direct_effect", over="pair")    # in a running notebook
-    playground(model)                                                   # a button, which loads the model when it is pressed
+        playground(model)                                                   # a button, which loads
+        the model when it is pressed
 
 On a page of the book, where no Python runs, one line stands in their place (`book/_ext/stage.py`).
 """
@@ -31,42 +33,69 @@ PROMPTS = ("text", "query", "pair", "labels")  # coordinates by which prompts ar
 
 
 def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
-    """Control -> what it offers: heads, entries of other dimensions with names, and prompts, unless they are averaged over groups.
-    Dimensions that are left are shown."""
-    found = {"head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if data[dim].dtype.kind in "UO"}
+    """Control -> what it offers: heads, entries of other dimensions with names, and prompts, unless
+    they are averaged over groups. Dimensions that are left are shown."""
+    found = {
+        "head" if dim in LISTED else str(dim): data[dim].values.tolist()
+        for dim in data.dims
+        if data[dim].dtype.kind in "UO"
+    }
     if {"layer", "head"} <= {*data.dims}:  # with most of the first variable first
         first = next(iter(data.values()))
         mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).to_series()
-        found["head"] = named(mean.reorder_levels(["layer", "head"]).sort_values(ascending=False).index)
+        found["head"] = named(
+            mean.reorder_levels(["layer", "head"]).sort_values(ascending=False).index
+        )
     if "prompt" in data.dims and not over:
-        texts, pairs = (list(dict.fromkeys(map(_one_line, data[name].values))) for name in ("text", "pair"))
-        found["prompts"] = [*texts[:1], ALL, *pairs, *texts[1:]] if "place" in data.dims else [ALL, *pairs, *texts]
+        texts, pairs = (
+            list(dict.fromkeys(map(_one_line, data[name].values))) for name in ("text", "pair")
+        )
+        found["prompts"] = (
+            [*texts[:1], ALL, *pairs, *texts[1:]] if "place" in data.dims else [ALL, *pairs, *texts]
+        )
     return found
 
 
 def choose(data: xr.Dataset, name: str, value: str) -> xr.Dataset:
-    """What one control chooses. Raises TwoTowersError, in one line, where there is no such thing."""
+    """What one control chooses. Raises TwoTowersError, in one line, where there is no such
+    thing."""
     value, offered = value.strip(), choices(data)[name]
     if name == "prompts":
-        at = [value in (ALL, *map(_one_line, of)) for of in zip(*(data[c].values for c in PROMPTS), strict=True)]
+        at = [
+            value in (ALL, *map(_one_line, of))
+            for of in zip(*(data[c].values for c in PROMPTS), strict=True)
+        ]
         if any(at):
             return data.isel(prompt=np.flatnonzero(at))
     elif value in offered:
         if name == "head" and "layer" in data.dims:
             return data.sel(Head.parse(value)._asdict())
         return data.sel({next(dim for dim in (name, *LISTED) if dim in data.dims): value})
-    some = ", ".join([word for word in offered if len(word) < 40][:4]) + ", ..." * (len(offered) > 4)
-    raise TwoTowersError(f"no {name} '{value}' here, but {some}" if value else f"choose {name}, such as {some}")
+    some = ", ".join([word for word in offered if len(word) < 40][:4]) + ", ..." * (
+        len(offered) > 4
+    )
+    raise TwoTowersError(
+        f"no {name} '{value}' here, but {some}" if value else f"choose {name}, such as {some}"
+    )
 
 
 def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
-    """Means over prompts, or over those of each group: a column a variable; or the first variable over two dimensions."""
+    """Means over prompts, or over those of each group: a column a variable; or the first variable
+    over two dimensions."""
     names = {name: f"{_words(str(name))} ({x.attrs['units']})" for name, x in data.items()}
     if over:
-        means = data.groupby(over).mean().sel({over: list(dict.fromkeys(data[over].values.tolist()))})
+        means = (
+            data.groupby(over).mean().sel({over: list(dict.fromkeys(data[over].values.tolist()))})
+        )
     else:
-        means = data.mean("prompt").assign_coords({"place": _places(data)} if "place" in data.dims else {})
-    frame = (means if means.dims else means.expand_dims({"prompts": [ALL]})).to_dataframe()[[*names]].rename(columns=names)
+        means = data.mean("prompt").assign_coords(
+            {"place": _places(data)} if "place" in data.dims else {}
+        )
+    frame = (
+        (means if means.dims else means.expand_dims({"prompts": [ALL]}))
+        .to_dataframe()[[*names]]
+        .rename(columns=names)
+    )
     frame = frame if frame.index.nlevels == 1 else frame.iloc[:, 0].unstack()
     return frame.rename(index=_entry, columns=_entry).rename_axis(index=_words, columns=_words)
 
@@ -84,13 +113,21 @@ def _one_line(text: str) -> str:
 
 
 def _places(data: xr.Dataset) -> list[str]:
-    """Label positions: of one prompt its demonstrations, of more their numbers; and whether the label is the true one."""
+    """Label positions: of one prompt its demonstrations, of more their numbers; and whether the
+    label is the true one."""
     rows = [f"{i + 1}" for i in range(data.sizes["place"])]
     if len({*data["text"].values}) == 1:
         labels = "|".join(map(re.escape, data["labels"].values[0].split("/")))
         texts = re.findall(rf"\S[^\n]*? : (?:{labels})(?=\s)", data["text"].values[0])
-        rows = [f"{row}. {text}" for row, text in zip(rows, texts, strict=True)] if len(texts) == len(rows) else rows
-    return [row + ", true" * true for row, true in zip(rows, data["true"].all("prompt").values.tolist(), strict=True)]
+        rows = (
+            [f"{row}. {text}" for row, text in zip(rows, texts, strict=True)]
+            if len(texts) == len(rows)
+            else rows
+        )
+    return [
+        row + ", true" * true
+        for row, true in zip(rows, data["true"].all("prompt").values.tolist(), strict=True)
+    ]
 
 
 def alert(error: object) -> str:
@@ -107,12 +144,18 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
         model: shown first.
     """
     first = model if model in files else next(iter(files))
-    of_model = widgets.Dropdown(options=[(shown_name(m), m) for m in files], value=first, description="model")
+    of_model = widgets.Dropdown(
+        options=[(shown_name(m), m) for m in files], value=first, description="model"
+    )
     controls = {"model": of_model}
     for name, offered in choices(files[first], over).items():
-        kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown  # of many one writes, too
+        kind = (
+            widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown
+        )  # of many one writes, too
         width = {"width": "34em" if name == "prompts" else "18em"}
-        controls[name] = kind(options=offered, value=offered[0], description=_words(name), layout=width)
+        controls[name] = kind(
+            options=offered, value=offered[0], description=_words(name), layout=width
+        )
 
     def offer(change: dict) -> None:
         for name, offered in choices(files[change["new"]], over).items():
@@ -131,22 +174,32 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
 
     of_model.observe(offer, "value")
     shown_below = widgets.interactive_output(show, controls)
-    return widgets.VBox([widgets.HBox([*controls.values()], layout={"flex_flow": "row wrap"}), shown_below])
+    return widgets.VBox(
+        [widgets.HBox([*controls.values()], layout={"flex_flow": "row wrap"}), shown_below]
+    )
 
 
 def shown(data: xr.Dataset, over: str = "") -> str:
     """The table of what is chosen, as HTML with a bar in each cell."""
     frame, n = table(data, over), data.sizes["prompt"]
     grid = bool(frame.columns.name)
-    caption = f"{_words(str(next(iter(data))))}, " * grid + (f"mean over {n} prompts" if n > 1 else "one prompt")
-    styler = pages.shown(frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(escape(caption))
+    caption = f"{_words(str(next(iter(data))))}, " * grid + (
+        f"mean over {n} prompts" if n > 1 else "one prompt"
+    )
+    styler = pages.shown(
+        frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}"
+    ).set_caption(escape(caption))
     bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}
     return styler.bar(axis=None if grid else 0, **bars).to_html()
 
 
 def playground(model: str, **how: str) -> widgets.VBox:
-    """A button; pressed, it loads the model and gives its place to `towerlab.playground.Playground`."""
-    button, line = widgets.Button(description=f"Load {model}", layout={"width": "auto"}), widgets.HTML()
+    """A button; pressed, it loads the model and gives its place to
+    `towerlab.playground.Playground`."""
+    button, line = (
+        widgets.Button(description=f"Load {model}", layout={"width": "auto"}),
+        widgets.HTML(),
+    )
     box = widgets.VBox([button, line])
 
     def load(_) -> None:

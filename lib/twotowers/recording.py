@@ -1,4 +1,5 @@
-"""A measurement as its file holds it and as chapters see it: named sets of heads, and random ones beside them.
+"""A measurement as its file holds it and as chapters see it: named sets of heads, and random ones
+beside them.
 
 recording = recorded.open_recorded("smollm2-135m", "words", "ablations")
 recording.data                             # variables over (heads, prompt)
@@ -17,13 +18,14 @@ import xarray as xr
 from twotowers.errors import TwoTowersError
 
 LABELS = ("arbitrary", "names", "all")
-"""Kinds of labels: words that mean nothing for the classes (those judge), the classes' own names, or both"""
+"""Kinds of labels: words that mean nothing for the classes (those judge), the classes' own names,
+or both"""
 
 
 class Recording(NamedTuple):
-    """`data` over named sets of heads; `control`: the same of the random sets matched to some of them, with a dimension `draw`
-    more. What does not depend on `heads` stands in both. The scalar coordinate `control` of the control tells its kind:
-    "random sets" or "random directions".
+    """`data` over named sets of heads; `control`: the same of the random sets matched to some of
+    them, with a dimension `draw` more. What does not depend on `heads` stands in both. The scalar
+    coordinate `control` of the control tells its kind: "random sets" or "random directions".
     """
 
     data: xr.Dataset
@@ -43,7 +45,8 @@ def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 
 
 def of_labels(recording: Recording, labels: str) -> Recording:
-    """Prompts with labels of one kind. A prompt's labels are the classes' own names where `labels` equals `pair`.
+    """Prompts with labels of one kind. A prompt's labels are the classes' own names where `labels`
+    equals `pair`.
 
     Raises TwoTowersError for no kind of LABELS.
     """
@@ -58,4 +61,5 @@ def of_labels(recording: Recording, labels: str) -> Recording:
 
 def each_part(recording: Recording, change: Callable[[xr.Dataset], xr.Dataset]) -> Recording:
     """A measurement with its parts changed alike."""
-    return Recording(*(None if part is None else change(part) for part in recording))  # type: ignore[arg-type]
+    data, control = recording
+    return Recording(change(data), None if control is None else change(control))

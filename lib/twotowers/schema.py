@@ -1,11 +1,14 @@
-"""The form of every measurement: its variables with dimensions and units (data/variables.csv). Checked on save and on load.
+"""The form of every measurement: its variables with dimensions and units (data/variables.csv).
+Checked on save and on load.
 
-- `head` is the number beside `layer`, both from 0. Single heads that are listed lie along `listed_head`, whose names ("18-6")
-  have `layer` and `head` beside them; `heads` are named sets of heads.
-- Random sets and random directions are a dimension `draw` in a group of their own, `control`, with the same variables as the
-  data: over (..., heads, draw, ...).
-- Whatever has answers has `logit_difference`, the log-probability of the true label minus that of the other, or `says`, the top
-  token. A variable is here because a page reads it (`tests/test_unread.py`): what else a recipe makes is not kept.
+- `head` is the number beside `layer`, both from 0. Single heads that are listed lie along
+  `listed_head`, whose names ("18-6") have `layer` and `head` beside them; `heads` are named sets of
+  heads.
+- Random sets and random directions are a dimension `draw` in a group of their own, `control`, with
+  the same variables as the data: over (..., heads, draw, ...).
+- Whatever has answers has `logit_difference`, the log-probability of the true label minus that of
+  the other, or `says`, the top token. A variable is here because a page reads it
+  (`tests/test_unread.py`): what else a recipe makes is not kept.
 - Heads along `named_head` have names only, where a file also has `layer` and `head` as dimensions.
 - No variable has the name of a dimension.
 """
@@ -29,14 +32,17 @@ OPTIONAL = {"query", "text"}
 LISTED = ("prompt", "listed_head", "place")
 OF_PROMPTS = {"pair", "labels", "cls", "true_label", "order", "block", "true_first"}
 BESIDE = {
-    "prompt": OF_PROMPTS, "listed_head": {"listed_head", "layer", "head"}, "sender": {"sender_layer", "sender_head"},
-    "place": {"true"}, "draw": {"draw", "control"}, "component": set(), "position": set(), "neuron": set(),
+    "prompt": OF_PROMPTS, "listed_head": {"listed_head", "layer", "head"}, "place": {"true"},
+    "sender": {"sender_layer", "sender_head"}, "draw": {"draw", "control"},
+    "component": set(), "position": set(), "neuron": set(),
 }  # fmt: skip
-"""Dimension -> coordinates that stand with it; others have one of their own name. A place is a demonstration"""
+"""Dimension -> coordinates that stand with it; others have one of their own name. A place is a
+demonstration"""
 KINDS = {"float": "f", "int": "iu", "str": "UOST"}
 """Type -> kinds of numpy's types that hold it"""
 PART = "part"
-"""What is under way, kept so that it can go on: it may lack what comes last, and is read by what wrote it alone"""
+"""What is under way, kept so that it can go on: it may lack what comes last, and is read by what
+wrote it alone"""
 
 
 class OtherForm(TwoTowersError):
@@ -44,7 +50,8 @@ class OtherForm(TwoTowersError):
 
 
 class Variable(Row):
-    """A line of data/variables.csv: a variable of a measurement, its dimensions in any order (with spaces between), and its unit."""
+    """A line of data/variables.csv: a variable of a measurement, its dimensions in any order (with
+    spaces between), and its unit."""
 
     measurement: Text
     variable: Text
@@ -63,7 +70,8 @@ def variables() -> dict[str, dict[str, Variable]]:
 
 
 def check(name: str, recording: Recording) -> None:
-    """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one that holds nothing has."""
+    """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one
+    that holds nothing has."""
     if name == PART:
         return
     if name not in variables():
@@ -75,7 +83,10 @@ def check(name: str, recording: Recording) -> None:
 
 def _faults(data: xr.Dataset, form: Mapping[str, Variable], drawn: bool) -> Iterator[str]:
     """`drawn`: what depends on heads has a dimension `draw` more."""
-    dims_of = {name: (*about.dims, "draw") if drawn and "heads" in about.dims else about.dims for name, about in form.items()}
+    dims_of = {
+        name: (*about.dims, "draw") if drawn and "heads" in about.dims else about.dims
+        for name, about in form.items()
+    }
     wanted = {*form}.union(*(BESIDE.get(dim, {dim}) for dims in dims_of.values() for dim in dims))
     if missing := wanted - {*data.variables}:
         yield f"it lacks {', '.join(sorted(missing))}"
@@ -84,7 +95,8 @@ def _faults(data: xr.Dataset, form: Mapping[str, Variable], drawn: bool) -> Iter
     for variable, about in form.items():
         array, dims = data[variable], dims_of[variable]
         if sorted(map(str, array.dims)) != sorted(dims):
-            yield f"'{variable}' is over ({', '.join(map(str, array.dims))}), not ({', '.join(dims)})"
+            there = ", ".join(map(str, array.dims))
+            yield f"'{variable}' is over ({there}), not ({', '.join(dims)})"
         if array.dtype.kind not in KINDS[about.type]:
             yield f"'{variable}' is no {about.type}"
         if array.attrs.get("units") != about.units:

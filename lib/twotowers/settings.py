@@ -1,6 +1,8 @@
-"""What decides the measurements of a model: one list of settings, checked before any weight is read. No torch here.
+"""What decides the measurements of a model: one list of settings, checked before any weight is
+read. No torch here.
 
-    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # TwoTowersError in one line on anything else
+    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # TwoTowersError in one line on
+        anything else
 
 A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here.
 """
@@ -19,7 +21,8 @@ from twotowers.paths import build_folder
 
 AUTO = (None, "", "auto")
 OUT = "_build/measurements"
-MOST = 100_000  # of anything that is counted: so many blocks take days, and all are drawn before the first is measured
+MOST = 100_000
+"""Of anything that is counted: so many blocks take days"""
 
 
 def _auto(value: Any) -> Any:
@@ -29,22 +32,33 @@ def _auto(value: Any) -> Any:
 
 def _pairs(value: Any) -> list[str]:
     """ "foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
-    texts = value if isinstance(value, list | tuple) else [] if value in AUTO else str(value).split(",")
+    texts = (
+        value if isinstance(value, list | tuple) else [] if value in AUTO else str(value).split(",")
+    )
     pairs = [str(text).strip() for text in texts]
     for pair in pairs:
         labels = pair.split("/")
         if pair != OWN_NAMES and len(labels) != 2:
-            raise ValueError(f"'{pair}' is no pair: write such as foo/bar, several separated by commas")
+            raise ValueError(
+                f"'{pair}' is no pair: write such as foo/bar, several separated by commas"
+            )
         if pair != OWN_NAMES:
             check_labels(labels, labels[0])
     return pairs
 
 
 def _name(value: Any) -> Any:
-    """A name that looks like a whole number is a name (papermill's -p makes a number of it); "~" is the home folder."""
+    """A name that looks like a whole number is a name (papermill's -p makes a number of it); "~" is
+    the home folder."""
     if isinstance(value, float):
-        raise ValueError("papermill's -p makes a number of such a name: give it as text, with -r in place of -p")
-    return os.path.expanduser(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else value
+        raise ValueError(
+            "papermill's -p makes a number of such a name: give it as text, with -r in place of -p"
+        )
+    return (
+        os.path.expanduser(str(value))
+        if isinstance(value, int | str) and not isinstance(value, bool)
+        else value
+    )
 
 
 def _out(value: Any) -> Any:
@@ -89,7 +103,9 @@ class Settings(BaseModel):
     """of the weights"""
     device: Annotated[str, Field(min_length=1)] = "cpu"
     """cpu, cuda, cuda:1 or mps"""
-    device_map: Annotated[Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)] = None
+    device_map: Annotated[
+        Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)
+    ] = None
     """auto: spread the model over all devices, whatever `device` says; none: do not"""
     out: Annotated[str, BeforeValidator(_out), Field(min_length=1, validate_default=True)] = OUT
     """folder of the measurements"""
@@ -98,14 +114,17 @@ class Settings(BaseModel):
     def of(cls, values: dict[str, Any]) -> Settings:
         """Checked. Raises TwoTowersError, in one line that names the remedy."""
         for name in values.keys() - cls.model_fields:
-            raise TwoTowersError(f"unknown parameter '{name}': known are {', '.join(cls.model_fields)}")
+            raise TwoTowersError(
+                f"unknown parameter '{name}': known are {', '.join(cls.model_fields)}"
+            )
         try:
             return cls(**values)
         except ValidationError as error:
             raise TwoTowersError(first_fault(error)) from None
 
     def deciding(self) -> dict[str, Any]:
-        """The settings that decide numbers: all but the model's name, and where things run and lie."""
+        """The settings that decide numbers: all but the model's name, and where things run and
+        lie."""
         return self.model_dump(exclude={"model", "device", "device_map", "out"})
 
     def changed(self) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Measurements on disk: opened where they stand, refused where older code made them, asked of the laboratory where they lack.
+"""Measurements on disk: opened where they stand, refused where older code made them, asked of the
+laboratory where they lack.
 
-    open_recorded("smollm2-135m", "words", "heads").data     # from data/measurements, None where there is none
-    Laboratory(settings).recording("heads").data        # of any model: from its file, else measured
-    versions("heads")                                   # {"forms": 1, "heads": 1}
+    open_recorded("smollm2-135m", "words", "heads").data     # from data/measurements, None where
+        there is none Laboratory(settings).recording("heads").data        # of any model: from its
+        file, else measured versions("heads")                                   # {"forms": 1,
+        "heads": 1}
 
-A file says in its attribute `identity` what made it: the model, the settings, the texts, and the versions of its code and of all
-it needs. One rule says when it is stale: when one of these is another now. Current versions stand in data/versions.csv, so that
-no file needs the laboratory (the package `towerlab`) to be judged.
+A file says in its attribute `identity` what made it: the model, the settings, the texts, and the
+versions of its code and of all it needs. One rule says when it is stale: when one of these is
+another now. Current versions stand in data/versions.csv, so that no file needs the laboratory (the
+package `towerlab`) to be judged.
 """
 
 from __future__ import annotations
@@ -46,15 +49,20 @@ RELATIONS = ("none", "own label", "other label", "own text", "own class", "other
 NUMBERS = {"blocks", "locate", "prompts"}
 """Settings that say how many prompts there are"""
 OWN_SETS = ("suite", "prompts", "seed", "dtype")
-"""Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads are its own"""
+"""Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads
+are its own"""
 DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
-SMALL, ROUNDED = {"zlib": True, "complevel": 6}, {"significant_digits": 9, "quantize_mode": "BitRound"}
+SMALL, ROUNDED = (
+    {"zlib": True, "complevel": 6},
+    {"significant_digits": 9, "quantize_mode": "BitRound"},
+)
 """How files are kept small; nine bits of a float's mantissa are one part in 1,024"""
 
 
 class Version(Row):
-    """A line of data/versions.csv: the version of a measurement's code, what it is made from (with spaces between), and its cost."""
+    """A line of data/versions.csv: the version of a measurement's code, what it is made from (with
+    spaces between), and its cost."""
 
     measurement: Text
     module: Text
@@ -62,10 +70,12 @@ class Version(Row):
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
     on: Literal["locate", "blocks", "few", "prompts"]
-    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks leave it as it is; "prompts": made
-    from the paper's own sets, so that only what `OWN_SETS` names decides it"""
+    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks
+    leave it as it is; "prompts": made from the paper's own sets, so that only what `OWN_SETS` names
+    decides it"""
     passes: PositiveFloat
-    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
+    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for
+    SmolLM2-135M"""
     sentences: Optional
     """the same on sentences, where it is another"""
     sources: str
@@ -86,7 +96,10 @@ class Version(Row):
 @cache
 def catalogue() -> dict[str, Version]:
     """Measurement -> its row of data/versions.csv, those that it needs before it."""
-    return {row.measurement: row for row in read_table(data_folder() / "versions.csv", Version, ("measurement",))}
+    return {
+        row.measurement: row
+        for row in read_table(data_folder() / "versions.csv", Version, ("measurement",))
+    }
 
 
 def about(name: str) -> Version:
@@ -105,7 +118,8 @@ def versions(name: str) -> dict[str, int]:
 
 
 def texts(suite: str) -> str:
-    """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made of."""
+    """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made
+    of."""
     every = "".join(read_text(data_folder() / file) for file in TEXTS[suite])
     return hashlib.sha256(every.encode()).hexdigest()[:12]
 
@@ -122,15 +136,21 @@ def origin(recording: Recording) -> dict[str, Any]:
 
 
 def serves(recording: Recording, settings: Settings) -> bool:
-    """Whether a recorded measurement stands for its model under these settings: of those that decide it, it has every one that
-    is not a default, but for how many blocks and prompts there are, which are its own."""
+    """Whether a recorded measurement stands for its model under these settings: of those that
+    decide it, it has every one that is not a default, but for how many blocks and prompts there
+    are, which are its own."""
     of = origin(recording)
-    return all(of.get(name, value) == value for name, value in settings.changed().items() if name not in NUMBERS)
+    return all(
+        of.get(name, value) == value
+        for name, value in settings.changed().items()
+        if name not in NUMBERS
+    )
 
 
 def folder(settings: Settings, model: str, name: str = "heads") -> Path:
-    """Where a measurement of these settings lies, of a model of this name: those of other settings than the default ones
-    beside them, so that going from one seed or dtype to another and back measures nothing twice. Recorded ones have one place."""
+    """Where a measurement of these settings lies, of a model of this name: those of other settings
+    than the default ones beside them, so that going from one seed or dtype to another and back
+    measures nothing twice. Recorded ones have one place."""
     out, other = Path(settings.out), about(name).deciding(settings.changed())
     if not other or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
@@ -139,7 +159,8 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
 
 
 class Laboratory:
-    """What measures, for one model and suite: looked up when it is first asked, since it needs packages that reading does not."""
+    """What measures, for one model and suite: looked up when it is first asked, since it needs
+    packages that reading does not."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -150,45 +171,61 @@ class Laboratory:
 
     @property
     def name(self) -> str:
-        """The model's name among measurements: its own, unless a folder or file of one's own has that of another model."""
+        """The model's name among measurements: its own, unless a folder or file of one's own has
+        that of another model."""
         return self._run.name if is_own(self.settings.model) else slug(self.settings.model)
 
     def recording(self, name: str) -> Recording:
-        """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""
+        """A measurement from its file, else made and saved. Raises TwoTowersError where what
+        measures is not installed."""
         try:
             return self._run.recording(name)
         except ModuleNotFoundError as error:
             raise TwoTowersError(
-                f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is not installed (there is no "
-                f"{error.name}): pip install .[measure], or choose a model of data/measurements"
+                f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is "
+                f"not installed (there is no {error.name}): pip install .[measure], or choose a "
+                "model of data/measurements"
             ) from None
 
 
 def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to nine bits.
+    """Write a measurement whole or not at all: floats as float32, those of three dimensions and
+    more rounded to nine bits.
 
-    Raises TwoTowersError when it has another form than the schema says, and when it cannot be written.
+    Raises TwoTowersError when it has another form than the schema says, and when it cannot be
+    written.
     """
     data = recording.data.assign_attrs(provenance)
     try:
         schema.check(str(data.attrs.get("measurement")), recording)
     except schema.OtherForm as error:
-        raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or data/variables.csv") from None
+        raise schema.OtherForm(
+            f"'{path}' is not written: {error}: correct the measurement, or data/variables.csv"
+        ) from None
     groups = {"/": data}
     if recording.control is not None:
         groups["control"] = own(recording.control, data)
     with deferred_signals(), written(path) as scratch:
         for group, part in groups.items():
             mode = "w" if group == "/" else "a"
-            part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
+            part.to_netcdf(
+                scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part)
+            )  # type: ignore[call-overload]
 
 
 def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, the variables of its measurement, with their units: the rest was needed on the way."""
+    """Of what a recipe made, the variables of its measurement, with their units: the rest was
+    needed on the way."""
 
     def of(part: xr.Dataset) -> xr.Dataset:
-        units = {variable: about.units for variable, about in schema.variables()[name].items() if variable in part}
-        return part[[*units]].assign({variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()})
+        units = {
+            variable: about.units
+            for variable, about in schema.variables()[name].items()
+            if variable in part
+        }
+        return part[[*units]].assign(
+            {variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()}
+        )
 
     return each_part(recording, of)
 
@@ -197,7 +234,9 @@ def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
     """How each variable is kept."""
 
     def of(array: xr.Variable) -> dict[str, Any]:
-        if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
+        if (
+            array.dtype.kind in "UO"
+        ):  # as characters, which compress; strings of varying length, as a file gives them, do not
             return SMALL | {"dtype": "S1"}
         if array.dtype.kind != "f" or not array.ndim:
             return SMALL if array.ndim else {}
@@ -209,24 +248,36 @@ def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
 def load(path: Path, limit: float = math.inf) -> Recording:
     """A saved measurement, in memory.
 
-    Raises TwoTowersError for a file that is missing, damaged, or takes more than `limit` bytes, OtherForm for one of another form.
+    Raises TwoTowersError for a file that is missing, damaged, or takes more than `limit` bytes,
+    OtherForm for one of another form.
     """
     try:
         with deferred_signals():
-            groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
+            groups = {
+                name.strip("/"): data
+                for name, data in xr.open_groups(path, engine="netcdf4").items()
+            }
             size = sum(part.nbytes for part in groups.values())
             for part in groups.values() if size <= limit else ():
                 part.load().close()
     except FileNotFoundError:
-        raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
+        raise TwoTowersError(
+            f"no measurement '{path}': measure it first (twotowers measure)"
+        ) from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise TwoTowersError(f"the measurement '{path}' is damaged ({type(error).__name__}): delete it") from None
+        raise TwoTowersError(
+            f"the measurement '{path}' is damaged ({type(error).__name__}): delete it"
+        ) from None
     if size > limit:
         raise TwoTowersError(f"it would take {size / 2**30:,.0f} GiB, more than {limit / 2**30:g}")
     data = groups.pop("")
     try:
-        recording = Recording(data, with_shared(groups["control"], data) if "control" in groups else None)
+        recording = Recording(
+            data, with_shared(groups["control"], data) if "control" in groups else None
+        )
         schema.check(str(data.attrs.get("measurement")), recording)
     except (schema.OtherForm, ValueError) as error:
-        raise schema.OtherForm(f"the measurement '{path}' has another form ({error}): measure it again") from None
+        raise schema.OtherForm(
+            f"the measurement '{path}' has another form ({error}): measure it again"
+        ) from None
     return recording
