@@ -227,9 +227,9 @@ def test_holms_p_values_by_hand():
 
 
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
-    for chapter, ids in (("4", ["located-prefer", "located-score"]), ("1", ["learned"])):
+    for chapter, ids in (("4", ["located-prefer", "more-beyond-softmax"]), ("1", ["learned"])):
         rows = [compare(claim(id=i, chapter=chapter), model, prompts(UP)) for i in ids for model in ("a", "b")]
         pd.DataFrame(rows).to_csv(tmp_path / f"{chapter}.csv", index=False)
     rows = evidence.read(tmp_path)
-    assert rows["claim"].tolist() == [i for i in ("learned", "located-prefer", "located-score") for _ in range(2)]
+    assert rows["claim"].tolist() == [i for i in ("learned", "located-prefer", "more-beyond-softmax") for _ in range(2)]
     np.testing.assert_allclose(rows["p_holm"], 3 * rows["p"])

@@ -69,7 +69,7 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     rows = pd.DataFrame([not_testable(claim, model, text), row])
     assert set(Page(pages.sentence(claim, rows, {model: text})).tags) <= {"div", "p", "ul", "li", "b", "small", "code"}
     rows = rows.assign(claim="learned", statement=text, chapter=text, unit=text)
-    assert set(Page(pages.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a"}
+    assert set(Page(pages.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a", "br", "small"}
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):

@@ -1,12 +1,13 @@
-"""Change a prompt or ablate heads, and see the answer, the attention and the heads' logit
-differences change together.
+"""Change a prompt or ablate heads, and see answer, attention and logit differences change together.
 
-    effect = explore(model, State(prompt, heads=(Head(3, 1),)))     # numbers, without a browser
-        effect.answer, effect.attention, effect.heads SCENES["Swap the labels"](prompt)
-        # another prompt Playground("mini-gpt2")          # widgets around it: the last line of a
-        cell in a running notebook
+    >>> effect = explore(loading.load("mini-gpt2"), State(CASE, heads=(Head(3, 7),)))
+    >>> list(effect.attention["demonstration"])
+    ['1. love : bar', '2. like : bar', '3. eight : foo', '4. two : foo']
+    >>> [demonstration.label for demonstration in SCENES["Swap the labels"](CASE).demonstrations]
+    ['foo', 'foo', 'bar', 'bar']
 
-The page "Playground" of the book does the same for one model, in the reader's browser.
+`Playground("mini-gpt2")`, the last line of a cell, has widgets around it. The page "Playground" of
+the book does the same for one model, in the reader's browser.
 """
 
 from __future__ import annotations
@@ -97,8 +98,16 @@ class Effect:
 
 @torch.inference_mode()
 def explore(model: Model, state: State, directions: dict[tuple, Direction] | None = None) -> Effect:
-    """Two forward passes. Raises TwoTowersError on heads outside the model, and on a push without
-    two known classes."""
+    """Two forward passes: the model as it is, and under the state's changes.
+
+    Args:
+        model: any.
+        state: a prompt, heads that are ablated, and how far the query is pushed.
+        directions: those of `push` made before; new ones are added.
+
+    Raises:
+        TwoTowersError: on heads outside the model, and on a push without two known classes.
+    """
     check_inside(state.heads, model.n_layers, model.n_heads, model.name)
     encoded = encode(state.prompt, model.tokenizer, model.context)
     before = capture(model, [encoded], {"weights"})
@@ -145,8 +154,7 @@ def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
 
 
 def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
-    """What every head adds to the logit of the true label minus the other at the last position
-    (nats), final norm frozen."""
+    """What every head adds to the logit of true minus other label (nats), final norm frozen."""
     row = logit_difference_rows(capture, model)[0]
     weights = [model.output_weight(layer).to(row) for layer in range(model.n_layers)]
     return torch.stack(
@@ -197,8 +205,7 @@ def _sentence(model: Model, state: State, p: Sequence[np.ndarray]) -> str:
 
 
 def true_label(rows: Sequence[tuple[str, str]], query: str) -> str | None:
-    """The label of the demonstrations whose class is the query's; None when a word is unknown or
-    they do not agree."""
+    """The label of the demonstrations of the query's class; None where they do not agree."""
     cls = class_of(query)
     labels = {label for text, label in rows if cls and class_of(text) == cls}
     return labels.pop() if len(labels) == 1 else None
@@ -235,8 +242,10 @@ def picture(effect: Effect) -> str:
 
 
 class Playground(widgets.VBox):
-    """Widgets around `explore`: `fields` by name, `scenes` to press, `effect` as last computed,
-    `error` a line or nothing."""
+    """Widgets around `explore`: `fields` by name, `scenes` to press.
+
+    `effect`: as last computed; `error`: a line or nothing.
+    """
 
     def __init__(self, model: Model | str, dtype: str = "float32", device: str = "cpu"):
         self.model = (
@@ -273,8 +282,7 @@ class Playground(widgets.VBox):
         self.refresh()
 
     def state(self) -> State:
-        """What the fields say. The true label is that of the query's class, where the word lists
-        know it. Raises TwoTowersError when it is no prompt."""
+        """What the fields say; the query's class gives the true label, where the lists know it."""
         value = {name: field.value for name, field in self.fields.items()}
         parts = [
             line.rpartition(":") for line in value["demonstrations"].splitlines() if line.strip()
@@ -293,8 +301,7 @@ class Playground(widgets.VBox):
         return State(prompt, heads, value["push"])
 
     def refresh(self, scene: str | None = None) -> None:
-        """Compute and show, after a scene if one is named. What goes wrong is one line; the last
-        effect stays in sight."""
+        """Compute and show, after a scene if one is named; an error is a line."""
         try:
             state = self.state()
             if scene:

@@ -1,8 +1,6 @@
-"""The push of the playground: what moves the query of a prompt towards the other class, as in
-chapter 11.
+"""The push of the playground: what moves a prompt's query towards the other class (chapter 11).
 
-heads, query = push(model, prompt)      # add dose * query to these heads' queries at the last
-position
+heads, query = push(model, prompt)      # add dose * query at the last position
 """
 
 from __future__ import annotations
@@ -40,12 +38,21 @@ def class_of(word: str) -> str | None:
 def push(
     model: Model, prompt: Prompt, directions: dict[tuple, Direction] | None = None
 ) -> tuple[list[Head], dict[int, Float[Tensor, "1 head d_head"]]]:
-    """The heads that compare the prompt's two classes most, and what a dose of 1 towards the other
-    class adds to the queries of every head of their layers at the prompt's last position.
-    `directions`: those of this model made before, and after.
+    """The heads that compare the prompt's two classes most, and what moves their query.
 
-    The query's class is its own where it is one of the two. Raises TwoTowersError for
-    demonstrations of fewer classes.
+    The query's class is its own where it is one of the two.
+
+    Args:
+        model: any.
+        prompt: with demonstrations of two classes of the word lists.
+        directions: those of this model made before; a new one is added.
+
+    Returns:
+        Heads, and layer -> (1, head, d_head): what a dose of 1 towards the other class adds to the
+            queries of every head of these layers at the last position.
+
+    Raises:
+        TwoTowersError: for demonstrations of fewer classes.
     """
     known = dict.fromkeys(cls for d in prompt.demonstrations if (cls := class_of(d.text)))
     query_class = class_of(prompt.query)
@@ -68,8 +75,7 @@ def push(
 
 
 def _direction(model: Model, own: str, other: str, sign: str, labels: Sequence[str]) -> Direction:
-    """Heads by attention to labels of the query's class minus the other; mean query of the other
-    class minus the own."""
+    """Heads by attention difference; mean query of the other class minus that of the own."""
     form = Form(2, SEPARATOR[sign])
     blocks = draw_blocks(
         BLOCKS, form, seed=[0, 1], pairs=[f"{other}/{own}"], labels=["/".join(labels)]

@@ -1,12 +1,14 @@
-"""What a chapter opens: measurements of all models at hand, and the one place where claims are
-judged and figures shown.
+"""A chapter: the one place where claims are judged and figures shown.
 
-    chapter = book.open(globals())                    # checks the parameters cell heads =
-        chapter.measured("heads")                 # {model: xarray.Dataset}, the parameter's model
-        and every recorded one chapter.compare("located-prefer", {m: choose.attention_difference(d)
-        for m, d in heads.items()}) chapter.figure("4.1", chart, "What to see. How it was made.")
+    >>> chapter = open({"model": "smollm2-135m"})       # in a notebook: open(globals())
+    >>> heads = chapter.measured("heads")               # {model: xarray.Dataset}
+    >>> heads["smollm2-135m"]["contribution"].sizes["layer"]
+    30
+    >>> sorted(chapter.sets["smollm2-135m"])
+    ['by attention', 'by writing', 'located']
 
-`chapter.close()` writes the rows of evidence.
+`chapter.figure("4.1", chart, "What to see. How it was made.")` shows a chart, `chapter.close()`
+writes the rows of evidence.
 """
 
 from __future__ import annotations
@@ -53,10 +55,15 @@ DRAWS = 1000
 
 
 def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
-    """The chapter of a notebook, from its `globals()`; `own`: parameters of this notebook alone.
+    """The chapter of a notebook.
 
-    Raises TwoTowersError, in one line, for a wrong parameter, and for one that papermill was given
-    and nobody knows.
+    Args:
+        cells: its `globals()`.
+        own: parameters of this notebook alone.
+
+    Raises:
+        TwoTowersError: in one line, for a wrong parameter, and for one that papermill was given and
+            nobody knows.
     """
     given = [name for name in Settings.model_fields if name in cells]
     for source in cells.get("In", []):
@@ -70,8 +77,10 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
 
 
 class Model:
-    """One model as claims ask of it: `sets` of heads, `learned`, its accuracy between the two
-    labels on judging blocks, and random sets of its heads."""
+    """One model as claims ask of it: `sets` of heads, random ones, and its prompts.
+
+    `learned`: its accuracy between the two labels on judging blocks.
+    """
 
     def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
         self.name, self.chapter, self.heads = name, chapter, heads
@@ -90,8 +99,11 @@ class Model:
         return choose.form(self.chapter.measured("forms", labels="all")[self.name])
 
     def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
-        """(sets, prompts that they judge): by the same rules, from locating blocks of other class
-        pairs and label pairs."""
+        """Sets by the same rules, from locating blocks of other class pairs and label pairs.
+
+        Yields:
+            (sets, the prompts of `target` that they judge).
+        """
         locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
         for chooses, judges in choose.turns(locating, target):
             if not chooses.sizes["prompt"]:
@@ -143,14 +155,23 @@ class Chapter(Measurements):
         gate: bool = True,
         untestable: Mapping[str, str] | None = None,
     ) -> None:
-        """Judge one claim for every model: shows its sentence, and a forest plot where there is a
-        control or a threshold to draw, and keeps its rows of evidence.
+        """Judge one claim for every model.
 
-        values: model -> values of every prompt, over the dimensions that the claim's line in
-        data/claims.csv wants (`selection.select`). whole: model -> (prompt,), what they are a share
-        of. control: model -> the same values of random sets, with a dimension `draw` more. gate: a
-        model that does not learn the task is "not testable"; False for the claim that it learns.
-        untestable: model -> why the claim has no meaning there; a model in it needs no values.
+        Shows its sentence, and a forest plot where there is a control or a threshold to draw, and
+        keeps its rows of evidence.
+
+        Args:
+            claim: the id of a line of data/claims.csv.
+            values: model -> values of every prompt, over the dimensions that the line wants
+                (`selection.select`).
+            whole: model -> (prompt,), what they are a share of.
+            control: model -> the same values of random sets, with a dimension `draw` more.
+            gate: a model that does not learn the task is "not testable"; False for the claim that
+                it learns.
+            untestable: model -> why the claim has no meaning there; a model in it needs no values.
+
+        Raises:
+            TwoTowersError: naming claim and model, for what does not fit the line.
         """
         line = claims.claims().get(claim)
         if line is None:
@@ -234,8 +255,11 @@ class Chapter(Measurements):
         )
 
     def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
-        """Random sets matched to a named set: same layers, other key-value groups; different ones
-        among so many draws. Where there is none, or the set has no heads, a note says so."""
+        """Different random sets matched to a named set: same layers, other key-value groups.
+
+        Of so many draws some may be the same. Where the model has no other heads, or the set none,
+        a note says so.
+        """
         heads = self.sets[model][name]
         try:
             if not heads:
@@ -252,9 +276,9 @@ class Chapter(Measurements):
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
         """Show a chart, or a table, with its number and caption: what to see, then how it was made.
 
-        Once "heads" was opened it also names, with their accuracy, models in no verdict since they
-        do not learn the task or too few blocks tell; and, with the command that makes it, what
-        recorded models lack.
+        Once "heads" was opened the caption also names, with their accuracy, models in no verdict
+        since they do not learn the task or too few blocks tell; and, with the command that makes
+        it, what recorded models lack.
         """
         drawn = getattr(shown, "data", None)
         caption += (
@@ -278,13 +302,13 @@ class Chapter(Measurements):
         display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
-        """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows
-        the sentence, keeps the rows.
+        """Judge whether an exhibit of the paper comes out in each model: shows it, keeps the rows.
 
         Args:
-            item: of data/figures.csv, whose rule judges. figure: the book's own that stands beside
-                it, such as "4.1". found: model -> (the statistic, in words what it rests on).
-                Models left out elsewhere are not testable here.
+            item: of data/figures.csv, whose rule judges, such as "figure 6".
+            figure: the book's own that stands beside it, such as "4.1".
+            found: model -> (the statistic, in words what it rests on). Models left out elsewhere
+                are not testable here.
         """
         exhibit = exhibits.exhibits().get(item)
         if exhibit is None or exhibit.not_run:
@@ -295,15 +319,16 @@ class Chapter(Measurements):
         display(HTML(exhibits.sentence(exhibit, of_models)))
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
-        """Show variables of a measurement with controls: model, head, prompts
-        (`explore.explorer`)."""
+        """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`).
+
+        `over`: a coordinate of prompts whose groups are rows.
+        """
         files = {m: d[[*variables]] for m, d in self.measured(name).items()}
         if files:
             display(explore.explorer(files, over, self.model))
 
     def close(self) -> None:
-        """Write the chapter's rows of evidence: beside the measurements, or where the build of the
-        book wants them."""
+        """Write the rows of evidence, beside the measurements or where a build wants them."""
         folder = Path(
             os.environ.get("TWOTOWERS_EVIDENCE")
             or store.folder(self.settings, self.model) / "evidence"

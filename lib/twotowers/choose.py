@@ -1,11 +1,9 @@
-"""What later measurements are taken with, chosen by rule from earlier ones on locating blocks: the
-form, and sets of heads.
+"""What later measurements are taken with, by rule from earlier ones: the form, and sets of heads.
 
 Rules of 2026-11-22, written before any judging block was run (data/rules.csv):
 
 - **form**: of those with at most MOST_K demonstrations of each class, the one with the highest
-  accuracy (true label = top token of the vocabulary); ties go to fewer demonstrations. More
-  demonstrations cost more in every measurement.
+  accuracy (true label = top token of the vocabulary); ties go to fewer demonstrations.
 - **located**: the TOP heads by mean contribution (what they add to the logit difference from label
   positions).
 - **by writing**: the TOP heads by mean writing (attention times reading of a label, whichever it
@@ -15,7 +13,7 @@ Rules of 2026-11-22, written before any judging block was run (data/rules.csv):
 - **by increase**: the TOP heads by the paper's mean increase, where it is given (`with_increase`).
 - **by effect**: the TOP heads by the total effect of their attention, either sign (`by_effect`).
 
-Every function is pure: datasets of `measure.heads` in, lists of heads out.
+Every function is pure: datasets of `measure.heads` in, lists of heads out. See `top`.
 """
 
 from __future__ import annotations
@@ -50,19 +48,29 @@ def form(forms: xr.Dataset) -> Form:
 
 
 def attention_difference(heads: xr.Dataset) -> xr.DataArray:
-    """Attention on labels of the query's class minus that on the others, (prompt, layer, head), in
-    [-1, 1]."""
+    """Attention on labels of the query's class minus that on the others.
+
+    Args:
+        heads: the measurement "heads".
+
+    Returns:
+        (prompt, layer, head), in [-1, 1].
+    """
     return heads["attention"].where(heads["true"], -heads["attention"]).sum("place")
 
 
 def with_increase(heads: xr.Dataset, norms: xr.Dataset) -> xr.Dataset:
-    """A measurement of heads with the paper's increase of the same prompts, from the measurement
-    "norms"."""
+    """A measurement of heads with the paper's increase of the same prompts.
+
+    Args:
+        heads: the measurement "heads" or "locating".
+        norms: the measurement "norms".
+    """
     return heads.assign(increase=norms["increase"].sel(norm="frozen", drop=True))
 
 
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Every ranking of the heads (layer, head), larger is more: means over prompts."""
+    """Every ranking of the heads: name -> mean over prompts (layer, head), larger is more."""
     values = {"attention difference": attention_difference(heads)} | {
         name: heads[name] for name in RANKINGS if name in heads
     }
@@ -70,7 +78,19 @@ def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
-    """The k heads (layer, head) with the largest values above `least`, largest first."""
+    """The heads with the largest values, largest first.
+
+        >>> of = xr.DataArray([[0.1, 0.4], [0.0, 0.3]], dims=("layer", "head"))
+        >>> [str(head) for head in top(of, 3)]
+        ['0-1', '1-1', '0-0']
+        >>> [str(head) for head in top(of, 3, least=0.2)]
+        ['0-1', '1-1']
+
+    Args:
+        ranking: (layer, head).
+        k: at most so many.
+        least: each has more than this.
+    """
     values = ranking.transpose("layer", "head").values
     best = [
         Head(*map(int, np.unravel_index(i, values.shape)))
@@ -80,8 +100,12 @@ def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
 
 
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
-    """Name -> heads, best first: the sets of the module. A set may be short or empty, as the rule
-    says."""
+    """Name -> heads, best first: the sets of the module, which may be short or empty.
+
+    Args:
+        heads: the measurement "heads" or "locating".
+        k: how many heads a set holds.
+    """
     means = rankings(heads)
     sets = {
         "located": top(means["contribution"], k),
@@ -92,8 +116,12 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
 
 
 def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
-    """The k heads whose attention has the largest mean total effect, either sign, from the
-    measurement "looks"."""
+    """The heads whose attention has the largest mean total effect, either sign.
+
+    Args:
+        looks: the measurement "looks".
+        k: so many.
+    """
     return top(abs(looks["effect"].sel(contrast="reversed", drop=True).mean("prompt")), k)
 
 
@@ -103,7 +131,17 @@ def matched_sets(
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 
     Where a layer has too few such heads, those of the nearest layers take part (the layer above
-    before the one below). Raises NotTestable when the model has too few heads left.
+    before the one below).
+
+    Args:
+        heads: the set in question.
+        n_layers: of the model.
+        n_heads: of each layer.
+        group: heads that share their keys and values.
+        draws: so many sets; the same one may come again.
+
+    Raises:
+        NotTestable: when the model has too few heads left.
     """
     own_groups = {(layer, h // group) for layer, h in heads}
     free = {
@@ -127,8 +165,15 @@ def matched_sets(
 
 
 def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
-    """Values (..., layer, head) of some heads, or of none: (..., listed_head), with the coordinates
-    of `heads.listed`."""
+    """Values of some heads, or of none.
+
+    Args:
+        values: (..., layer, head).
+        heads: single heads.
+
+    Returns:
+        (..., listed_head), with the coordinates of `heads.listed`.
+    """
     layer, head = (
         xr.DataArray([int(at[axis]) for at in heads], dims="listed_head").astype(int)
         for axis in (0, 1)
@@ -137,13 +182,15 @@ def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
 
 
 def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
-    """(prompts that choose, prompts that judge), so that no class pair and no label pair is in
-    both; every prompt judges once.
+    """(Prompts that choose, prompts that judge): no class pair and no label pair is in both.
 
     Class pairs and label pairs are halved by their names; where there is one label pair only, class
-    pairs alone. Prompts of `target`, another measurement or an array of one, are judged in place of
-    those of `data`: what is chosen on other prompts, classes and labels is no luck of those on
-    which it is judged.
+    pairs alone. Every prompt judges once.
+
+    Args:
+        data: a measurement, or an array of one, over prompts.
+        target: another one, whose prompts are judged in place of those of `data`: what is chosen on
+            other prompts, classes and labels is no luck of those on which it is judged.
     """
     target = data if target is None else target
     names = {
@@ -165,7 +212,12 @@ def overlap(a: Sequence[Head], b: Sequence[Head]) -> list[Head]:
 
 
 def union(a: Sequence[Head], b: Sequence[Head], n: int) -> list[Head]:
-    """n heads of two lists taken in turn, as the EMNLP version joins the tops of its two
-    rankings."""
+    """Heads of two lists taken in turn, as the EMNLP version joins the tops of its two rankings.
+
+    Args:
+        a: a list, whose first head comes first.
+        b: another.
+        n: so many heads of both.
+    """
     turns = [head for both in zip(a, b, strict=False) for head in both]
     return list(dict.fromkeys(turns))[:n]

@@ -1,10 +1,8 @@
-"""What the book says, as tables: claims with their rules, and the findings that rest on their
-verdicts.
+"""What the book says, as tables: claims with their rules, and findings that rest on their verdicts.
 
     claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
 
-Each table is read through one model (`data_files`): a wrong cell is named with its line. No torch
-here.
+Each table is read through one model (`data_files`): a wrong cell is named with its line.
 """
 
 from __future__ import annotations
@@ -73,8 +71,7 @@ def claims() -> dict[str, Claim]:
 
 
 class Finding(Row):
-    """A line of data/findings.csv: a verdict that a hand-written sentence of a page rests on.
-    `chapter`: where it is shown how we know."""
+    """A line of data/findings.csv: a verdict on which a hand-written sentence of a page rests."""
 
     page: Text
     sentence: Text

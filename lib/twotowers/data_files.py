@@ -1,11 +1,10 @@
-"""The book's own tables, read strictly: what is damaged or edited into another form is named with
-its line, never half used.
+"""The book's own tables, read strictly: what is damaged is named with its line, never half used.
 
-    class Pair(Row):
-        first: Text
-        second: Text
-
-    read_table(path, Pair, unique=("first", "second"))[0].first      # 'sentiment'
+    >>> class Pair(Row):
+    ...     first: Text
+    ...     second: Text
+    >>> read_table(data_folder() / "words" / "pairs.csv", Pair, unique=("first", "second"))[0].first
+    'sentiment'
 
 No torch here.
 """
@@ -65,7 +64,13 @@ Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == 
 
 
 def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
-    """The error for a file, or for one line of it (they count from 1)."""
+    """The error for a file, or for one line of it.
+
+    Args:
+        path: of the file.
+        what: is wrong.
+        line: its number, from 1.
+    """
     at = f"line {line}: " if line else ""
     return TwoTowersError(
         f"'{path}' is damaged ({at}{what}): correct it, or restore it from the repository"
@@ -108,12 +113,19 @@ def unseen(text: str) -> str:
 
 
 def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> list[AnyRow]:
-    """The lines of a CSV file, in their order: entry i stands in line i + 2, for a cell holds no
-    line break.
+    """The lines of a CSV file, in their order.
 
-    `unique`: columns that no two lines may have alike together, such as ("id",). Raises
-    TwoTowersError, naming file and line, for other columns, lines of another length, open quotes, a
-    cell that `row` does not take, and a line that stands twice.
+    Args:
+        path: of the file.
+        row: what a line is.
+        unique: columns that no two lines may have alike together, such as ("id",).
+
+    Returns:
+        Entry i stands in line i + 2, for a cell holds no line break.
+
+    Raises:
+        TwoTowersError: naming file and line, for other columns, lines of another length, open
+            quotes, a cell that `row` does not take, and a line that stands twice.
     """
     text = read_text(path)
     if not text.endswith("\n"):
@@ -148,12 +160,12 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
 def read_written(
     folder: Path, column: str, known: Iterable[str], columns: Sequence[str]
 ) -> pd.DataFrame:
-    """The rows that chapters wrote to a folder, in the order of what they are about; those of what
-    is no more are left out.
+    """The rows that chapters wrote to a folder, in the order of what they are about.
 
     Args:
+        folder: of CSV files.
         column: which says what a row is about, such as "claim".
-        known: its entries, in order.
+        known: its entries, in order; rows of others are left out.
         columns: of a table without rows, where no chapter wrote any.
     """
     parts = [

@@ -1,31 +1,17 @@
-"""One rule for every claim of the book: effect, control, interval, verdict. One row a claim and
-model.
+"""One rule for every claim: effect, control, interval, verdict; one row a claim and model.
 
-    row = compare(claim, "smollm2-135m", effect, control=random)     # effect (prompt,), random
-        (draw, prompt) row.verdict                                                       # "holds"
+    >>> near_half = Interval(0.5, (20, 9), low=0.4, high=0.6, low90=0.42, high90=0.58)
+    >>> judge(near_half, null=0.0, smallest=0.1)
+    'holds'
+    >>> judge(near_half, null=0.45, smallest=0.1)
+    'undecided'
 
 **Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label
 pairs, too. A share of a whole has Fieller's interval. Labels that are the classes' own names are
 never judged together with arbitrary ones.
 
-**Rule** (2026-11-23; its history is data/rules.csv). Control sets are counted once (2026-11-25): of
-sets that are drawn again, as happens where few heads are free, the first stays (`distinct`). Let
-the claim say that the effect lies above `null`, and `smallest` be the smallest effect that would
-matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the claim says
-otherwise; 0 where `null` is a threshold such as "at least half". In this order:
-
-1. *absent*: the 90% interval lies within `smallest` of `null`;
-2. *does not hold*: the 95% interval lies below `null`;
-3. *undecided*: the 95% interval holds `null`;
-4. *small*: the estimate lies less than `smallest` above `null`;
-5. without a control: *holds*;
-6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds* where
-   the difference from their mean lies above zero (95%) and at most MOST of the sets reach as much;
-   else *not specific*: the effect is there, and not special to these heads. Of n different sets no
-   share below 1/(n + 1) can be told from none: `p_of_sets`.
-
-Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than
-those that judge, in turn.
+**The rule** stands in `judge` (2026-11-23; its history is data/rules.csv). Since 2026-11-25 a
+random set that is drawn again, as happens where few heads are free, is counted once (`distinct`).
 
 *Not testable*: a model that does not learn the task, or of which too few blocks tell whether it
 does; a rule that names no heads; a share of what is not clear of zero.
@@ -124,7 +110,26 @@ def not_testable(claim: Claim, model: str, why: str) -> EvidenceRow:
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
-    """The verdict by the rule above."""
+    """The verdict. Let the claim say that the effect lies above `null`. In this order:
+
+    1. *absent*: the 90% interval lies within `smallest` of `null`;
+    2. *does not hold*: the 95% interval lies below `null`;
+    3. *undecided*: the 95% interval holds `null`;
+    4. *small*: the estimate lies less than `smallest` above `null`;
+    5. without a control: *holds*;
+    6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds*
+      where the difference from their mean lies above zero (95%) and at most MOST of the sets reach
+      as much; else *not specific*: the effect is there, and not special to these heads. Of n
+      different sets no share below 1/(n + 1) can be told from none: `p_of_sets`.
+
+    Args:
+        effect: with its 90% and 95% bounds.
+        null: of the claim.
+        smallest: the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the
+            model's own choice, unless the claim says otherwise; 0 where `null` is a threshold such
+            as "at least half".
+        control: the effect in random sets of heads.
+    """
     if np.isnan(effect.low):
         return NOT_TESTABLE if np.isnan(effect.estimate) else UNDECIDED
     if null - smallest < effect.low90 and effect.high90 < null + smallest:
@@ -154,10 +159,19 @@ def compare(
 ) -> EvidenceRow:
     """The row of one claim and model.
 
-    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same
-    values of random sets, with a coordinate `sets` where their names are known. choice: the
-    model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control,
-    values that are not finite, and names of classes among arbitrary labels.
+    Args:
+        claim: a line of data/claims.csv.
+        model: its name.
+        values: (prompt,).
+        whole: (prompt,), what they are a share of.
+        control: (draw, prompt), the same values of random sets, with a coordinate `sets` where
+            their names are known.
+        choice: the model's own logit difference (nats).
+        form: of its prompts, in words.
+
+    Raises:
+        TwoTowersError: for other dimensions, other prompts in whole or control, values that are not
+            finite, and names of classes among arbitrary labels.
     """
     check_prompts(values, whole, control)
     if not values.size:
@@ -207,8 +221,12 @@ def _control(
 
 
 def distinct(control: xr.DataArray) -> list[int]:
-    """The draws (draw, prompt) that are different sets, each where it comes first: by their names,
-    where the coordinate `sets` has them, else by their numbers, which are equal for equal sets."""
+    """The draws that are different sets, each where it comes first.
+
+    Args:
+        control: (draw, prompt). Sets differ by their names, where the coordinate `sets` has them,
+            else by their numbers, which are equal for equal sets.
+    """
     rows = control["sets"] if "sets" in control.coords else control.transpose("draw", "prompt")
     return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
@@ -222,9 +240,16 @@ def p_of_sets(share: float, draws: int) -> float:
 def check_prompts(
     values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
 ) -> None:
-    """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw,
-    prompt), all of the same prompts, and labels are either all arbitrary or all names of
-    classes."""
+    """All parts are over the same prompts, with labels of one kind: arbitrary ones, or class names.
+
+    Args:
+        values: (prompt,).
+        whole: (prompt,).
+        control: (draw, prompt).
+
+    Raises:
+        TwoTowersError: where this is not so.
+    """
     for name, part in {"values": values, "whole": whole, "control": control}.items():
         if part is None:
             continue
@@ -255,8 +280,15 @@ def check_prompts(
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt). Of a set
-    without heads it is missing."""
+    """Mean over the heads of each set. Of a set without heads it is missing.
+
+    Args:
+        values: (..., prompt, layer, head).
+        sets: as many heads in each.
+
+    Returns:
+        (draw, ..., prompt).
+    """
     at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
         len(sets), -1 if sets else 0, 2
     )

@@ -1,5 +1,4 @@
-"""The paper's figures and tables beside the book's: what each says, the rule that judges agreement,
-and what came.
+"""The paper's figures and tables: what each says, the rule that judges ours beside it, what came.
 
     exhibits()["figure 6"].says
     judge(exhibits()["figure 6"], 0.95)         # "agrees"
@@ -82,11 +81,13 @@ def rows(
     found: Mapping[str, tuple[float, str]],
     untestable: Mapping[str, str],
 ) -> list[dict]:
-    """A row for each model: item, figure (the book's own, such as "4.1"), model, verdict, value,
-    words.
+    """A row for each model: item, figure, model, verdict, value, words.
 
-    found: model -> the number that the rule judges, and in words what it rests on, with sizes;
-    untestable: model -> why.
+    Args:
+        exhibit: of the paper.
+        figure: the book's own, such as "4.1".
+        found: model -> the number that the rule judges, and in words what it rests on.
+        untestable: model -> why it has none.
     """
     about = {"item": exhibit.item, "chapter": exhibit.chapter, "figure": figure}
     every = {**found, **{model: (math.nan, why) for model, why in untestable.items()}}

@@ -1,11 +1,10 @@
-"""Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers as
-a table. No torch here.
+"""Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers.
 
     chapter.explore("looks", "effect", "direct_effect", over="pair")    # in a running notebook
-        playground(model)                                                   # a button, which loads
-        the model when it is pressed
+    playground(model)                # a button, which loads the model when it is pressed
 
 On a page of the book, where no Python runs, one line stands in their place (`book/_ext/stage.py`).
+See `table` for the numbers of a file. No torch here.
 """
 
 from __future__ import annotations
@@ -33,8 +32,16 @@ PROMPTS = ("text", "query", "pair", "labels")  # coordinates by which prompts ar
 
 
 def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
-    """Control -> what it offers: heads, entries of other dimensions with names, and prompts, unless
-    they are averaged over groups. Dimensions that are left are shown."""
+    """What each control offers: heads, entries of other dimensions with names, and prompts.
+
+    Args:
+        data: variables that share their dimensions; a dimension without names is shown, not chosen.
+        over: a coordinate of prompts; where it is given, they are averaged over its groups.
+
+    Returns:
+        Control -> entries, the one that is shown first before others; heads with most of the first
+            variable come first.
+    """
     found = {
         "head" if dim in LISTED else str(dim): data[dim].values.tolist()
         for dim in data.dims
@@ -57,8 +64,16 @@ def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
 
 
 def choose(data: xr.Dataset, name: str, value: str) -> xr.Dataset:
-    """What one control chooses. Raises TwoTowersError, in one line, where there is no such
-    thing."""
+    """What one control chooses.
+
+    Args:
+        data: variables that share their dimensions.
+        name: of the control, such as "head".
+        value: one of its entries, such as "18-6".
+
+    Raises:
+        TwoTowersError: in one line, where there is no such thing.
+    """
     value, offered = value.strip(), choices(data)[name]
     if name == "prompts":
         at = [
@@ -80,8 +95,17 @@ def choose(data: xr.Dataset, name: str, value: str) -> xr.Dataset:
 
 
 def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
-    """Means over prompts, or over those of each group: a column a variable; or the first variable
-    over two dimensions."""
+    """Means over prompts: a column a variable, or the first variable over two dimensions.
+
+        >>> of = {"pair": ("prompt", ["a/b", "a/b", "c/d"])}
+        >>> effect = xr.DataArray([1.0, 2.0, 5.0], dims="prompt", attrs={"units": "nats"})
+        >>> table(xr.Dataset({"effect": effect}, of), over="pair")["effect (nats)"].to_dict()
+        {'a/b': 1.5, 'c/d': 5.0}
+
+    Args:
+        data: variables with units.
+        over: a coordinate of prompts, such as "pair": then a row is the mean over a group.
+    """
     names = {name: f"{_words(str(name))} ({x.attrs['units']})" for name, x in data.items()}
     if over:
         means = (

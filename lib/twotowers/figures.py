@@ -1,9 +1,13 @@
-"""Theme and common forms of the charts. A chapter writes a chart where it stands when none of these
-fits. No torch here.
+"""Theme and common forms of the charts. A chapter writes a chart where it stands when none fits.
+
+    >>> table = pd.DataFrame({"model": ["a", "b"], "heads": "all", "value": [0.1, 0.2]})
+    >>> chart = dots(table.assign(low=0.0, high=0.3), "heads", x_title="nats")
+    >>> chart.to_dict()["facet"]["field"]
+    'model'
 
 Every form takes a tidy table with a column `model` and draws one panel a model, with shared axes.
 Colours mean one thing each through the book (COLOURS); models are told apart by panels, never by
-colour.
+colour. No torch here.
 """
 
 from __future__ import annotations
@@ -22,15 +26,9 @@ import vl_convert
 from twotowers.data_files import shown_name
 
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
-OF_ANYTHING = BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY = (
-    "#2a87c4",
-    "#d9691e",
-    "#1f9e77",
-    "#c678a8",
-    "#56b4c9",
-    "#b8a100",
-    "#8c8c8c",
-)
+BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
+OLIVE, GREY = "#b8a100", "#8c8c8c"
+OF_ANYTHING = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
 VIOLET, LILAC, BROWN, TAN, SAND = (
     "#7a5fb0",
     "#b59cd8",
@@ -110,7 +108,7 @@ def _theme() -> alt.theme.ThemeConfig:
             "bar": {"color": BLUE},
             "point": {"filled": True, "size": 50, "color": BLUE},
             "line": {"strokeWidth": 2},
-            "range": {"category": [*OF_ANYTHING]},
+            "range": {"category": OF_ANYTHING},
         }
     }
 
@@ -142,11 +140,16 @@ def facets(
     row: str | None = None,
     free: str = "",
 ) -> alt.FacetChart:
-    """One panel a model, in the order of the table; as many beside each other as `columns`. Panels
-    share their scales, but for those along the axes in `free`: "x", "y" or "xy".
+    """One panel a model, in the order of the table. Panels share their scales.
 
-    `row`: a column of the table, whose values become rows of panels, each with all models; with
-    more than SIDE_BY_SIDE models they become columns, and each model is a row.
+    Args:
+        chart: without data.
+        table: its data, with a column `model`.
+        columns: at most so many panels beside each other.
+        height: of a panel.
+        row: a column of the table, whose values become rows of panels, each with all models; with
+            more than SIDE_BY_SIDE models they become columns, and each model is a row.
+        free: "x", "y" or "xy": along these axes each panel has its own scale.
     """
     if table.empty:
         chart = alt.Chart().mark_point()  # Altair cannot tell of which types nothing is
@@ -197,8 +200,14 @@ def dashed(data: pd.DataFrame | None = None, opacity: float = 0.6, **at: Any) ->
 
 
 def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
-    """Effects with 95% intervals, one line a row: columns row (its name), effect, effect_low,
-    effect_high, verdict; control where there is one (a grey tick)."""
+    """Effects with 95% intervals, one line a row.
+
+    Args:
+        table: columns row (its name), effect, effect_low, effect_high, verdict; control where there
+            is one (a grey tick).
+        title: of the axis.
+        null: where the dashed line lies.
+    """
     tip = ["row", *_numbers(("effect", "effect_low", "effect_high", "control"), "+.3f"), "verdict"]
     clear = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
     ticks = alt.Axis(tickCount=6, labelOverlap=True)
@@ -238,8 +247,13 @@ def bars(
     line: float = 0.0,
     free: str = "",
 ) -> alt.FacetChart:
-    """Bars with 95% intervals (columns `value`, `low`, `high`), grouped by `group`, a panel a
-    model; dashed: `line`, such as chance. `free`: "y" where each panel has its own scale."""
+    """Bars with 95% intervals, grouped by `group`, a panel a model.
+
+    Args:
+        table: columns model, `x`, `group`, value, low, high.
+        line: where the dashed line lies, such as at chance; 0 for none.
+        free: "y" where each panel has its own scale.
+    """
     names, sort = _order(table[group]), _order(table[x])
     widest = max((7 * len(str(name)) + 8 for name in sort), default=0)
     level = len(sort) * widest < _room(min(3, table["model"].nunique()))
@@ -268,8 +282,13 @@ def curves(
     x_values: Sequence[float] | None = None,
     **panels: Any,
 ) -> alt.FacetChart:
-    """Lines with 95% bands (columns `value`, `low`, `high`), a line a value of `group`, a panel a
-    model (`facets`); ticks at `x_values`."""
+    """Lines with 95% bands, a line a value of `group`, a panel a model.
+
+    Args:
+        table: columns model, `x` (numbers), `group`, value, low, high.
+        x_values: where ticks are.
+        **panels: as of `facets`.
+    """
     ticks = {"values": list(x_values), "format": "~g"} if x_values else {"tickMinStep": 1}
     across = alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(**ticks))
     base = alt.Chart().encode(x=across, color=colour(group, table[group]))
@@ -290,10 +309,11 @@ def dots(
     fmt: str = "+.2f",
     height: int = 180,
 ) -> alt.FacetChart:
-    """Points with 95% intervals (columns `value`, `low`, `high`), a line a value of `y`, a panel a
-    model; dashed: zero.
+    """Points with 95% intervals, a line a value of `y`, a panel a model; dashed: zero.
 
-    group: values of this column beside each other, each in its colour.
+    Args:
+        table: columns model, `y`, value, low, high.
+        group: a column whose entries stand beside each other, each in its colour.
     """
     tip = ["model", y, *([group] if group else []), *_numbers(INTERVAL, fmt)]
     base = alt.Chart().encode(
@@ -311,8 +331,11 @@ def dots(
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:
-    """Layer x head, deepest layer on top, a panel a model; violet above zero and brown below, each
-    model on its own scale."""
+    """Layer x head, deepest layer on top, a panel a model, each on its own scale.
+
+    Args:
+        table: columns model, layer, head, and `value`: violet above zero and brown below.
+    """
     table = table.assign(
         scaled=table[value] / table.groupby("model")[value].transform(lambda v: v.abs().max() or 1)
     )

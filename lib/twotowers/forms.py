@@ -1,5 +1,4 @@
-"""How a prompt is written, in the words that settings, files and chapters share: its form, and its
-label pairs."""
+"""How a prompt is written: its form and its label pairs."""
 
 from __future__ import annotations
 

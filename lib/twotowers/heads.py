@@ -1,9 +1,4 @@
-"""A head's name, and heads to compare located heads with: the others of their layers, or random
-ones.
-
-Every claim about in-context heads needs such a control: v1 section 4.3 draws one random other head
-of the same layer.
-"""
+"""A head's name, and coordinates of single heads."""
 
 from __future__ import annotations
 
@@ -52,7 +47,17 @@ def listed(heads: Iterable[tuple[int, int]]) -> dict[str, tuple[str, list]]:
 
 
 def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, name: str) -> None:
-    """Raise TwoTowersError for a head that a model of this name and size does not have."""
+    """All heads are in the model.
+
+    Args:
+        heads: (layer, head) pairs.
+        n_layers: of the model.
+        n_heads: of each layer.
+        name: of the model.
+
+    Raises:
+        TwoTowersError: for a head that it does not have.
+    """
     for layer, head in heads:
         if not (0 <= layer < n_layers and 0 <= head < n_heads):
             raise TwoTowersError(

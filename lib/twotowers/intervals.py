@@ -1,9 +1,11 @@
-"""Means and ratios over prompts, with intervals that hold for other class pairs and other label
-pairs, too.
+"""Means and ratios over prompts; their intervals hold for other class pairs and label pairs, too.
 
-    mean(values)             # values (prompt,) with coordinates `pair` and `labels`
-    ratio(part, whole)       # mean(part) / mean(whole)
-    f"{mean(values):.2f}"    # '1.12 [0.88, 1.36]'
+    >>> of = {"pair": ("prompt", list("aabbcc")), "labels": ("prompt", list("xyzxyz"))}
+    >>> values = xr.DataArray([1.0, 1.2, 0.8, 1.0, 1.4, 1.2], dims="prompt", coords=of)
+    >>> mean(values).n, f"{mean(values):.2f}"
+    ((3, 3), '1.10 [0.56, 1.64]')
+    >>> round(ratio(values / 2, values).estimate, 6)
+    0.5
 
 Prompts share class pairs and label pairs, and both might have been others: two crossed factors. So
 variances are two-way clustered (Cameron, Gelbach and Miller 2011, "Robust Inference With Multiway
@@ -60,7 +62,7 @@ class Interval:
 
 
 def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> None:
-    """Raises TwoTowersError where a coordinate is missing."""
+    """Raises TwoTowersError where a coordinate of the clusters is missing."""
     for name in clusters:
         if name not in values.coords:
             raise TwoTowersError(
@@ -74,9 +76,16 @@ class Sample:
     together."""
 
     def __init__(self, variables: np.ndarray, of: xr.DataArray, clusters: Sequence[str]):
-        """of: an array over the same prompts, with the coordinates that tell their clusters. Raises
-        TwoTowersError for other dimensions, values that are not finite, and a missing
-        coordinate."""
+        """Checks the prompts; each cluster of the first factor weighs as much as any other.
+
+        Args:
+            variables: (variable, prompt).
+            of: an array over the same prompts, with the coordinates that tell their clusters.
+            clusters: these coordinates, one or two.
+
+        Raises:
+            TwoTowersError: for other dimensions, values that are not finite, a missing coordinate.
+        """
         if variables.ndim != 2:
             dims = ", ".join(map(str, of.dims))
             raise TwoTowersError(
@@ -98,8 +107,12 @@ class Sample:
         self._residuals = (variables - self.means[:, None]) * weights
 
     def covariance(self, direction: Sequence[float]) -> np.ndarray:
-        """Covariance of the means (variable, variable): two-way, or one-way where that has no
-        variance along `direction`."""
+        """Covariance of the means (variable, variable).
+
+        Args:
+            direction: (variable,); where the two-way variance along it is not above zero, the
+                larger one-way covariance is taken.
+        """
         one_way = [
             self._one_way(codes) for codes, n in zip(self.factors, self.n, strict=True) if n > 1
         ]
@@ -125,10 +138,14 @@ class Sample:
 
 
 def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """The mean of values (prompt,) with clusters of one or two coordinates. All equal: its bounds
-    equal it.
+    """The mean over prompts, with its interval; where all values are equal, its bounds equal it.
 
-    Raises TwoTowersError as `Sample`.
+    Args:
+        values: (prompt,).
+        clusters: one or two of its coordinates.
+
+    Raises:
+        TwoTowersError: as `Sample`.
     """
     sample = Sample(values.values[None], values, clusters)
     estimate = float(sample.means[0])
@@ -153,11 +170,18 @@ def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
 
 
 def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """mean(part) / mean(whole) of values (prompt,), with Fieller's bounds: those r for which part -
-    r whole may be zero.
+    """mean(part) / mean(whole), with Fieller's bounds: those r at which part - r whole may be zero.
 
-    All NaN where the whole is not clear of zero: then any ratio is possible. Raises TwoTowersError
-    as `mean`.
+    Args:
+        part: (prompt,), with the coordinates of the clusters.
+        whole: (prompt,), of the same prompts.
+        clusters: one or two coordinates.
+
+    Returns:
+        All NaN where the whole is not clear of zero: then any ratio is possible.
+
+    Raises:
+        TwoTowersError: as `Sample`.
     """
     sample, size = (
         Sample(np.stack([part.values, whole.values]), part, clusters),
@@ -199,14 +223,23 @@ def table(
     clusters: Sequence[str] = CLUSTERS,
     **columns: Any,
 ) -> pd.DataFrame:
-    """Means with 95% intervals: a row for every model and every combination of entries along the
-    dimensions `by`.
+    """Means with 95% intervals: a row for every model and every combination of entries along `by`.
 
-    values: model -> (prompt, and those of `by`). whole: model -> (prompt,), what they are a share
-    of; a share of what is not clear of zero has no numbers. Columns: model, those of `by`, value,
-    low, high, n (clusters of the first factor), and those given; they are there without rows, too.
-    Where all values are missing, as of a set without heads, so are the numbers. Raises
-    TwoTowersError for other dimensions, and for values that are missing in part.
+    Args:
+        values: model -> (prompt, and those of `by`).
+        by: dimensions.
+        whole: model -> (prompt,), what they are a share of; a share of what is not clear of zero
+            has no numbers.
+        clusters: coordinates, such as those of class pairs and label pairs.
+        **columns: further columns, the same in every row.
+
+    Returns:
+        Columns model, those of `by`, value, low, high, n (clusters of the first factor), and those
+        given; they are there without rows, too. Where all values are missing, as of a set without
+        heads, so are the numbers.
+
+    Raises:
+        TwoTowersError: for other dimensions, and for values that are missing in part.
     """
     rows = []
     for model, data in values.items():
@@ -223,16 +256,32 @@ def table(
 
 
 def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
-    """Values (prompt,) whose mean is mean(part) / mean(whole) and which spread as that ratio does
-    (delta method).
+    """Values whose mean is mean(part) / mean(whole), and which spread as it does (delta method).
 
     For differences of ratios; a single ratio has Fieller's interval (`ratio`).
+
+    Args:
+        part: (prompt,).
+        whole: (prompt,).
+
+    Returns:
+        (prompt,).
     """
     share = part.mean("prompt") / whole.mean("prompt")
     return share + (part - share * whole) / whole.mean("prompt")
 
 
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
-    """The estimate of each of many variables: (draw, prompt) -> (draw,). Raises TwoTowersError as
-    `mean`."""
+    """The estimate of each of many variables.
+
+    Args:
+        values: (draw, prompt).
+        clusters: coordinates; the first one weighs the prompts.
+
+    Returns:
+        (draw,).
+
+    Raises:
+        TwoTowersError: as `Sample`.
+    """
     return Sample(values.transpose("draw", "prompt").values, values, clusters).means

@@ -1,5 +1,4 @@
-"""Measurements of every model at hand: recorded ones, and those of the model that the settings
-name, made where they lack.
+"""Measurements of every model at hand: recorded ones, and those of the model of the settings.
 
 every = Measurements(Settings(model="mini-gpt2"))
 every.measured("heads")             # {model: xarray.Dataset}, smallest model first
@@ -35,19 +34,22 @@ class Measurements:
     def measured(
         self, name: str, suite: str | None = None, labels: str | None = None
     ) -> dict[str, xr.Dataset]:
-        """Model -> measurement, every recorded model and the parameter's, smallest first. Measures
-        what is not there.
+        """Model -> measurement, smallest model first. Measures what is not there.
 
-        Models for which it has no meaning are left out, and their claims not testable. `suite`:
-        another than the chapter's, such as "sentences". `labels`: prompts with arbitrary labels,
-        those with names of classes, or all; default: arbitrary ones on blocks that judge, all on
-        those that choose heads and forms. Random sets are left to `control`.
+        Models for which it has no meaning are left out, and their claims not testable. Random sets
+        are left to `control`.
+
+        Args:
+            name: of the measurement.
+            suite: another than the settings', such as "sentences".
+            labels: prompts with "arbitrary" labels, those with "names" of classes, or "all"; by
+                default arbitrary ones on blocks that judge, all on those that choose heads and
+                forms.
         """
         return {model: of.data for model, of in self._recordings(name, suite, labels).items()}
 
     def control(self, name: str) -> dict[str, xr.Dataset]:
-        """Model -> the same measurement of random sets or directions: variables over (heads, draw,
-        prompt)."""
+        """Model -> the same of random sets or directions: variables over (heads, draw, prompt)."""
         return {
             model: of.control
             for model, of in self._recordings(name).items()

@@ -1,8 +1,12 @@
-"""What pages show beside charts: the sentence under a claim, the table of verdicts, tables and
-notes; every text in them is escaped.
+"""What pages show beside charts: sentences, tables and notes, in which all text is escaped.
 
-pages.grid(chapter.table(values, by=["heads"]), ["heads"], "model")     # "31% [8%, 54%]" in each
-cell pages.shown(table, precision=2) pages.note("A sentence made in a cell.")
+    >>> table = pd.DataFrame({"model": ["a"], "heads": ["all"], "value": 0.31})
+    >>> grid(table.assign(low=0.08, high=0.54), ["heads"], "model").data.loc["all", "a"]
+    '31% [8%, 54%]'
+    >>> "&lt;b&gt;" in shown(pd.DataFrame({"word": ["<b>"]})).to_html()
+    True
+
+`note("A sentence made in a cell.")` shows a sentence.
 """
 
 from __future__ import annotations
@@ -73,11 +77,16 @@ def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:
 def sentence(
     claim: Claim, table: pd.DataFrame, missing: Mapping[str, str], elsewhere: Collection[str] = ()
 ) -> str:
-    """The one sentence form of the book: the claim, then verdict and numbers, model by model; in
-    small, what they rest on.
+    """The one sentence form of the book: the claim, then verdict and numbers, model by model.
 
-    `missing`: model -> the commands that would record what it lacks; `elsewhere`: models whose
-    random sets are of other layers.
+    Args:
+        claim: a line of data/claims.csv.
+        table: its rows of evidence.
+        missing: model -> the commands that would record what it lacks.
+        elsewhere: models whose random sets are of other layers.
+
+    Returns:
+        HTML; in small, what the numbers rest on.
     """
     items, alike = "", {shown_name(model) for model in elsewhere}
     rests_on: dict[str, list[str]] = {}
@@ -142,10 +151,12 @@ def _chapters() -> dict[str, str]:
 
 
 def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
-    """Claims x models, the verdict in each cell; its numbers, and what a claim measures, where they
-    are pointed at.
+    """Claims x models, the verdict in each cell.
 
-    only: ids of claims, in the order wanted; their numbers stand in the cells.
+    Args:
+        rows: of evidence.
+        only: ids of claims, in the order wanted: then numbers stand in the cells, else where these
+            are pointed at.
     """
     models, every_claim, chapters = list(dict.fromkeys(rows["model"])), claims.claims(), _chapters()
     titles = ["claim", *(escape(shown_name(model)) for model in models)]
@@ -221,8 +232,14 @@ def _exhibit_cell(exhibit: exhibits.Exhibit, row: Mapping[Hashable, Any] | None)
 
 
 def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%") -> Styler:
-    """A table of `Chapter.table` with "31% [8%, 54%]" in its cells; rows and columns in the order
-    in which they come. Where many models would be columns, they are rows."""
+    """A table with "31% [8%, 54%]" in its cells; rows and columns in the order in which they come.
+
+    Args:
+        table: of `Chapter.table`.
+        rows: columns of it, whose entries become rows.
+        column: whose entries become columns; where many models would be, they are rows.
+        fmt: of numbers.
+    """
     fmt = fmt.replace(".", "z.")  # no -0.00
     cell = [
         "" if pd.isna(value) else f"{value:{fmt}} [{low:{fmt}},\u00a0{high:{fmt}}]"
@@ -241,7 +258,12 @@ def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%"
 
 def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
     """A table for a page, every text in it escaped, models under the names that pages show.
-    `index`: with its index; form: as of `Styler.format`."""
+
+    Args:
+        table: of numbers and texts.
+        index: whether its index is shown.
+        **form: as of `Styler.format`.
+    """
 
     def named(cell: Any) -> Any:
         return shown_name(cell) if isinstance(cell, str) else cell
@@ -260,8 +282,12 @@ def shown(table: pd.DataFrame, index: bool = False, **form: Any) -> Styler:
 
 
 def readings(rows: Iterable[tuple[str, str, str, Iterable[tuple[str, bool]]]]) -> Styler:
-    """A table of what heads read, for a page: model and head, what is read, at which text, words in
-    order, in bold those that count."""
+    """A table of what heads read, words that count in bold.
+
+    Args:
+        rows: model and head, what is read, at which text, and words in order with whether each
+            counts.
+    """
     cells = []
     for *of, words in rows:
         bold = (f"<b>{escape(word)}</b>" if counts else escape(word) for word, counts in words)

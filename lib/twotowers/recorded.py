@@ -1,5 +1,4 @@
-"""Recorded measurements, data/measurements/MODEL/SUITE/NAME.nc: which there are, and what is
-checked before a page shows one.
+"""Recorded measurements, data/measurements/MODEL/SUITE/NAME.nc, checked before a page shows one.
 
     recorded_models()                                           # {"smollm2-135m": its folder, ...}
     open_recorded("smollm2-135m", "words", "heads").data        # None where there is none
@@ -60,8 +59,16 @@ def recorded_models() -> dict[str, Path]:
 
 
 def open_recorded(model: str, suite: str, name: str) -> Recording | None:
-    """A recorded measurement, None where there is none. Raises TwoTowersError, naming the file, for
-    one that is not sound."""
+    """A recorded measurement, None where there is none.
+
+    Args:
+        model: its folder.
+        suite: its texts.
+        name: of the measurement.
+
+    Raises:
+        TwoTowersError: naming the file, for one that is not sound.
+    """
     path = data_folder() / "measurements" / model / suite / f"{name}.nc"
     if not path.is_file():
         return None
@@ -84,8 +91,13 @@ def settings_of(recording: Recording) -> dict[str, Any]:
 
 
 def command(model: str, suite: str, names: Sequence[str]) -> str:
-    """What records measurements that a recorded model lacks, on as many blocks and prompts as its
-    others."""
+    """What records measurements that a recorded model lacks, on as many blocks as its others.
+
+    Args:
+        model: its folder.
+        suite: its texts.
+        names: of the measurements.
+    """
     text = " ".join(["twotowers record", model, *names]) + (
         "" if suite == "words" else f" --suite {suite}"
     )

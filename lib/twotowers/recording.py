@@ -1,10 +1,9 @@
-"""A measurement as its file holds it and as chapters see it: named sets of heads, and random ones
-beside them.
+"""A measurement as chapters see it: named sets of heads, and random ones beside them.
 
 recording = recorded.open_recorded("smollm2-135m", "words", "ablations")
-recording.data                             # variables over (heads, prompt)
-recording.control                          # over (heads, draw, prompt); None where there is none
-of_labels(recording, "names").data         # the prompts whose labels are the classes' own names
+recording.data                         # variables over (heads, prompt)
+recording.control                      # over (heads, draw, prompt); None where there is none
+of_labels(recording, "names").data     # prompts whose labels are the classes' own names
 """
 
 from __future__ import annotations
@@ -45,10 +44,16 @@ def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 
 
 def of_labels(recording: Recording, labels: str) -> Recording:
-    """Prompts with labels of one kind. A prompt's labels are the classes' own names where `labels`
-    equals `pair`.
+    """Prompts with labels of one kind, of LABELS.
 
-    Raises TwoTowersError for no kind of LABELS.
+    A prompt's labels are the classes' own names where its `labels` equals its `pair`.
+
+    Args:
+        recording: data and control over the same prompts.
+        labels: "arbitrary", "names" or "all".
+
+    Raises:
+        TwoTowersError: for no kind of LABELS.
     """
     if labels not in LABELS:
         raise TwoTowersError(f"no labels '{labels}': choose one of {', '.join(LABELS)}")

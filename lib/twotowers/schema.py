@@ -1,5 +1,4 @@
-"""The form of every measurement: its variables with dimensions and units (data/variables.csv).
-Checked on save and on load.
+"""The form of every measurement (data/variables.csv), checked on save and on load.
 
 - `head` is the number beside `layer`, both from 0. Single heads that are listed lie along
   `listed_head`, whose names ("18-6") have `layer` and `head` beside them; `heads` are named sets of
@@ -70,8 +69,15 @@ def variables() -> dict[str, dict[str, Variable]]:
 
 
 def check(name: str, recording: Recording) -> None:
-    """Raises OtherForm, naming what differs, unless a measurement has the form of this module; one
-    that holds nothing has."""
+    """A measurement has the form of this module; one that holds nothing has.
+
+    Args:
+        name: of the measurement.
+        recording: its data and control.
+
+    Raises:
+        OtherForm: naming what differs.
+    """
     if name == PART:
         return
     if name not in variables():

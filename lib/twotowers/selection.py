@@ -23,14 +23,25 @@ if TYPE_CHECKING:
 def select(
     claim: Claim, values: xr.DataArray, control: xr.DataArray | None, model: Model
 ) -> tuple[xr.DataArray, xr.DataArray | None]:
-    """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control
-    that a chapter gives.
+    """What a claim is judged by, out of the values and the control that a chapter gives.
 
     A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants
     (heads, prompt), measured for named sets, and (heads, draw, prompt); or (prompt, layer, head),
-    measured for single heads: then it is cross-fit, and random sets are drawn. Raises NotTestable
-    where the rule names no heads in this model, TwoTowersError for a set that was not measured, and
-    a control that is missing, not asked for, or of another kind.
+    measured for single heads: then it is cross-fit, and random sets are drawn.
+
+    Args:
+        claim: a line of data/claims.csv.
+        values: over these dimensions.
+        control: the same of random sets, or None.
+        model: whose sets of heads are meant.
+
+    Returns:
+        Values (prompt,) and control (draw, prompt), or None where there is none.
+
+    Raises:
+        NotTestable: where the rule names no heads in this model.
+        TwoTowersError: for a set that was not measured, and a control that is missing, not asked
+            for, or of another kind.
     """
     single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
     drawn = single and claim.control == "random sets"

@@ -1,10 +1,8 @@
-"""What decides the measurements of a model: one list of settings, checked before any weight is
-read. No torch here.
+"""What decides the measurements of a model: one list of settings, checked before weights are read.
 
-    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # TwoTowersError in one line on
-        anything else
+    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # anything else: TwoTowersError
 
-A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here.
+A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here. No torch here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Measurements on disk: opened where they stand, refused where older code made them, asked of the
-laboratory where they lack.
+"""Measurements on disk: opened, refused where older code made them, made where they lack.
 
-    open_recorded("smollm2-135m", "words", "heads").data     # from data/measurements, None where
-        there is none Laboratory(settings).recording("heads").data        # of any model: from its
-        file, else measured versions("heads")                                   # {"forms": 1,
-        "heads": 1}
+    >>> versions("heads")
+    {'forms': 1, 'heads': 1}
+    >>> sorted(json.loads(identity("forms", Settings(), "mini-gpt2@0")))[:4]
+    ['dtype', 'k', 'labels', 'locate']
+    >>> Laboratory(Settings()).name         # its `recording("heads")`: from its file, else measured
+    'mini-gpt2'
 
 A file says in its attribute `identity` what made it: the model, the settings, the texts, and the
 versions of its code and of all it needs. One rule says when it is stale: when one of these is
@@ -125,7 +126,13 @@ def texts(suite: str) -> str:
 
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
-    """What decides the numbers of a measurement, as JSON; `fingerprint` is that of the model."""
+    """What decides the numbers of a measurement, as JSON.
+
+    Args:
+        name: of the measurement.
+        settings: all of them.
+        fingerprint: of the model.
+    """
     made_from = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
     return json.dumps(about(name).deciding(settings.deciding()) | made_from, sort_keys=True)
 
@@ -136,9 +143,11 @@ def origin(recording: Recording) -> dict[str, Any]:
 
 
 def serves(recording: Recording, settings: Settings) -> bool:
-    """Whether a recorded measurement stands for its model under these settings: of those that
-    decide it, it has every one that is not a default, but for how many blocks and prompts there
-    are, which are its own."""
+    """Whether a recorded measurement stands for its model under these settings.
+
+    Of those that decide it, it has every one that is not a default, but for how many blocks and
+    prompts there are, which are its own.
+    """
     of = origin(recording)
     return all(
         of.get(name, value) == value
@@ -148,9 +157,16 @@ def serves(recording: Recording, settings: Settings) -> bool:
 
 
 def folder(settings: Settings, model: str, name: str = "heads") -> Path:
-    """Where a measurement of these settings lies, of a model of this name: those of other settings
-    than the default ones beside them, so that going from one seed or dtype to another and back
-    measures nothing twice. Recorded ones have one place."""
+    """Where a measurement lies; recorded ones have one place.
+
+    Those of other settings than the default ones lie beside them, so that going from one seed or
+    dtype to another and back measures nothing twice.
+
+    Args:
+        settings: all of them.
+        model: its name among measurements.
+        name: of the measurement.
+    """
     out, other = Path(settings.out), about(name).deciding(settings.changed())
     if not other or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
@@ -159,8 +175,10 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
 
 
 class Laboratory:
-    """What measures, for one model and suite: looked up when it is first asked, since it needs
-    packages that reading does not."""
+    """What measures, for one model and suite.
+
+    It is looked up when it is first asked, since it needs packages that reading does not.
+    """
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -189,11 +207,18 @@ class Laboratory:
 
 
 def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write a measurement whole or not at all: floats as float32, those of three dimensions and
-    more rounded to nine bits.
+    """Write a measurement whole or not at all, floats as float32.
 
-    Raises TwoTowersError when it has another form than the schema says, and when it cannot be
-    written.
+    Those of three dimensions and more are rounded to nine bits.
+
+    Args:
+        recording: data and control.
+        path: of the file.
+        provenance: attributes that say what made it.
+
+    Raises:
+        TwoTowersError: when it has another form than the schema says, and when it cannot be
+            written.
     """
     data = recording.data.assign_attrs(provenance)
     try:
@@ -214,8 +239,12 @@ def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> Non
 
 
 def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, the variables of its measurement, with their units: the rest was
-    needed on the way."""
+    """Of what a recipe made, the variables of its measurement, with their units.
+
+    Args:
+        name: of the measurement.
+        recording: with these variables, and others that were needed on the way.
+    """
 
     def of(part: xr.Dataset) -> xr.Dataset:
         units = {
@@ -248,8 +277,13 @@ def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
 def load(path: Path, limit: float = math.inf) -> Recording:
     """A saved measurement, in memory.
 
-    Raises TwoTowersError for a file that is missing, damaged, or takes more than `limit` bytes,
-    OtherForm for one of another form.
+    Args:
+        path: of the file.
+        limit: bytes that it may take once it is unpacked.
+
+    Raises:
+        TwoTowersError: for a file that is missing, damaged, or too large.
+        OtherForm: for one of another form.
     """
     try:
         with deferred_signals():
