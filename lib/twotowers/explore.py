@@ -10,7 +10,6 @@ See `table` for the numbers of a file. No torch here.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping
 from html import escape
 
@@ -112,8 +111,11 @@ def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
             data.groupby(over).mean().sel({over: list(dict.fromkeys(data[over].values.tolist()))})
         )
     else:
-        means = data.mean("prompt").assign_coords(
-            {"place": _places(data)} if "place" in data.dims else {}
+        means = data.mean("prompt")
+    if "place" in means.dims:  # demonstrations, whose texts the control for prompts shows
+        are_true = data["true"].all("prompt").values
+        means = means.assign_coords(
+            place=[f"{i}, true" if true else f"{i}" for i, true in enumerate(are_true, 1)]
         )
     frame = (
         (means if means.dims else means.expand_dims({"prompts": [ALL]}))
@@ -134,24 +136,6 @@ def _words(name: str | None) -> str:
 
 def _one_line(text: str) -> str:
     return " · ".join(text.splitlines())
-
-
-def _places(data: xr.Dataset) -> list[str]:
-    """Label positions: of one prompt its demonstrations, of more their numbers; and whether the
-    label is the true one."""
-    rows = [f"{i + 1}" for i in range(data.sizes["place"])]
-    if len({*data["text"].values}) == 1:
-        labels = "|".join(map(re.escape, data["labels"].values[0].split("/")))
-        texts = re.findall(rf"\S[^\n]*? : (?:{labels})(?=\s)", data["text"].values[0])
-        rows = (
-            [f"{row}. {text}" for row, text in zip(rows, texts, strict=True)]
-            if len(texts) == len(rows)
-            else rows
-        )
-    return [
-        row + ", true" * true
-        for row, true in zip(rows, data["true"].all("prompt").values.tolist(), strict=True)
-    ]
 
 
 def alert(error: object) -> str:
