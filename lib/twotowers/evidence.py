@@ -264,7 +264,7 @@ def check_prompts(
             if values[c].dims == part[c].dims == ("prompt",)
         ]
         if part.sizes["prompt"] != values.sizes["prompt"] or not all(
-            values[c].equals(part[c]) for c in common
+            np.array_equal(values[c], part[c]) for c in common
         ):
             raise TwoTowersError(
                 f"values and {name} are of different prompts, or in another order: "
