@@ -119,12 +119,8 @@ def explore(model: Model, state: State, directions: dict[tuple, Direction] | Non
         edits.insert(0, steer(push_heads, query, None, torch.tensor([encoded.label_positions])))
     with edited(model, *edits):
         after = capture(model, [encoded], {"weights", "keys"})
-    for (
-        layer,
-        head,
-    ) in (
-        push_heads
-    ):  # attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it
+    # Attention was recorded before the push; with a soft cap (Gemma 2) this is nearly it.
+    for layer, head in push_heads:
         score_of_push = after.keys[layer, 0, model.value_head(head)] @ query[layer][0, head].to(
             after.keys
         )

@@ -67,9 +67,8 @@ def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
     """
     given = [name for name in Settings.model_fields if name in cells]
     for source in cells.get("In", []):
-        if source.startswith(
-            "# Parameters\n"
-        ):  # papermill's own cell, which assigns what it was given
+        # papermill's own cell assigns what it was given.
+        if source.startswith("# Parameters\n"):
             given += [
                 name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own
             ]
@@ -210,9 +209,8 @@ class Chapter(Measurements):
             )
         )
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
-        if with_effect["draws"].any() or (
-            line.null and len(with_effect)
-        ):  # else a chart would repeat the sentence
+        # Without a control or a threshold a chart would repeat the sentence.
+        if with_effect["draws"].any() or (line.null and len(with_effect)):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
             display(chart.properties(description=line.statement))

@@ -41,9 +41,8 @@ def form(forms: xr.Dataset) -> Form:
     few = forms.isel(prompt=(forms["k"] <= max(MOST_K, int(forms["k"].min()))).values)
     table = pd.DataFrame({name: few[name].values for name in ("k", "separator", "says")})
     accuracy = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean()
-    k, separator = accuracy.index[
-        int(accuracy.to_numpy().argmax())
-    ]  # sorted by k: of equal ones, the smallest
+    # The index is sorted by k: of equal accuracies the smallest k comes first.
+    k, separator = accuracy.index[int(accuracy.to_numpy().argmax())]
     return Form(int(k), str(separator))
 
 

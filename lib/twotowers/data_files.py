@@ -100,9 +100,8 @@ def unseen(text: str) -> str:
     """The first character that a reader cannot see, and a tokenizer does, by code and name; or
     ""."""
     for sign in "" if text.isascii() and text.isprintable() else text:
-        joins = (
-            sign in "\u200c\u200d" and not re.sub("[\u200c\u200d]", "", text).isascii()
-        )  # as letters of some scripts need
+        # Letters of some scripts need joiners.
+        joins = sign in "\u200c\u200d" and not re.sub("[\u200c\u200d]", "", text).isascii()
         if (
             not joins
             and sign != " "

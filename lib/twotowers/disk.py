@@ -21,9 +21,8 @@ from twotowers.errors import TwoTowersError
 def check_writable(path: Path) -> None:
     """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not
     after it."""
-    there = next(
-        folder for folder in path.absolute().parents if folder.exists()
-    )  # none is made before there is a file
+    # No folder is made before there is a file.
+    there = next(folder for folder in path.absolute().parents if folder.exists())
     with _refused(path), TemporaryFile(dir=there) as trial:
         trial.write(bytes(1 << 16))
 
@@ -34,13 +33,11 @@ def deferred_signals() -> Iterator[None]:
     process waiting for ever."""
     waiting: list[int] = []
     handlers = {}
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # no other may set handlers, nor is disturbed
+    # No other thread may set handlers, and none is disturbed.
+    if threading.current_thread() is threading.main_thread():
         for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(
-                signal.getsignal(kind)
-            ):  # of Python: those of the system end the process at once
+            # Handlers of Python's own wait; those of the system end the process at once.
+            if callable(signal.getsignal(kind)):
                 handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
     try:
         yield

@@ -157,9 +157,8 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
     )
     controls = {"model": of_model}
     for name, offered in choices(files[first], over).items():
-        kind = (
-            widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown
-        )  # of many one writes, too
+        # Where there are many entries, one can type.
+        kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown
         width = {"width": "34em" if name == "prompts" else "18em"}
         controls[name] = kind(
             options=offered, value=offered[0], description=_words(name), layout=width

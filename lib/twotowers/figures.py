@@ -29,13 +29,8 @@ from twotowers.data_files import shown_name
 BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"
 OLIVE, GREY = "#b8a100", "#8c8c8c"
 OF_ANYTHING = [BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, GREY]
-VIOLET, LILAC, BROWN, TAN, SAND = (
-    "#7a5fb0",
-    "#b59cd8",
-    "#7d4f1d",
-    "#b5803f",
-    "#ddb98a",
-)  # for what is neither head nor label
+# Colours of what is neither head nor label.
+VIOLET, LILAC, BROWN, TAN, SAND = "#7a5fb0", "#b59cd8", "#7d4f1d", "#b5803f", "#ddb98a"
 RED, ROSE = "#b8324c", "#e59aa8"  # of labels
 CLEAR = "rgba(140, 140, 140, 0)"  # the middle of a scale with two ends: the page shows through
 COLOURS = {
@@ -62,9 +57,8 @@ def svg(spec: dict) -> str:
     """A chart as a picture. Signs that no XML can hold, at which the library would end Python
     itself, become U+FFFD."""
     spec = {**spec, **({"width": 600} if spec.get("width") == "container" else {})}
-    text = json.dumps(
-        spec, sort_keys=True, ensure_ascii=False
-    )  # what is written as \u.... now is a control character
+    # What is written as \u.... now is a control character.
+    text = json.dumps(spec, sort_keys=True, ensure_ascii=False)
     unit = re.compile(r'(\\[\\"nrt])|\\u.{4}|\\.|[\ud800-\udfff\ufffe\uffff]')
     return vl_convert.vegalite_to_svg(unit.sub(lambda match: match[1] or "\ufffd", text))
 
@@ -119,9 +113,8 @@ def colour(field: str, names: Iterable[str], title: str | None = None) -> alt.Co
     taken = {COLOURS.get(name) for name in names}
     spare = itertools.cycle([c for c in OF_ANYTHING if c not in taken])
     scale = alt.Scale(domain=names, range=[COLOURS.get(name) or next(spare) for name in names])
-    key = alt.Legend(
-        columns=2 if max(map(len, names), default=0) > 18 else 3, symbolOpacity=1
-    )  # marks may be faint
+    # Marks may be faint, their key is not.
+    key = alt.Legend(columns=2 if max(map(len, names), default=0) > 18 else 3, symbolOpacity=1)
     return alt.Color(f"{field}:N", scale=scale, title=title, legend=key)
 
 
@@ -266,9 +259,8 @@ def bars(
     )
     error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
     rule = dashed(opacity=0.6 if line else 0, y=alt.datum(line))
-    return facets(
-        bar + error + rule, table, free=f"x{free}"
-    )  # a panel has room for its own names only: a model may lack some
+    # A panel has room for its own names only: a model may lack some.
+    return facets(bar + error + rule, table, free=f"x{free}")
 
 
 def curves(

@@ -209,9 +209,8 @@ def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float
     )
     if square <= 0:
         return np.nan, np.nan
-    spread = np.sqrt(
-        max(linear**2 - square * constant, 0.0)
-    )  # below zero by rounding only: part / whole lies between
+    # Rounding alone takes it below zero: part / whole lies between the bounds.
+    spread = np.sqrt(max(linear**2 - square * constant, 0.0))
     return float((linear - spread) / square), float((linear + spread) / square)
 
 

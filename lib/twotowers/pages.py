@@ -62,9 +62,8 @@ def _format(claim: Claim) -> str:
     """How a claim's numbers are written."""
     if claim.unit != "share":
         return "+z.2f"  # z: no -0.00
-    return (
-        "z.0%" if claim.null == CHANCE else "+z.1%"
-    )  # of something lost, or a difference between two shares
+    # Other shares are of something lost, or differences: they have a sign.
+    return "z.0%" if claim.null == CHANCE else "+z.1%"
 
 
 def _effect(claim: Claim, row: Mapping[Hashable, Any]) -> str:

@@ -99,14 +99,12 @@ def _cross_fit(
         turns.append((sets[claim.heads], judges))
     chosen = list(dict.fromkeys(head for heads, _ in turns for head in heads))
     draws = model.drawn(chosen) if claim.control == "random sets" else []
-    in_place_of = [
-        dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)
-    ]  # the same random head in every turn
+    # The same random head in every turn.
+    in_place_of = [dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)]
     parts = []
     for heads, judges in turns:
-        each = [
-            sorted(other[head] for head in heads) for other in in_place_of
-        ]  # in order: equal sets, equal numbers
+        # In order: equal sets, equal numbers.
+        each = [sorted(other[head] for head in heads) for other in in_place_of]
         parts.append(over_sets(judges, each))
     every = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
     return every.isel(draw=0, drop=True), every.isel(draw=slice(1, None)) if draws else None

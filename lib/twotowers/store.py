@@ -263,9 +263,8 @@ def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
     """How each variable is kept."""
 
     def of(array: xr.Variable) -> dict[str, Any]:
-        if (
-            array.dtype.kind in "UO"
-        ):  # as characters, which compress; strings of varying length, as a file gives them, do not
+        # Texts are kept as characters, which compress; strings of varying length do not.
+        if array.dtype.kind in "UO":
             return SMALL | {"dtype": "S1"}
         if array.dtype.kind != "f" or not array.ndim:
             return SMALL if array.ndim else {}
