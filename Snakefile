@@ -43,7 +43,7 @@ def reads(name):
     for suite, measurement in itertools.product(suites, about[name].get("measurements", [])):
         files = {path.parts[-3]: path for path in data_folder().glob(f"measurements/*/{suite}/{measurement}.nc")}
         yield from map(str, files.values())
-        served = MODEL in files and store.serves(store.load(files[MODEL], lazy=True), run(suite).settings)
+        served = MODEL in files and store.serves(store.load(files[MODEL]), run(suite).settings)
         yield from [] if served or own(name) else [str(run(suite).path(measurement))]
 
 def own(name):

@@ -57,7 +57,7 @@ def test_a_line_is_an_object_with_its_numbers(table):
         (GOOD.replace("b,two", "a,two"), r"line 3: id 'a' stands in line 2, too"),
         (GOOD.replace("a,one,2.5,", "a,one,2.5"), "line 2: it has more cells than there are columns, or fewer"),
         (GOOD.replace('so"', "so"), "unexpected end of data"),
-        (GOOD.replace('so"', 'so\nc,one,1,"'), r"line 3: an open quote"),
+        (GOOD.replace('so"', 'so\nc,one,1,"'), r"line 3: it holds U\+000A"),
         (GOOD.replace("size", "length"), "line 2: size .*: Field required"),
         (GOOD.replace("note", "id"), "line 2: id ''"),
         ("id,class,size,more\na,one,1,x\n", "line 2: more 'x': Extra inputs are not permitted"),

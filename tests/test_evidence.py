@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import xarray as xr
 from conftest import refused
-from twotowers import choose, claims, evidence, recorded
+from twotowers import choose, claims, evidence
 from twotowers.claims import Claim
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.evidence import compare, not_testable, over_sets, select
+from twotowers.evidence import compare, not_testable, over_sets
 from twotowers.heads import Head
+from twotowers.selection import select
 
 LINE = {"id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0, "smallest": 0.1, "unit": "share",
         "heads": "", "control": "none", "source": "v1", "rule": "2026-11-23", "seen": "nothing"}  # fmt: skip
@@ -69,18 +70,6 @@ def test_rule(effect, others, verdict, cells):
     assert row.verdict == verdict and bool(row.note) == (verdict == claims.NOT_TESTABLE)
 
 
-@pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
-@pytest.mark.parametrize(("measurement", "name"), [("interchanges", "by attention"), ("mitigations", "located")])
-def test_numbers_tell_recorded_sets_apart_as_their_names_do(model, measurement, name):
-    heads = choose.head_sets(recorded.open_recorded(model, "words", "locating").data)[name]
-    recording = recorded.open_recorded(model, "words", measurement)
-    layers, n_heads, groups = (int(recording.data.attrs[size]) for size in ("layers", "heads", "key_value_heads"))
-    control = recording.control["logit_difference"].sel(heads=name).transpose("draw", ...)
-    drawn = choose.matched_sets(heads, layers, n_heads, n_heads // groups, control.sizes["draw"])
-    numbers = xr.DataArray(control.values.reshape(len(control), -1), dims=("draw", "prompt"))
-    assert len(evidence.distinct(numbers)) == len(set(map(frozenset, drawn)))
-
-
 def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
     whole = prompts([1.0, 2.0, 3.0, 2.0])
     part, usual = whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1]), random_sets([0.1, 0.2, 0.1, 0.0], high=1)
@@ -110,7 +99,7 @@ def names(values):
     "values, others, message",
     [
         (prompts(UP).expand_dims(layer=2), {}, r"values over \(layer, prompt\), wanted \(prompt\): take means"),
-        (prompts(UP).drop_vars("labels"), {}, "without the coordinates pair, labels"),
+        (prompts(UP).drop_vars("labels"), {}, "without the coordinate 'labels'"),
         (prompts(UP), {"whole": prompts(UP[:3])}, "whole are of different prompts"),
         (prompts(UP), {"whole": prompts([1.0, np.nan, 1.0, 1.0])}, "missing or infinite"),
         (prompts(UP), {"control": prompts(UP)}, r"control over \(prompt\), wanted \(draw, prompt\)"),
@@ -197,12 +186,12 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
         ({}, SINGLE, None, r"values over \(.*\), wanted \(prompt\): take means over the others first, or name the set"),
         (BY_ATTENTION, prompts(UP), RANDOM, r"no 'by attention' among the heads \(\) of values"),
         (BY_ATTENTION, SINGLE.expand_dims(place=2), None, r"values over \(place, prompt\), wanted \(prompt\)"),
-        (BY_ATTENTION, NAMED, None, "its control is 'random sets': give control="),
-        (BY_ATTENTION, SINGLE, RANDOM, "it is drawn here, give none"),
-        ({"control": "random sets"}, prompts(UP), None, "give control="),
-        ({}, prompts(UP), random_sets(USUAL), "its control is 'none': give none"),
-        (BY_ATTENTION | {"control": "none"}, NAMED, RANDOM, "its control is 'none': give none"),
-        (BY_ATTENTION | {"control": "random sets and directions"}, NAMED, RANDOM, "random sets are given"),
+        (BY_ATTENTION, NAMED, None, "its control is 'random sets', and 'none' is given: change control="),
+        (BY_ATTENTION, SINGLE, RANDOM, "which are drawn here, and 'random sets' is given"),
+        ({"control": "random sets"}, prompts(UP), None, "and 'none' is given"),
+        ({}, prompts(UP), random_sets(USUAL), "its control is 'none', and 'random sets' is given"),
+        (BY_ATTENTION | {"control": "none"}, NAMED, RANDOM, "its control is 'none', and 'random sets' is given"),
+        (BY_ATTENTION | {"control": "random sets and directions"}, NAMED, RANDOM, "and 'random sets' is given"),
         (BY_ATTENTION, NAMED, RANDOM.isel(draw=0), r"control over \(prompt\), wanted \(draw, prompt\)"),
         (BY_ATTENTION, NAMED.sel(heads=["none"]), RANDOM, r"no 'by attention' among the heads \(none\) of values"),
         (BY_ATTENTION, NAMED, RANDOM.assign_coords(heads=["by writing"]), r"no 'by attention' among the heads \(by writing\)"),
@@ -238,9 +227,9 @@ def test_holms_p_values_by_hand():
 
 
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
-    for chapter, ids in (("4", ["located-prefer", "located-score"]), ("1", ["learned"])):
+    for chapter, ids in (("4", ["located-prefer", "more-beyond-softmax"]), ("1", ["learned"])):
         rows = [compare(claim(id=i, chapter=chapter), model, prompts(UP)) for i in ids for model in ("a", "b")]
         pd.DataFrame(rows).to_csv(tmp_path / f"{chapter}.csv", index=False)
     rows = evidence.read(tmp_path)
-    assert rows["claim"].tolist() == [i for i in ("learned", "located-prefer", "located-score") for _ in range(2)]
+    assert rows["claim"].tolist() == [i for i in ("learned", "located-prefer", "more-beyond-softmax") for _ in range(2)]
     np.testing.assert_allclose(rows["p_holm"], 3 * rows["p"])

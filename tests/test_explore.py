@@ -33,19 +33,43 @@ def chapter():
     return book.open({"model": MODEL})
 
 
+class Shown:
+    """What cells and widgets display: `frames` of numbers, their `html` or a line."""
+
+    def __init__(self, monkeypatch):
+        self.boxes, self.frames, self.texts, html_of = [], [], [], explore.shown
+        monkeypatch.setattr(book, "display", self.boxes.append)
+        monkeypatch.setattr(explore, "display", lambda html: self.texts.append(html.data))
+
+        def shown(data, over):
+            self.frames.append(explore.table(data, over))
+            return html_of(data, over)
+
+        monkeypatch.setattr(explore, "shown", shown)
+
+    @property
+    def controls(self):
+        return {control.description: control for control in self.boxes[-1].children[0].children}
+
+    @property
+    def frame(self):
+        return self.frames[-1]
+
+    @property
+    def html(self):
+        return self.texts[-1]
+
+
 @pytest.fixture
 def shown(monkeypatch):
-    """What cells display."""
-    every = []
-    monkeypatch.setattr(book, "display", every.append)
-    return every
+    return Shown(monkeypatch)
 
 
 @pytest.fixture
 def explorer(chapter, shown, request):
     """The explorer of a chapter, on a recorded model."""
     exec("".join(CHAPTERS[request.param]["explore"]["source"]), {"chapter": chapter})
-    return shown[-1]
+    return shown
 
 
 def test_six_chapters_have_widgets_and_two_the_playground():
@@ -58,23 +82,23 @@ def test_six_chapters_have_widgets_and_two_the_playground():
 @pytest.mark.parametrize("explorer", CHAPTERS, indirect=True)
 def test_every_control_changes_what_is_shown(explorer):
     first, start = explorer.frame, {name: control.value for name, control in explorer.controls.items()}
-    assert len(first) > 1 and explorer.line.value == "" and explorer.controls["model"].value == MODEL
+    assert len(first) > 1 and explorer.controls["model"].value == MODEL
     for name, control in explorer.controls.items():
         options = [value for _, value in control.options] if name == "model" else control.options
         before = control.value
         control.value = next(value for value in options[::-1] if value not in (before, "qwen2.5-coder-1.5b"))
-        assert not explorer.frame.equals(first) and explorer.line.value.startswith("Chosen anew") <= (name == "model"), name
+        assert not explorer.frame.equals(first) and "role='alert'" not in explorer.html, name
         control.value = before
     for name in ("head", "prompts", "heads"):  # of the other model, perhaps
         if name in explorer.controls:
             assert explorer.controls[name].value in explorer.controls[name].options
     same = {name: control.value for name, control in explorer.controls.items()} == start  # what a model has, too, stays chosen
-    assert explorer.line.value.startswith("Chosen anew") or explorer.frame.equals(first) == same
+    assert explorer.frame.equals(first) == same
 
 
 @pytest.mark.parametrize("explorer", ["03-mrr", "04-attention-weights"], indirect=True)
-def test_what_cannot_be_shown_is_a_line_and_the_last_table_stays(explorer):
-    first, table = explorer.frame, explorer.shown.value
+def test_what_cannot_be_shown_is_a_line(explorer):
+    first = explorer.frame
     for name, wrong, says in (
         ("head", "99-9", "no head &#x27;99-9&#x27; here, but "),
         ("head", "x<b>", "no head &#x27;x&lt;b&gt;&#x27; here"),
@@ -84,10 +108,9 @@ def test_what_cannot_be_shown_is_a_line_and_the_last_table_stays(explorer):
     ):
         good = explorer.controls[name].value
         explorer.controls[name].value = wrong
-        assert says in explorer.line.value and "role='alert'" in explorer.line.value and explorer.shown.value == table
+        assert says in explorer.html and "role='alert'" in explorer.html
         explorer.controls[name].value = good
-        assert explorer.line.value == "" and explorer.frame.equals(first)
-        table = explorer.shown.value  # drawn again, under a number of its own
+        assert "role='alert'" not in explorer.html and explorer.frame.equals(first)
 
 
 @pytest.mark.parametrize("explorer", ["04-attention-weights"], indirect=True)
@@ -96,13 +119,11 @@ def test_numbers_are_those_of_the_file(explorer, chapter):
     attention = data.attention.sel(layer=18, head=6)
     explorer.controls["head"].value = "18-6"
     assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=0).values)
-    rows = data.text.values[0].splitlines()[:-1]
-    true = data.true.values[0]
-    assert [*explorer.frame.index] == [f"{i + 1}. {row}" + ", true" * bool(true[i]) for i, row in enumerate(rows)]
+    assert [*explorer.frame.index] == [f"{i}" + ", true" * bool(true) for i, true in enumerate(data.true.values[0], 1)]
     for chosen, of in (("animal/country", "pair"), (data["query"].values[0], "query")):
         at = (data[of] == chosen).values
         explorer.controls["prompts"].value = chosen
-        assert at.sum() > 1 and f"mean over {at.sum()} prompts" in explorer.shown.value
+        assert at.sum() > 1 and f"mean over {at.sum()} prompts" in explorer.html
         assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=at).mean("prompt").values)
     explorer.controls["prompts"].value = "all"
     assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.mean("prompt").values)
@@ -116,19 +137,12 @@ def test_groups_of_prompts_are_rows(explorer, chapter):
     assert [*explorer.frame.loc["crime/tree"]] == pytest.approx([float(x) for x in means.values()])
 
 
-def test_a_model_without_the_file_gets_a_line(chapter, shown, monkeypatch):
+def test_without_a_file_nothing_is_shown_and_another_model_stands_in(chapter, shown, monkeypatch):
     monkeypatch.setattr(book.Chapter, "measured", lambda *_: {})
     chapter.explore("heads", "attention")
-    assert f"twotowers record {MODEL} heads" in shown[-1].line.value and list(shown[-1].controls) == ["model"]
-    none = explore.Explorer({}, ["attention"], "", {}, "x")
-    assert "no model is chosen" in none.line.value
-    file = one_file()
-    explorer = explore.Explorer({"a": file}, ["effect"], "", {"b": "too <few>"}, "b")
-    assert "b: too &lt;few&gt;" in explorer.line.value and explorer.frame.empty
-    explorer.controls["model"].value = "a"
-    assert explorer.line.value == "" and explorer.frame.shape == (1, 1)
-    explorer.controls["model"].value = "b"
-    assert "b: too &lt;few&gt;" in explorer.line.value
+    assert not shown.boxes
+    explore.explorer({"a": one_file()}, model="b")
+    assert shown.frame.shape == (1, 1)
 
 
 def one_file():
@@ -138,9 +152,9 @@ def one_file():
     return xr.Dataset({"effect": values}, prompts | {"layer": [0], "head": [0, 1]})
 
 
-def test_texts_are_escaped():
-    explorer = explore.Explorer({"a": one_file()}, ["effect"], "pair", {}, "a")
-    assert "&lt;b&gt;" in explorer.shown.value and "<b>" not in explorer.shown.value
+def test_texts_are_escaped(shown):
+    explore.explorer({"a": one_file()}, "pair")
+    assert "&lt;b&gt;" in shown.html and "<b>" not in shown.html
 
 
 def test_the_playground_is_loaded_when_its_button_is_pressed(monkeypatch):
@@ -201,7 +215,7 @@ def lab(tmp_path_factory):
 def test_in_jupyterlab_a_control_is_moved_and_a_chart_needs_no_other_host(lab):
     with browser(f"{lab}/tree/x.ipynb?reset", home=lab.removesuffix("/lab")) as page:
         page.set_default_timeout(90_000)
-        table = page.locator(".widget-html table")
+        table = page.locator(".jupyter-widgets table")
         for _ in range(60):  # what is run before the kernel has begun is lost
             if page.locator(".jp-InputPrompt").first.inner_text() == "[ ]:":
                 page.locator(".jp-Notebook .cm-content").first.click()
@@ -213,9 +227,9 @@ def test_in_jupyterlab_a_control_is_moved_and_a_chart_needs_no_other_host(lab):
         before = table.inner_text()
         assert "key coefficient" in before
         page.get_by_label("heads").select_option("by increase")
-        page.wait_for_function("(old) => document.querySelector('.widget-html table').innerText !== old", arg=before)
+        page.wait_for_function("(old) => document.querySelector('.jupyter-widgets table').innerText !== old", arg=before)
         page.get_by_label("prompts").fill("qwx")
         page.get_by_label("prompts").press("Enter")
-        line = page.locator(".widget-html [role=alert]")
+        line = page.locator(".jupyter-widgets [role=alert]")
         line.wait_for()
         assert line.inner_text().startswith("no prompts 'qwx' here, but all, ")

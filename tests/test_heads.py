@@ -2,11 +2,10 @@
 
 import numpy as np
 import tiny_blocks
-import xarray as xr
 from conftest import refused, tiny
 from towerlab.measure.heads import heads
 from twotowers.recording import Recording
-from twotowers.store import kept, load, rounded, save
+from twotowers.store import kept, load, save
 
 
 def test_prompts_without_both_labels_are_refused():
@@ -21,5 +20,4 @@ def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
     large, small = again["writing"].values[:6, 0, 0], again["logit_difference"].values[:6]
     assert large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()
     np.testing.assert_allclose(large, values.astype(np.float32), rtol=2**-10)
-    np.testing.assert_array_equal(large[~np.isnan(values)], rounded(xr.DataArray(values[~np.isnan(values)])))
     assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(1 / 3)

@@ -35,7 +35,7 @@ def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expande
     settings = Settings.of({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
     assert Settings.of({"model": "~/a"}).model == "/home/me/a" and Settings.of({"out": "~nobody-here/a"}).out == "~nobody-here/a"
-    refused("model=100000.0: .* with -r", Settings.of, {"model": 1e5})
+    refused("model '100000.0': .* with -r", Settings.of, {"model": 1e5})
 
 
 def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(monkeypatch, capfd):

@@ -41,12 +41,10 @@ def test_many_models_stand_below_each_other(models):
     assert data.shape == ((1, 3) if models == 3 else (5, 1)) and "SmolLM2-135M" in (data.columns if models == 3 else data.index)
 
 
-def test_commands_of_one_model_are_one():
-    commands = [f"twotowers record a {name} --blocks 50" for name in ("heads", "looks")]
-    assert (
-        pages.joined([*commands, "twotowers record b heads"])
-        == "twotowers record a heads looks --blocks 50; twotowers record b heads"
-    )
+def test_what_a_model_lacks_is_one_command():
+    assert recorded.command("b", "words", ["looks", "case"]) == "twotowers record b looks case"
+    like_others = "twotowers record smollm2-135m looks case --blocks 200 --prompts 200"
+    assert recorded.command("smollm2-135m", "words", ["looks", "case"]) == like_others
 
 
 def test_contents_name_every_page_and_titles_fit_the_sidebar():

@@ -67,9 +67,9 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
     sizes = {"prompts": 12, "n": 3, "label_pairs": 2, "form": text, "share": 0.1, "draws": 20}
     row = EvidenceRow(text, text, text, model, text, effect=1.0, effect_low=0.5, effect_high=1.5, control=0.1, **sizes)
     rows = pd.DataFrame([not_testable(claim, model, text), row])
-    assert set(Page(pages.sentence(claim, rows, {model: [text]})).tags) <= {"div", "p", "ul", "li", "b", "small", "code"}
-    rows = rows.assign(claim=text, statement=text, chapter=text, unit=text)
-    assert set(Page(pages.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a"}
+    assert set(Page(pages.sentence(claim, rows, {model: text})).tags) <= {"div", "p", "ul", "li", "b", "small", "code"}
+    rows = rows.assign(claim="learned", statement=text, chapter=text, unit=text)
+    assert set(Page(pages.ladder(rows).data).tags) <= {"table", "tr", "th", "td", "a", "br", "small"}
 
 
 def test_a_widget_becomes_a_note_and_papermill_s_cell_is_folded(tmp_path):

@@ -1,18 +1,21 @@
-"""What a chapter opens: measurements of all models at hand, and the one place where claims are judged and figures shown.
+"""A chapter: the one place where claims are judged and figures shown.
 
-    chapter = book.open(globals())                    # checks the parameters cell
-    heads = chapter.measured("heads")                 # {model: xarray.Dataset}, the parameter's model and every recorded one
-    chapter.compare("located-prefer", {m: choose.attention_difference(d) for m, d in heads.items()})
-    chapter.figure("4.1", chart, "What to see. How it was made.")
+    >>> chapter = open({"model": "smollm2-135m"})       # in a notebook: open(globals())
+    >>> heads = chapter.measured("heads")               # {model: xarray.Dataset}
+    >>> heads["smollm2-135m"]["contribution"].sizes["layer"]
+    30
+    >>> sorted(chapter.sets["smollm2-135m"])
+    ['by attention', 'by writing', 'located']
 
-`chapter.close()` writes the rows of evidence.
+`chapter.figure("4.1", chart, "What to see. How it was made.")` shows a chart, `chapter.close()`
+writes the rows of evidence.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -25,36 +28,58 @@ import xarray as xr
 from IPython.display import HTML, display
 from pandas.io.formats.style import Styler
 
-from twotowers import choose, claims, evidence, exhibits, explore, figures, intervals, pages, recorded, store
+from twotowers import (
+    choose,
+    claims,
+    evidence,
+    exhibits,
+    explore,
+    figures,
+    intervals,
+    pages,
+    recorded,
+    selection,
+    store,
+)
 from twotowers.claims import Claim
 from twotowers.data_files import shown_name
+from twotowers.disk import written
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
 from twotowers.forms import Form
 from twotowers.heads import Head, Heads
-from twotowers.recording import Recording, of_labels
+from twotowers.measurements import Measurements
 from twotowers.settings import Settings
-from twotowers.store import Laboratory
 
 DRAWS = 1000
 
 
 def open(cells: Mapping[str, Any], own: Sequence[str] = ()) -> Chapter:
-    """The chapter of a notebook, from its `globals()`; `own`: parameters of this notebook alone.
+    """The chapter of a notebook.
 
-    Raises TwoTowersError, in one line, for a wrong parameter, and for one that papermill was given and nobody knows.
+    Args:
+        cells: its `globals()`.
+        own: parameters of this notebook alone.
+
+    Raises:
+        TwoTowersError: in one line, for a wrong parameter, and for one that papermill was given and
+            nobody knows.
     """
     given = [name for name in Settings.model_fields if name in cells]
     for source in cells.get("In", []):
-        if source.startswith("# Parameters\n"):  # papermill's own cell, which assigns what it was given
-            names = [node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-            given += [name for name in names if name not in own]
+        # papermill's own cell assigns what it was given.
+        if source.startswith("# Parameters\n"):
+            given += [
+                name for name in re.findall(r"^(\w+) = ", source, re.MULTILINE) if name not in own
+            ]
     return Chapter(Settings.of({name: cells.get(name) for name in given}))
 
 
 class Model:
-    """One model as claims ask of it: `sets` of heads, `learned`, its accuracy between the two labels on judging blocks, and random
-    sets of its heads."""
+    """One model as claims ask of it: `sets` of heads, random ones, and its prompts.
+
+    `learned`: its accuracy between the two labels on judging blocks.
+    """
 
     def __init__(self, chapter: Chapter, name: str, heads: xr.Dataset):
         self.name, self.chapter, self.heads = name, chapter, heads
@@ -73,86 +98,38 @@ class Model:
         return choose.form(self.chapter.measured("forms", labels="all")[self.name])
 
     def turns(self, target: xr.DataArray) -> Iterator[tuple[dict[str, list[Head]], xr.DataArray]]:
-        """(sets, prompts that they judge): by the same rules, from locating blocks of other class pairs and label pairs."""
+        """Sets by the same rules, from locating blocks of other class pairs and label pairs.
+
+        Yields:
+            (sets, the prompts of `target` that they judge).
+        """
         locating = self.chapter.measured("locating", labels="arbitrary")[self.name]
         for chooses, judges in choose.turns(locating, target):
             if not chooses.sizes["prompt"]:
-                raise NotTestable("no locating block has other classes and other labels: give more (locate)")
+                raise NotTestable(
+                    "no locating block has other classes and other labels: give more (locate)"
+                )
             yield choose.head_sets(chooses, self.chapter.settings.top_k), judges
 
     def drawn(self, heads: Heads, draws: int = DRAWS) -> list[list[Head]]:
         """So many random sets matched to some heads, also where one comes again."""
-        n_layers, n_heads, n_kv = (int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads"))
-        return choose.matched_sets([Head(*at) for at in heads], n_layers, n_heads, n_heads // n_kv, draws)
+        n_layers, n_heads, n_kv = (
+            int(self.heads.attrs[name]) for name in ("layers", "heads", "key_value_heads")
+        )
+        return choose.matched_sets(
+            [Head(*at) for at in heads], n_layers, n_heads, n_heads // n_kv, draws
+        )
 
 
-class Chapter:
+class Chapter(Measurements):
     """Measurements of all models, claims and figures of one notebook."""
 
     def __init__(self, settings: Settings):
-        self.settings = settings
+        super().__init__(settings)
         self.rows: list[EvidenceRow] = []
         self.exhibits: dict[str, list[dict]] = {}
-        self.left_out: dict[str, str] = {}
-        self.not_recorded: dict[str, list[str]] = {}
-        self._laboratories: dict[str, Laboratory] = {settings.suite: Laboratory(settings)}
-        self.model = self._laboratories[settings.suite].name
         if settings.blocks < pages.QUICK and self.model not in recorded.recorded_models():
             pages.quick_look(self.model, settings.blocks)
-        self._open: dict[tuple[str, str, str], dict[str, Recording]] = {}
-        self._settings_of: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def measured(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, xr.Dataset]:
-        """Model -> measurement, every recorded model and the parameter's, smallest first. Measures what is not there.
-
-        Models for which it has no meaning are left out, and their claims not testable. `suite`: another than the chapter's,
-        such as "sentences". `labels`: prompts with arbitrary labels, those with names of classes, or all; default: arbitrary
-        ones on blocks that judge, all on those that choose heads and forms. Random sets are left to `control`.
-        """
-        return {model: of.data for model, of in self._recordings(name, suite, labels).items()}
-
-    def control(self, name: str) -> dict[str, xr.Dataset]:
-        """Model -> the same measurement of random sets or directions: variables over (heads, draw, prompt)."""
-        return {model: of.control for model, of in self._recordings(name).items() if of.control is not None}
-
-    def _recordings(self, name: str, suite: str | None = None, labels: str | None = None) -> dict[str, Recording]:
-        suite = suite or self.settings.suite
-        labels = labels or ("arbitrary" if store.about(name).judges else "all")
-        key = suite, name, labels
-        if key not in self._open and labels == "all":
-            self._open[key] = self._files(name, suite)
-        elif key not in self._open:
-            self._open[key] = {model: of_labels(every, labels) for model, every in self._recordings(name, suite, "all").items()}
-        return self._open[key]
-
-    def _files(self, name: str, suite: str) -> dict[str, Recording]:
-        files = {}
-        for model in recorded.recorded_models():
-            try:
-                recording = recorded.open_recorded(model, suite, name)
-                if recording is not None:
-                    self._check_settings(recording, model, suite, name)
-                    files[model] = recording
-                elif model != self.model:
-                    self.not_recorded.setdefault(model, []).append(recorded.command(model, suite, name))
-            except TwoTowersError as error:
-                pages.note(f"Left out: {error}.")
-        settings = self.settings.model_copy(update={"suite": suite})
-        if self.model not in files or not store.serves(files[self.model], settings):
-            files[self.model] = self._laboratories.setdefault(suite, Laboratory(settings)).recording(name)
-        for model, of in files.items():
-            if store.NOT_TESTABLE in of.data.attrs:
-                self.left_out[model] = of.data.attrs[store.NOT_TESTABLE]
-        by_size = sorted(files, key=lambda model: files[model].data.attrs["parameters"])
-        return {model: files[model] for model in by_size if store.NOT_TESTABLE not in files[model].data.attrs}
-
-    def _check_settings(self, recording: Recording, model: str, suite: str, name: str) -> None:
-        """Raises TwoTowersError where a recorded file is of other settings than those before it."""
-        own = recorded.settings_of(recording)
-        first = self._settings_of.setdefault((model, suite), own)
-        for key in own.keys() & first.keys():
-            if own[key] != first[key]:
-                raise TwoTowersError(f"'{model}/{suite}/{name}.nc': its {key} is {own[key]}, that of others {first[key]}")
 
     @cached_property
     def models(self) -> dict[str, Model]:
@@ -162,7 +139,10 @@ class Chapter:
     @cached_property
     def sets(self) -> dict[str, dict[str, list[Head]]]:
         """Model -> name -> heads, by the rules of `choose`, from all locating blocks."""
-        return {m: choose.head_sets(d, self.settings.top_k) for m, d in self.measured("locating").items()}
+        return {
+            m: choose.head_sets(d, self.settings.top_k)
+            for m, d in self.measured("locating").items()
+        }
 
     def compare(
         self,
@@ -174,26 +154,38 @@ class Chapter:
         gate: bool = True,
         untestable: Mapping[str, str] | None = None,
     ) -> None:
-        """Judge one claim for every model: shows its sentence, and a forest plot where there is a control or a threshold to draw,
-        and keeps its rows of evidence.
+        """Judge one claim for every model.
 
-        values: model -> values of every prompt, over the dimensions that the claim's line in data/claims.csv wants
-        (`evidence.select`). whole: model -> (prompt,), what they are a share of. control: model -> the same values of random
-        sets, with a dimension `draw` more. gate: a model that does not learn the task is "not testable"; False for the claim
-        that it learns. untestable: model -> why the claim has no meaning there; a model in it needs no values.
+        Shows its sentence, and a forest plot where there is a control or a threshold to draw, and
+        keeps its rows of evidence.
+
+        Args:
+            claim: the id of a line of data/claims.csv.
+            values: model -> values of every prompt, over the dimensions that the line wants
+                (`selection.select`).
+            whole: model -> (prompt,), what they are a share of.
+            control: model -> the same values of random sets, with a dimension `draw` more.
+            gate: a model that does not learn the task is "not testable"; False for the claim that
+                it learns.
+            untestable: model -> why the claim has no meaning there; a model in it needs no values.
+
+        Raises:
+            TwoTowersError: naming claim and model, for what does not fit the line.
         """
         line = claims.claims().get(claim)
         if line is None:
-            raise TwoTowersError(f"no claim '{claim}' in data/claims.csv: add a line with its rule and date")
-        why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(untestable or {})
+            raise TwoTowersError(
+                f"no claim '{claim}' in data/claims.csv: add a line with its rule and date"
+            )
+        why = {m: reason for m, reason in self.left_out.items() if m not in values} | dict(
+            untestable or {}
+        )
         rows = []
         for model in dict.fromkeys([*values, *why]):
             try:
                 if model in why:
                     raise NotTestable(why[model])
                 of = self._learned(model, gate)
-                if whole is not None and model not in whole:
-                    raise TwoTowersError("give whole= for this model, too")
                 all_of = None if whole is None else whole[model]
                 random = None if control is None else control.get(model)
                 rows.append(self._row(line, of, values[model], all_of, random))
@@ -203,11 +195,22 @@ class Chapter:
                 raise TwoTowersError(f"claim '{claim}', {model}: {error}") from None
         self.rows = [row for row in self.rows if row.claim != claim] + rows
         table = pd.DataFrame(rows, columns=evidence.COLUMNS)
-        missing = {m: commands for m, commands in self.not_recorded.items() if m not in values and m not in why}
+        missing = {
+            m: commands
+            for m, commands in self.lacking().items()
+            if m not in values and m not in why
+        }
         shared = [m for m, of in self.models.items() if of.heads.attrs["key_value_heads"] == 1]
-        display(HTML(pages.sentence(line, table, missing, shared if line.control == "random sets" else ())))
+        display(
+            HTML(
+                pages.sentence(
+                    line, table, missing, shared if line.control == "random sets" else ()
+                )
+            )
+        )
         with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
-        if with_effect["draws"].any() or (line.null and len(with_effect)):  # else a chart would repeat the sentence
+        # Without a control or a threshold a chart would repeat the sentence.
+        if with_effect["draws"].any() or (line.null and len(with_effect)):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"
             chart = figures.forest(with_effect, title=line.measure + unit, null=line.null)
             display(chart.properties(description=line.statement))
@@ -215,66 +218,95 @@ class Chapter:
     def _learned(self, model: str, gate: bool) -> Model:
         """A model that learns the task, or any where there is no gate. Raises NotTestable."""
         if model not in self.models:
-            raise NotTestable(f"what it learns is not recorded; {recorded.command(model, self.settings.suite, 'heads')} does it")
+            command = recorded.command(model, self.settings.suite, ["heads"])
+            raise NotTestable(f"what it learns is not recorded; {command} does it")
         of = self.models[model]
         if gate and not of.learned.low > pages.CHANCE:
             raise NotTestable(pages.not_learned(of.learned))
         return of
 
     def _row(
-        self, claim: Claim, model: Model, values: xr.DataArray, whole: xr.DataArray | None, random: xr.DataArray | None
+        self,
+        claim: Claim,
+        model: Model,
+        values: xr.DataArray,
+        whole: xr.DataArray | None,
+        random: xr.DataArray | None,
     ) -> EvidenceRow:
-        effect, control = evidence.select(claim, values, random, model)
+        effect, control = selection.select(claim, values, random, model)
         if control is not None and random is not None and claim.heads in model.sets:
             draws = random.sizes["draw"]  # files hold those that this rule draws
-            sets = model.drawn(model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws)
+            sets = model.drawn(
+                model.sets[claim.heads], draws // 2 if "directions" in claim.control else draws
+            )
             names = [str(sorted(of)) for of in sets] + [str(i) for i in range(len(sets), draws)]
             control = control.assign_coords(sets=("draw", names))
         choice = intervals.mean(model.heads["logit_difference"]).estimate
-        return evidence.compare(claim, model.name, effect, whole=whole, control=control, choice=choice, form=str(model.form))
+        return evidence.compare(
+            claim,
+            model.name,
+            effect,
+            whole=whole,
+            control=control,
+            choice=choice,
+            form=str(model.form),
+        )
 
-    def matched(self, model: str, name: str, draws: int) -> list[list[Head]]:
-        """Random sets matched to a named set: same layers, other key-value groups; different ones among so many draws. Where there
-        is none, or the set has no heads, a note says so."""
-        heads, why = self.sets[model][name], f"the rule names no {name} heads"
-        different: dict[frozenset[Head], list[Head]] = {}
+    def matched(self, model: str, name: str, draws: int) -> list[tuple[Head, ...]]:
+        """Different random sets matched to a named set: same layers, other key-value groups.
+
+        Of so many draws some may be the same. Where the model has no other heads, or the set none,
+        a note says so.
+        """
+        heads = self.sets[model][name]
         try:
-            for of in self.models[model].drawn(heads, draws) if heads else ():
-                different.setdefault(frozenset(of), of)
+            if not heads:
+                raise NotTestable(f"the rule names no {name} heads")
+            return list(
+                dict.fromkeys(tuple(sorted(of)) for of in self.models[model].drawn(heads, draws))
+            )
         except NotTestable as error:
-            why = str(error)
-        if not different:
-            pages.note(f"{model}: no other heads beside these: {why}.")
-        return list(different.values())
+            pages.note(f"{model}: no other heads beside these: {error}.")
+            return []
 
     table = staticmethod(intervals.table)
 
     def figure(self, number: str, shown: alt.TopLevelMixin | Styler, caption: str) -> None:
         """Show a chart, or a table, with its number and caption: what to see, then how it was made.
 
-        Once "heads" was opened it also names, with their accuracy, models in no verdict since they do not learn the task or too few
-        blocks tell; and, with the command that makes it, what recorded models lack.
+        Once "heads" was opened the caption also names, with their accuracy, models in no verdict
+        since they do not learn the task or too few blocks tell; and, with the command that makes
+        it, what recorded models lack.
         """
         drawn = getattr(shown, "data", None)
-        caption += " Nothing to draw: no model has these numbers." if isinstance(drawn, pd.DataFrame) and drawn.empty else ""
-        if (self.settings.suite, "heads", "all") in self._open:
+        caption += (
+            " Nothing to draw: no model has these numbers."
+            if isinstance(drawn, pd.DataFrame) and drawn.empty
+            else ""
+        )
+        if self.is_open("heads"):
             learned = {model: of.learned for model, of in self.models.items()}
-            chance = [f"{m} ({pages.not_learned(of)})" for m, of in learned.items() if not of.low > pages.CHANCE]
+            chance = [
+                f"{m} ({pages.not_learned(of)})"
+                for m, of in learned.items()
+                if not of.low > pages.CHANCE
+            ]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        commands = [command for of_model in self.not_recorded.values() for command in of_model]
-        caption += f" Not recorded, so not everywhere; this makes it: {pages.joined(commands)}." if commands else ""
+        if commands := "; ".join(self.lacking().values()):
+            caption += f" Not recorded, so not everywhere; this makes it: {commands}."
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
-        of = f"{'Table' if table else 'Figure'} {number}"
-        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}"><b>{of}.</b> {escape(caption)}</p>'))
+        text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"
+        display(HTML(f'<p class="caption" id="fig-{number.replace(".", "-")}">{text}</p>'))
 
     def beside_paper(self, item: str, figure: str, found: Mapping[str, tuple[float, str]]) -> None:
-        """Judge whether an exhibit of the paper, such as "figure 6", comes out in each model: shows the sentence, keeps the rows.
+        """Judge whether an exhibit of the paper comes out in each model: shows it, keeps the rows.
 
         Args:
-            item: of data/figures.csv, whose rule judges.
+            item: of data/figures.csv, whose rule judges, such as "figure 6".
             figure: the book's own that stands beside it, such as "4.1".
-            found: model -> (the statistic, in words what it rests on). Models left out elsewhere are not testable here.
+            found: model -> (the statistic, in words what it rests on). Models left out elsewhere
+                are not testable here.
         """
         exhibit = exhibits.exhibits().get(item)
         if exhibit is None or exhibit.not_run:
@@ -285,26 +317,28 @@ class Chapter:
         display(HTML(exhibits.sentence(exhibit, of_models)))
 
     def explore(self, name: str, *variables: str, over: str = "") -> None:
-        """Show variables of a measurement with controls: model, head, prompts (`explore.Explorer`)."""
-        files, suite = self.measured(name), self.settings.suite
-        missing = sorted({*recorded.recorded_models(), self.model} - files.keys())
-        why = {m: self.left_out.get(m, f"{recorded.command(m, suite, name)} records it") for m in missing}
-        display(explore.Explorer(files, variables, over, why, self.model))
+        """Show variables of a measurement with controls: model, head, prompts (`explore.explorer`).
+
+        `over`: a coordinate of prompts whose groups are rows.
+        """
+        files = {m: d[[*variables]] for m, d in self.measured(name).items()}
+        if files:
+            display(explore.explorer(files, over, self.model))
 
     def close(self) -> None:
-        """Write the chapter's rows of evidence: beside the measurements, or where the build of the book wants them."""
-        folder = Path(os.environ.get("TWOTOWERS_EVIDENCE") or store.folder(self.settings, self.model) / "evidence")
+        """Write the rows of evidence, beside the measurements or where a build wants them."""
+        folder = Path(
+            os.environ.get("TWOTOWERS_EVIDENCE")
+            or store.folder(self.settings, self.model) / "evidence"
+        )
         every = [row for of_models in self.exhibits.values() for row in of_models]
         for place, rows in ((folder, self.rows), (folder / "exhibits", every)):
             if not rows:
                 continue
             table = pd.DataFrame(rows)
-            path = place / f"{table['chapter'].iloc[0]}.csv"
-            part = path.with_suffix(f".{os.getpid()}.part")
             try:
-                with store.writing(path):
-                    table.to_csv(part, index=False)
-                    os.replace(part, path)
+                with written(place / f"{table['chapter'].iloc[0]}.csv") as scratch:
+                    table.to_csv(scratch, index=False)
             except TwoTowersError as error:
                 if "TWOTOWERS_EVIDENCE" in os.environ:  # a build, whose pages read it
                     raise

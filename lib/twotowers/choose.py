@@ -1,16 +1,19 @@
-"""What later measurements are taken with, chosen by rule from earlier ones on locating blocks: the form, and sets of heads.
+"""What later measurements are taken with, by rule from earlier ones: the form, and sets of heads.
 
 Rules of 2026-11-22, written before any judging block was run (data/rules.csv):
 
-- **form**: of those with at most MOST_K demonstrations of each class, the one with the highest accuracy (true label = top token
-  of the vocabulary); ties go to fewer demonstrations. More demonstrations cost more in every measurement.
-- **located**: the TOP heads by mean contribution (what they add to the logit difference from label positions).
-- **by writing**: the TOP heads by mean writing (attention times reading of a label, whichever it is), each at least WRITES nats.
-- **by attention**: the TOP heads by mean attention difference (labels of the query's class minus the others).
+- **form**: of those with at most MOST_K demonstrations of each class, the one with the highest
+  accuracy (true label = top token of the vocabulary); ties go to fewer demonstrations.
+- **located**: the TOP heads by mean contribution (what they add to the logit difference from label
+  positions).
+- **by writing**: the TOP heads by mean writing (attention times reading of a label, whichever it
+  is), each at least WRITES nats.
+- **by attention**: the TOP heads by mean attention difference (labels of the query's class minus
+  the others).
 - **by increase**: the TOP heads by the paper's mean increase, where it is given (`with_increase`).
 - **by effect**: the TOP heads by the total effect of their attention, either sign (`by_effect`).
 
-Every function is pure: datasets of `measure.heads` in, lists of heads out.
+Every function is pure: datasets of `measure.heads` in, lists of heads out. See `top`.
 """
 
 from __future__ import annotations
@@ -38,35 +41,70 @@ def form(forms: xr.Dataset) -> Form:
     few = forms.isel(prompt=(forms["k"] <= max(MOST_K, int(forms["k"].min()))).values)
     table = pd.DataFrame({name: few[name].values for name in ("k", "separator", "says")})
     accuracy = (table["says"] == 0).groupby([table["k"], table["separator"]]).mean()
-    k, separator = accuracy.index[int(accuracy.to_numpy().argmax())]  # sorted by k: of equal ones, the smallest
+    # The index is sorted by k: of equal accuracies the smallest k comes first.
+    k, separator = accuracy.index[int(accuracy.to_numpy().argmax())]
     return Form(int(k), str(separator))
 
 
 def attention_difference(heads: xr.Dataset) -> xr.DataArray:
-    """Attention on labels of the query's class minus that on the others, (prompt, layer, head), in [-1, 1]."""
+    """Attention on labels of the query's class minus that on the others.
+
+    Args:
+        heads: the measurement "heads".
+
+    Returns:
+        (prompt, layer, head), in [-1, 1].
+    """
     return heads["attention"].where(heads["true"], -heads["attention"]).sum("place")
 
 
 def with_increase(heads: xr.Dataset, norms: xr.Dataset) -> xr.Dataset:
-    """A measurement of heads with the paper's increase of the same prompts, from the measurement "norms"."""
+    """A measurement of heads with the paper's increase of the same prompts.
+
+    Args:
+        heads: the measurement "heads" or "locating".
+        norms: the measurement "norms".
+    """
     return heads.assign(increase=norms["increase"].sel(norm="frozen", drop=True))
 
 
 def rankings(heads: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Every ranking of the heads (layer, head), larger is more: means over prompts."""
-    values = {"attention difference": attention_difference(heads)} | {name: heads[name] for name in RANKINGS if name in heads}
+    """Every ranking of the heads: name -> mean over prompts (layer, head), larger is more."""
+    values = {"attention difference": attention_difference(heads)} | {
+        name: heads[name] for name in RANKINGS if name in heads
+    }
     return {name: values[name].mean("prompt") for name in RANKINGS if name in values}
 
 
 def top(ranking: xr.DataArray, k: int, least: float = 0.0) -> list[Head]:
-    """The k heads (layer, head) with the largest values above `least`, largest first."""
+    """The heads with the largest values, largest first.
+
+        >>> of = xr.DataArray([[0.1, 0.4], [0.0, 0.3]], dims=("layer", "head"))
+        >>> [str(head) for head in top(of, 3)]
+        ['0-1', '1-1', '0-0']
+        >>> [str(head) for head in top(of, 3, least=0.2)]
+        ['0-1', '1-1']
+
+    Args:
+        ranking: (layer, head).
+        k: at most so many.
+        least: each has more than this.
+    """
     values = ranking.transpose("layer", "head").values
-    best = [Head(*map(int, np.unravel_index(i, values.shape))) for i in np.argsort(-values, axis=None, kind="stable")[:k]]
+    best = [
+        Head(*map(int, np.unravel_index(i, values.shape)))
+        for i in np.argsort(-values, axis=None, kind="stable")[:k]
+    ]
     return [head for head in best if values[head] > least]
 
 
 def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
-    """Name -> heads, best first: the sets of the module. A set may be short or empty, as the rule says."""
+    """Name -> heads, best first: the sets of the module, which may be short or empty.
+
+    Args:
+        heads: the measurement "heads" or "locating".
+        k: how many heads a set holds.
+    """
     means = rankings(heads)
     sets = {
         "located": top(means["contribution"], k),
@@ -77,20 +115,43 @@ def head_sets(heads: xr.Dataset, k: int = TOP) -> dict[str, list[Head]]:
 
 
 def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
-    """The k heads whose attention has the largest mean total effect, either sign, from the measurement "looks"."""
+    """The heads whose attention has the largest mean total effect, either sign.
+
+    Args:
+        looks: the measurement "looks".
+        k: so many.
+    """
     return top(abs(looks["effect"].sel(contrast="reversed", drop=True).mean("prompt")), k)
 
 
-def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int) -> list[list[Head]]:
+def matched_sets(
+    heads: Sequence[Head], n_layers: int, n_heads: int, group: int, draws: int
+) -> list[list[Head]]:
     """Random sets of as many heads in the same layers, none from the key-value groups of `heads`.
 
-    Where a layer has too few such heads, those of the nearest layers take part (the layer above before the one below).
-    Raises NotTestable when the model has too few heads left.
+    Where a layer has too few such heads, those of the nearest layers take part (the layer above
+    before the one below).
+
+    Args:
+        heads: the set in question.
+        n_layers: of the model.
+        n_heads: of each layer.
+        group: heads that share their keys and values.
+        draws: so many sets; the same one may come again.
+
+    Raises:
+        NotTestable: when the model has too few heads left.
     """
     own_groups = {(layer, h // group) for layer, h in heads}
-    free = {layer: [h for h in range(n_heads) if (layer, h // group) not in own_groups] for layer in range(n_layers)}
+    free = {
+        layer: [h for h in range(n_heads) if (layer, h // group) not in own_groups]
+        for layer in range(n_layers)
+    }
     if sum(map(len, free.values())) < len(heads):
-        raise NotTestable(f"{len(heads)} heads leave too few of other key-value groups for a control: choose fewer (top_k)")
+        raise NotTestable(
+            f"{len(heads)} heads leave too few of other key-value groups for a control: "
+            "choose fewer (top_k)"
+        )
     rng, out = np.random.default_rng([0, 44]), []
     for _ in range(draws):
         pools = {layer: list(rng.permutation(free[layer])) for layer in free}
@@ -103,21 +164,40 @@ def matched_sets(heads: Sequence[Head], n_layers: int, n_heads: int, group: int,
 
 
 def pick(values: xr.DataArray, heads: Sequence[Head]) -> xr.DataArray:
-    """Values (..., layer, head) of some heads, or of none: (..., listed_head), with the coordinates of `heads.listed`."""
-    layer, head = (xr.DataArray([int(at[axis]) for at in heads], dims="listed_head").astype(int) for axis in (0, 1))
+    """Values of some heads, or of none.
+
+    Args:
+        values: (..., layer, head).
+        heads: single heads.
+
+    Returns:
+        (..., listed_head), with the coordinates of `heads.listed`.
+    """
+    layer, head = (
+        xr.DataArray([int(at[axis]) for at in heads], dims="listed_head").astype(int)
+        for axis in (0, 1)
+    )
     return values.isel(layer=layer, head=head).assign_coords(listed(heads))
 
 
 def turns(data: Any, target: Any = None) -> Iterator[tuple[Any, Any]]:
-    """(prompts that choose, prompts that judge), so that no class pair and no label pair is in both; every prompt judges once.
+    """(Prompts that choose, prompts that judge): no class pair and no label pair is in both.
 
-    Class pairs and label pairs are halved by their names; where there is one label pair only, class pairs alone. Prompts of
-    `target`, another measurement or an array of one, are judged in place of those of `data`: what is chosen on other prompts,
-    classes and labels is no luck of those on which it is judged.
+    Class pairs and label pairs are halved by their names; where there is one label pair only, class
+    pairs alone. Every prompt judges once.
+
+    Args:
+        data: a measurement, or an array of one, over prompts.
+        target: another one, whose prompts are judged in place of those of `data`: what is chosen on
+            other prompts, classes and labels is no luck of those on which it is judged.
     """
     target = data if target is None else target
-    names = {name: sorted({*data[name].values, *target[name].values}) for name in ("pair", "labels")}
-    first, judging = ([of[name].isin(every[::2]) for name, every in names.items()] for of in (data, target))
+    names = {
+        name: sorted({*data[name].values, *target[name].values}) for name in ("pair", "labels")
+    }
+    first, judging = (
+        [of[name].isin(every[::2]) for name, every in names.items()] for of in (data, target)
+    )
     for pair, label in itertools.product((True, False), repeat=2):
         others = (first[0] != pair) & ((first[1] != label) | (len(names["labels"]) == 1))
         judges = target.isel(prompt=((judging[0] == pair) & (judging[1] == label)).values)
@@ -131,6 +211,12 @@ def overlap(a: Sequence[Head], b: Sequence[Head]) -> list[Head]:
 
 
 def union(a: Sequence[Head], b: Sequence[Head], n: int) -> list[Head]:
-    """n heads of two lists taken in turn, as the EMNLP version joins the tops of its two rankings."""
+    """Heads of two lists taken in turn, as the EMNLP version joins the tops of its two rankings.
+
+    Args:
+        a: a list, whose first head comes first.
+        b: another.
+        n: so many heads of both.
+    """
     turns = [head for both in zip(a, b, strict=False) for head in both]
     return list(dict.fromkeys(turns))[:n]

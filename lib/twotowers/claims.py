@@ -1,8 +1,8 @@
-"""What the book says, as tables: claims with their rules, and the findings that rest on their verdicts.
+"""What the book says, as tables: claims with their rules, and findings that rest on their verdicts.
 
     claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
 
-Each table is read through one model (`data_files`): a wrong cell is named with its line. No torch here.
+Each table is read through one model (`data_files`): a wrong cell is named with its line.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from twotowers.paths import data_folder
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
 VERDICTS = {
-    HOLDS: "the effect is there, large enough to matter, and larger than in other heads where they are the control",
+    HOLDS: "the effect is there, large enough to matter, and larger than in other heads where "
+    "they are the control",
     SMALL: "the effect is there, but smaller than the smallest effect of interest",
     NOT_SPECIFIC: "the effect is there, but the control does as much",
     ABSENT: "no effect that would matter: the interval lies within the smallest effect of interest",
     FAILS: "the effect is clearly less than claimed, or has the other sign",
     UNDECIDED: "too few observations, or too few different random sets of heads, to tell",
-    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; the rule names no heads; or there is "
-    "nothing to be a share of",
+    NOT_TESTABLE: "the model does not learn the task, or too few blocks tell whether it does; "
+    "the rule names no heads; or there is nothing to be a share of",
 }
 THRESHOLD = 0.5
 """The null of a claim that says "at least half": it has no smallest effect"""
 
 
 class Claim(Row):
-    """A line of data/claims.csv: what is claimed, how it is measured, what it needs, and when the rule was written.
+    """A line of data/claims.csv: what is claimed, how it is measured, what it needs, and when the
+    rule was written.
 
-    `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a share of the model's
-    choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of `choose` or of the ablations; empty where none is.
-    `control`: what its effect must exceed. `rule`: date on which null, smallest and measure were fixed; `seen`: what had been
-    seen then.
+    `null`: the effect lies above it. `smallest`: effect of interest, in `unit`; empty where it is a
+    share of the model's choice (`evidence.SHARE_OF_CHOICE`). `heads`: the set that is judged, of
+    `choose` or of the ablations; empty where none is. `control`: what its effect must exceed.
+    `rule`: date on which null, smallest and measure were fixed; `seen`: what had been seen then.
     """
 
     id: Text
@@ -63,28 +65,34 @@ class Claim(Row):
 
 
 def claims() -> dict[str, Claim]:
-    """id -> claim, in the order of data/claims.csv. Raises TwoTowersError, naming the line, for a wrong table."""
+    """id -> claim, in the order of data/claims.csv. Raises TwoTowersError, naming the line, for a
+    wrong table."""
     return {claim.id: claim for claim in read_table(data_folder() / "claims.csv", Claim, ("id",))}
 
 
-def findings() -> pd.DataFrame:
-    """Each hand-written finding of the opening page ("intro") and of chapters, a row for each verdict that it rests on.
+class Finding(Row):
+    """A line of data/findings.csv: a verdict on which a hand-written sentence of a page rests."""
 
-    Columns page, sentence, chapter (where it is shown how we know), claim, model, verdict. Raises TwoTowersError for a
-    claim that is no more, and for a verdict that a sentence names twice.
+    page: Text
+    sentence: Text
+    chapter: Text
+    claim: Text
+    model: Text
+    verdict: Literal[
+        "holds", "small", "not specific", "absent", "does not hold", "undecided", "not testable"
+    ]
+
+
+def findings() -> pd.DataFrame:
+    """The hand-written findings of the opening page ("intro") and of chapters, a row for each
+    verdict that they rest on.
+
+    Raises TwoTowersError for a claim that is no more, and for a verdict that a sentence names
+    twice.
     """
-    path, first = data_folder() / "findings.csv", ["page", "sentence", "chapter"]
-    table = pd.read_csv(path, dtype=str)
-    rows = table.assign(**table[first].ffill())  # these stand in the first line of a sentence
-    faults = {
-        "no such claim in data/claims.csv": ~rows["claim"].isin(claims()),
-        f"no such verdict: choose one of {', '.join(VERDICTS)}": ~rows["verdict"].isin(VERDICTS),
-        "give page, sentence and chapter, or leave all three empty to go on with the sentence before": (
-            table[first].notna().sum(axis=1).isin([1, 2]) | rows["sentence"].isna()
-        ),
-        "it stands twice under a sentence: has the next one lost its first line?": rows.duplicated([*first, "claim", "model"]),
-    }
-    for what, wrong in faults.items():
-        if wrong.any():
-            raise damaged(path, what, int(wrong.argmax()) + 2)
-    return rows
+    path, known = data_folder() / "findings.csv", claims()
+    rows = read_table(path, Finding, ("sentence", "claim", "model"))
+    for line, row in enumerate(rows, 2):
+        if row.claim not in known:
+            raise damaged(path, "no such claim in data/claims.csv", line)
+    return pd.DataFrame([row.model_dump() for row in rows])

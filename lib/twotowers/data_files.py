@@ -1,10 +1,10 @@
-"""The book's own tables, read strictly: what is damaged or edited into another form is named with its line, never half used.
+"""The book's own tables, read strictly: what is damaged is named with its line, never half used.
 
-    class Pair(Row):
-        first: Text
-        second: Text
-
-    read_table(path, Pair, unique=("first", "second"))[0].first      # 'sentiment'
+    >>> class Pair(Row):
+    ...     first: Text
+    ...     second: Text
+    >>> read_table(data_folder() / "words" / "pairs.csv", Pair, unique=("first", "second"))[0].first
+    'sentiment'
 
 No torch here.
 """
@@ -15,12 +15,20 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
+import pandas as pd
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+)
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
@@ -30,8 +38,8 @@ NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
 
 
 class Row(BaseModel):
-    """A line of a table: a field a column. A field with a default may be missing; `Field(alias="class")` names a column
-    that Python cannot. Numbers are finite."""
+    """A line of a table: a field a column. A field with a default may be missing;
+    `Field(alias="class")` names a column that Python cannot. Numbers are finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -56,20 +64,31 @@ Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == 
 
 
 def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
-    """The error for a file, or for one line of it (they count from 1)."""
+    """The error for a file, or for one line of it.
+
+    Args:
+        path: of the file.
+        what: is wrong.
+        line: its number, from 1.
+    """
     at = f"line {line}: " if line else ""
-    return TwoTowersError(f"'{path}' is damaged ({at}{what}): correct it, or restore it from the repository")
+    return TwoTowersError(
+        f"'{path}' is damaged ({at}{what}): correct it, or restore it from the repository"
+    )
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8 text, equal however it was saved: without a mark at its beginning, with plain line ends and composed letters.
+    """A file of UTF-8 text, equal however it was saved: without a mark at its beginning, with plain
+    line ends and composed letters.
 
     Raises TwoTowersError when it is missing, empty, or something else.
     """
     try:
         text = unicodedata.normalize("NFC", path.read_text("utf-8-sig"))
     except OSError as error:
-        raise TwoTowersError(f"there is no '{path}' ({error.strerror}): restore it from the repository") from None
+        raise TwoTowersError(
+            f"there is no '{path}' ({error.strerror}): restore it from the repository"
+        ) from None
     except UnicodeDecodeError:
         raise damaged(path, "it is no UTF-8 text") from None
     if not text.strip() or "\0" in text:
@@ -78,20 +97,34 @@ def read_text(path: Path) -> str:
 
 
 def unseen(text: str) -> str:
-    """The first character that a reader cannot see, and a tokenizer does, by code and name; or ""."""
+    """The first character that a reader cannot see, and a tokenizer does, by code and name; or
+    ""."""
     for sign in "" if text.isascii() and text.isprintable() else text:
-        joins = sign in "\u200c\u200d" and not re.sub("[\u200c\u200d]", "", text).isascii()  # as letters of some scripts need
-        if not joins and sign != " " and unicodedata.category(sign) in ("Cc", "Cf", "Co", "Zl", "Zp", "Zs"):
+        # Letters of some scripts need joiners.
+        joins = sign in "\u200c\u200d" and not re.sub("[\u200c\u200d]", "", text).isascii()
+        if (
+            not joins
+            and sign != " "
+            and unicodedata.category(sign) in ("Cc", "Cf", "Co", "Zl", "Zp", "Zs")
+        ):
             return f"U+{ord(sign):04X} ({unicodedata.name(sign, 'a control character')})"
     return ""
 
 
 def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> list[AnyRow]:
-    """The lines of a CSV file, in their order: entry i stands in line i + 2, for a cell holds no line break.
+    """The lines of a CSV file, in their order.
 
-    `unique`: columns that no two lines may have alike together, such as ("id",).
-    Raises TwoTowersError, naming file and line, for other columns, lines of another length, open quotes, a cell that `row`
-    does not take, and a line that stands twice.
+    Args:
+        path: of the file.
+        row: what a line is.
+        unique: columns that no two lines may have alike together, such as ("id",).
+
+    Returns:
+        Entry i stands in line i + 2, for a cell holds no line break.
+
+    Raises:
+        TwoTowersError: naming file and line, for other columns, lines of another length, open
+            quotes, a cell that `row` does not take, and a line that stands twice.
     """
     text = read_text(path)
     if not text.endswith("\n"):
@@ -107,10 +140,7 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
     for line, cells in enumerate(lines, 2):
         if None in cells or None in cells.values():
             raise damaged(path, "it has more cells than there are columns, or fewer", line)
-        written = "".join(cells.values())
-        if "\n" in written:
-            raise damaged(path, "an open quote", line)
-        if sign := unseen(written):
+        if sign := unseen("".join(cells.values())):  # a line break where a quote is left open
             raise damaged(path, f"it holds {sign}, which cannot be seen", line)
         try:
             rows.append(row.model_validate(cells))
@@ -118,12 +148,40 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
             raise damaged(path, first_fault(error), line) from None
         key = tuple(cells[name] for name in unique)
         if unique and line_of.setdefault(key, line) != line:
-            raise damaged(path, f"{', '.join(unique)} '{', '.join(key)}' stands in line {line_of[key]}, too", line)
+            raise damaged(
+                path,
+                f"{', '.join(unique)} '{', '.join(key)}' stands in line {line_of[key]}, too",
+                line,
+            )
     return rows
 
 
+def read_written(
+    folder: Path, column: str, known: Iterable[str], columns: Sequence[str]
+) -> pd.DataFrame:
+    """The rows that chapters wrote to a folder, in the order of what they are about.
+
+    Args:
+        folder: of CSV files.
+        column: which says what a row is about, such as "claim".
+        known: its entries, in order; rows of others are left out.
+        columns: of a table without rows, where no chapter wrote any.
+    """
+    parts = [
+        pd.read_csv(path, dtype={"chapter": str, "figure": str})
+        for path in sorted(folder.glob("*.csv"))
+    ]
+    rows = pd.concat(parts or [pd.DataFrame(columns=columns)])
+    order = {entry: i for i, entry in enumerate(known)}
+    rows = rows[rows[column].isin(order)]
+    return rows.sort_values(
+        column, key=lambda entries: entries.map(order), kind="stable", ignore_index=True
+    )
+
+
 def first_fault(error: ValidationError) -> str:
-    """What pydantic says of the first wrong cell, or of the line as a whole."""
+    """What pydantic says of the first wrong value, such as a cell or a setting, or of all of them
+    together."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
@@ -138,11 +196,17 @@ class ShownName(Row):
 
 @cache
 def shown_names() -> dict[str, str]:
-    """What pages call a model: name -> name with its size. Empty where the package was installed away from its data."""
+    """What pages call a model: name -> name with its size. Empty where the package was installed
+    away from its data."""
     path = data_folder() / "models" / "names.csv" if has_data() else None
-    return {} if path is None else {row.name: row.shown for row in read_table(path, ShownName, ("name",))}
+    return (
+        {}
+        if path is None
+        else {row.name: row.shown for row in read_table(path, ShownName, ("name",))}
+    )
 
 
 def shown_name(text: str) -> str:
-    """A model's name as pages show it; what stands after it stays: "smollm2-135m, 18-6" -> "SmolLM2-135M, 18-6"."""
+    """A model's name as pages show it; what stands after it stays: "smollm2-135m, 18-6" ->
+    "SmolLM2-135M, 18-6"."""
     return NAME.sub(lambda match: shown_names().get(match[0], match[0]), text, count=1)

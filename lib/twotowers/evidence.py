@@ -1,29 +1,20 @@
-"""One rule for every claim of the book: effect, control, interval, verdict. One row a claim and model.
+"""One rule for every claim: effect, control, interval, verdict; one row a claim and model.
 
-    row = compare(claim, "smollm2-135m", effect, control=random)     # effect (prompt,), random (draw, prompt)
-    row.verdict                                                       # "holds"
+    >>> near_half = Interval(0.5, (20, 9), low=0.4, high=0.6, low90=0.42, high90=0.58)
+    >>> judge(near_half, null=0.0, smallest=0.1)
+    'holds'
+    >>> judge(near_half, null=0.45, smallest=0.1)
+    'undecided'
 
-**Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label pairs, too. A share of a
-whole has Fieller's interval. Labels that are the classes' own names are never judged together with arbitrary ones.
+**Intervals** are those of `twotowers.intervals`: they hold for other class pairs and other label
+pairs, too. A share of a whole has Fieller's interval. Labels that are the classes' own names are
+never judged together with arbitrary ones.
 
-**Rule** (2026-11-23; its history is data/rules.csv). Control sets are counted once (2026-11-25): of sets that are drawn again,
-as happens where few heads are free, the first stays (`distinct`). Let the claim say that the effect lies above `null`, and
-`smallest` be the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the model's own choice, unless the
-claim says otherwise; 0 where `null` is a threshold such as "at least half". In this order:
+**The rule** stands in `judge` (2026-11-23; its history is data/rules.csv). Since 2026-11-25 a
+random set that is drawn again, as happens where few heads are free, is counted once (`distinct`).
 
-1. *absent*: the 90% interval lies within `smallest` of `null`;
-2. *does not hold*: the 95% interval lies below `null`;
-3. *undecided*: the 95% interval holds `null`;
-4. *small*: the estimate lies less than `smallest` above `null`;
-5. without a control: *holds*;
-6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds* where the difference from their
-   mean lies above zero (95%) and at most MOST of the sets reach as much; else *not specific*: the effect is there, and not
-   special to these heads. Of n different sets no share below 1/(n + 1) can be told from none: `p_of_sets`.
-
-Claims on single heads are cross-fit: heads are chosen on other class pairs and label pairs than those that judge, in turn.
-
-*Not testable*: a model that does not learn the task, or of which too few blocks tell whether it does; a rule that names no heads;
-a share of what is not clear of zero.
+*Not testable*: a model that does not learn the task, or of which too few blocks tell whether it
+does; a rule that names no heads; a share of what is not clear of zero.
 """
 
 from __future__ import annotations
@@ -31,30 +22,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from twotowers.claims import ABSENT, FAILS, HOLDS, NOT_SPECIFIC, NOT_TESTABLE, SMALL, UNDECIDED, Claim, claims
-from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.claims import (
+    ABSENT,
+    FAILS,
+    HOLDS,
+    NOT_SPECIFIC,
+    NOT_TESTABLE,
+    SMALL,
+    UNDECIDED,
+    Claim,
+    claims,
+)
+from twotowers.data_files import read_written
+from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
-from twotowers.intervals import CLUSTERS, Interval, mean, means, ratio
-
-if TYPE_CHECKING:
-    from twotowers.book import Model
+from twotowers.intervals import Interval, check_clusters, mean, means, ratio
 
 LEAST, MOST = 20, 0.05
-SAME, COMPARED = 0.95, 400
-"""Two random sets are the same where so many of their numbers are equal; how many prompts are compared"""
 SHARE_OF_CHOICE = 0.05
 
 
 @dataclass(frozen=True)
 class Control:
-    """The effect in random sets of heads, or along random directions: its mean over `draws` different ones, how far the claim's
-    own effect lies above that, and the share of them that reach as much."""
+    """The effect in random sets of heads, or along random directions: its mean over `draws`
+    different ones, how far the claim's own effect lies above that, and the share of them that reach
+    as much."""
 
     mean: Interval
     difference: Interval
@@ -64,8 +62,9 @@ class Control:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`; `prompts`, class pairs `n` and
-    `label_pairs` that it rests on; `form`: of the prompts; `note`: why it is not testable."""
+    """A row of evidence. NaN: there is no such number. `p`: two-sided, that the effect is `null`;
+    `prompts`, class pairs `n` and `label_pairs` that it rests on; `form`: of the prompts; `note`:
+    why it is not testable."""
 
     claim: str
     statement: str
@@ -99,7 +98,9 @@ COLUMNS = [field.name for field in fields(EvidenceRow)]
 
 
 def _row(claim: Claim, model: str, verdict: str, **numbers: Any) -> EvidenceRow:
-    about = {name: getattr(claim, name) for name in ("statement", "chapter", "null", "unit", "rule")}
+    about = {
+        name: getattr(claim, name) for name in ("statement", "chapter", "null", "unit", "rule")
+    }
     return EvidenceRow(claim=claim.id, model=model, verdict=verdict, **about, **numbers)
 
 
@@ -109,7 +110,26 @@ def not_testable(claim: Claim, model: str, why: str) -> EvidenceRow:
 
 
 def judge(effect: Interval, null: float, smallest: float, control: Control | None = None) -> str:
-    """The verdict by the rule above."""
+    """The verdict. Let the claim say that the effect lies above `null`. In this order:
+
+    1. *absent*: the 90% interval lies within `smallest` of `null`;
+    2. *does not hold*: the 95% interval lies below `null`;
+    3. *undecided*: the 95% interval holds `null`;
+    4. *small*: the estimate lies less than `smallest` above `null`;
+    5. without a control: *holds*;
+    6. with one: *undecided* where fewer than LEAST different random sets were measured; *holds*
+      where the difference from their mean lies above zero (95%) and at most MOST of the sets reach
+      as much; else *not specific*: the effect is there, and not special to these heads. Of n
+      different sets no share below 1/(n + 1) can be told from none: `p_of_sets`.
+
+    Args:
+        effect: with its 90% and 95% bounds.
+        null: of the claim.
+        smallest: the smallest effect that would matter: for effects in nats SHARE_OF_CHOICE of the
+            model's own choice, unless the claim says otherwise; 0 where `null` is a threshold such
+            as "at least half".
+        control: the effect in random sets of heads.
+    """
     if np.isnan(effect.low):
         return NOT_TESTABLE if np.isnan(effect.estimate) else UNDECIDED
     if null - smallest < effect.low90 and effect.high90 < null + smallest:
@@ -139,17 +159,28 @@ def compare(
 ) -> EvidenceRow:
     """The row of one claim and model.
 
-    values (prompt,); whole (prompt,): what they are a share of; control (draw, prompt): the same values of random sets, with a
-    coordinate `sets` where their names are known.
-    choice: the model's, in nats. Raises TwoTowersError for other dimensions, other prompts in whole or control, values that
-    are not finite, and names of classes among arbitrary labels.
+    Args:
+        claim: a line of data/claims.csv.
+        model: its name.
+        values: (prompt,).
+        whole: (prompt,), what they are a share of.
+        control: (draw, prompt), the same values of random sets, with a coordinate `sets` where
+            their names are known.
+        choice: the model's own logit difference (nats).
+        form: of its prompts, in words.
+
+    Raises:
+        TwoTowersError: for other dimensions, other prompts in whole or control, values that are not
+            finite, and names of classes among arbitrary labels.
     """
     check_prompts(values, whole, control)
     if not values.size:
         return not_testable(claim, model, "there are no such prompts")
     effect = _effect(values, whole)
     if np.isnan(effect.estimate) and whole is not None:
-        return not_testable(claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}")
+        return not_testable(
+            claim, model, f"what it is a share of is not clear of zero: {mean(whole):+.3f}"
+        )
     against = None if control is None else _control(effect, values, whole, control)
     p = mean(values - claim.null * (1.0 if whole is None else whole)).p
     smallest = SHARE_OF_CHOICE * choice if claim.smallest is None else claim.smallest
@@ -158,7 +189,15 @@ def compare(
         numbers |= _bounds("control", against.mean) | _bounds("difference", against.difference)
         numbers |= {"share": against.share, "draws": against.draws}
     rests_on = {"prompts": values.size, "n": effect.n[0], "label_pairs": effect.n[1], "form": form}
-    return _row(claim, model, judge(effect, claim.null, smallest, against), p=p, smallest=smallest, **numbers, **rests_on)
+    return _row(
+        claim,
+        model,
+        judge(effect, claim.null, smallest, against),
+        p=p,
+        smallest=smallest,
+        **numbers,
+        **rests_on,
+    )
 
 
 def _bounds(name: str, part: Interval) -> dict[str, Any]:
@@ -169,140 +208,110 @@ def _effect(values: xr.DataArray, whole: xr.DataArray | None) -> Interval:
     return mean(values) if whole is None else ratio(values, whole)
 
 
-def _control(effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray) -> Control:
+def _control(
+    effect: Interval, values: xr.DataArray, whole: xr.DataArray | None, control: xr.DataArray
+) -> Control:
     control = control.isel(draw=distinct(control))
     usual = control.mean("draw", skipna=False)
     of_draws = means(control) / (1.0 if whole is None else mean(whole).estimate)
     share = float((of_draws >= effect.estimate).mean())
-    return Control(_effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"])
+    return Control(
+        _effect(usual, whole), _effect(values - usual, whole), share, control.sizes["draw"]
+    )
 
 
 def distinct(control: xr.DataArray) -> list[int]:
-    """The draws (draw, prompt) that are different sets, each where it comes first: by their names, where the coordinate `sets` has
-    them, else by their numbers.
+    """The draws that are different sets, each where it comes first.
 
-    Equal sets give equal numbers, but where heads were added up in another order, which changed the last recorded bit of at most 3
-    in 100 of SmolLM2's; of different sets at most 70 in 100 are equal. Sets that hardly do anything, as the miniature's do where
-    a remedy is tried in them, are only told apart by names.
+    Args:
+        control: (draw, prompt). Sets differ by their names, where the coordinate `sets` has them,
+            else by their numbers, which are equal for equal sets.
     """
-    if "sets" in control.coords:
-        return np.sort(np.unique(control["sets"], return_index=True)[1]).tolist()
-    rows = control.transpose("draw", "prompt").values
-    rows = rows[:, :: max(1, rows.shape[1] // COMPARED)]
-    first: list[int] = []
-    for i, row in enumerate(rows):
-        if not first or (rows[first] == row).mean(1).max() < SAME:
-            first.append(i)
-    return first
+    rows = control["sets"] if "sets" in control.coords else control.transpose("draw", "prompt")
+    return np.sort(np.unique(rows.values, axis=0, return_index=True)[1]).tolist()
 
 
 def p_of_sets(share: float, draws: int) -> float:
-    """The p-value of a share of `draws` random sets that reach as much: the set in question is counted with them."""
+    """The p-value of a share of `draws` random sets that reach as much: the set in question is
+    counted with them."""
     return (round(share * draws) + 1) / (draws + 1)
 
 
-def check_prompts(values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None) -> None:
-    """Raises TwoTowersError unless values and whole are over (prompt,), control over (draw, prompt), all of the same prompts,
-    and labels are either all arbitrary or all names of classes."""
-    for name, part, dims in (
-        ("values", values, {"prompt"}),
-        ("whole", whole, {"prompt"}),
-        ("control", control, {"draw", "prompt"}),
-    ):
+def check_prompts(
+    values: xr.DataArray, whole: xr.DataArray | None = None, control: xr.DataArray | None = None
+) -> None:
+    """All parts are over the same prompts, with labels of one kind: arbitrary ones, or class names.
+
+    Args:
+        values: (prompt,).
+        whole: (prompt,).
+        control: (draw, prompt).
+
+    Raises:
+        TwoTowersError: where this is not so.
+    """
+    for name, part in {"values": values, "whole": whole, "control": control}.items():
         if part is None:
             continue
-        if {*part.dims} != dims:
+        dims = ("draw", "prompt") if name == "control" else ("prompt",)
+        if {*part.dims} != {*dims}:
             remedy = "take means over the others first, or name the set of heads in data/claims.csv"
-            there, wanted = (", ".join(sorted(map(str, names))) for names in (part.dims, dims))
-            raise TwoTowersError(f"{name} over ({there}), wanted ({wanted}): {remedy}")
-        common = [c for c in {*values.coords} & {*part.coords} if values[c].dims == part[c].dims == ("prompt",)]
-        if part.sizes["prompt"] != values.sizes["prompt"] or not all(np.array_equal(values[c], part[c]) for c in common):
-            raise TwoTowersError(f"values and {name} are of different prompts, or in another order: measure both on the same ones")
-    if not set(CLUSTERS) <= set(values.coords):
-        raise TwoTowersError(f"values without the coordinates {', '.join(CLUSTERS)}, which tell their clusters: keep them")
+            there = ", ".join(map(str, part.dims))
+            raise TwoTowersError(f"{name} over ({there}), wanted ({', '.join(dims)}): {remedy}")
+        common = [
+            c
+            for c in {*values.coords} & {*part.coords}
+            if values[c].dims == part[c].dims == ("prompt",)
+        ]
+        if part.sizes["prompt"] != values.sizes["prompt"] or not all(
+            np.array_equal(values[c], part[c]) for c in common
+        ):
+            raise TwoTowersError(
+                f"values and {name} are of different prompts, or in another order: "
+                "measure both on the same ones"
+            )
+    check_clusters(values)
     are_names = values["labels"] == values["pair"]
     if are_names.any() and not are_names.all():
-        raise TwoTowersError("names of classes among arbitrary labels: judge them apart, with measured(name, labels='names')")
-
-
-def select(
-    claim: Claim, values: xr.DataArray, control: xr.DataArray | None, model: Model
-) -> tuple[xr.DataArray, xr.DataArray | None]:
-    """What a claim is judged by, (prompt,) and (draw, prompt), out of the values and the control that a chapter gives.
-
-    A claim without heads wants values (prompt,) and a control (draw, prompt). One about a set wants (heads, prompt), measured
-    for named sets, and (heads, draw, prompt); or (prompt, layer, head), measured for single heads: then it is cross-fit, and
-    random sets are drawn. Raises NotTestable where the rule names no heads in this model, TwoTowersError for a set that was not
-    measured, and a control that is missing, not asked for, or of another kind.
-    """
-    single = bool(claim.heads) and {"layer", "head"} <= set(values.dims)
-    drawn = single and claim.control == "random sets"
-    if not single:
-        values = _of_set(claim, values, model)
-    wanted = "none" if drawn else claim.control
-    if (control is None) != (wanted == "none"):
-        remedy = "give control=" if control is None else "it is drawn here, give none" if drawn else "give none"
-        raise TwoTowersError(f"its control is '{claim.control}': {remedy}, or change its line in data/claims.csv")
-    if control is not None and (given := control.coords.get("control", wanted)) != wanted:
-        raise TwoTowersError(f"its control is '{claim.control}', and {given.item()} are given: change one of them")
-    if single:
-        return _cross_fit(claim, values, model)
-    return values, None if control is None else _of_set(claim, control, model)
-
-
-def _of_set(claim: Claim, values: xr.DataArray, model: Model) -> xr.DataArray:
-    """The entry of the set that a claim is about; all that is given where it is about none."""
-    if not claim.heads:
-        return values
-    there = values["heads"].values.tolist() if "heads" in values.dims else []
-    if claim.heads in there:
-        return values.sel(heads=claim.heads)
-    if not model.sets.get(claim.heads):
-        raise NotTestable(f"the rule names no {claim.heads}")
-    raise TwoTowersError(f"no '{claim.heads}' among the heads ({', '.join(there)}) of values or control: add this set")
-
-
-def _cross_fit(claim: Claim, values: xr.DataArray, model: Model) -> tuple[xr.DataArray, xr.DataArray | None]:
-    """Each turn's heads, and random ones in their place, on the prompts that it judges, which keep their order."""
-    turns = []
-    for sets, judges in model.turns(values.assign_coords(at=("prompt", range(values.sizes["prompt"])))):
-        if claim.heads not in sets:
-            raise TwoTowersError(f"chapters do not choose '{claim.heads}': give values over (heads, prompt)")
-        if not sets[claim.heads]:
-            raise NotTestable(f"the rule names no {claim.heads}")
-        turns.append((sets[claim.heads], judges))
-    chosen = list(dict.fromkeys(head for heads, _ in turns for head in heads))
-    draws = model.drawn(chosen) if claim.control == "random sets" else []
-    in_place_of = [dict(zip(chosen, draw, strict=True)) for draw in (chosen, *draws)]  # the same random head in every turn
-    parts = []
-    for heads, judges in turns:
-        each = [sorted(other[head] for head in heads) for other in in_place_of]  # in order: equal sets, equal numbers
-        parts.append(over_sets(judges, each))
-    every = xr.concat(parts, "prompt").sortby("at").drop_vars("at")
-    return every.isel(draw=0, drop=True), every.isel(draw=slice(1, None)) if draws else None
+        raise TwoTowersError(
+            "names of classes among arbitrary labels: judge them apart, with "
+            "measured(name, labels='names')"
+        )
 
 
 def over_sets(values: xr.DataArray, sets: Sequence[Heads]) -> xr.DataArray:
-    """Mean over the heads of each set: (..., prompt, layer, head) -> (draw, ..., prompt). Of a set without heads it is missing."""
-    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(len(sets), -1 if sets else 0, 2)
+    """Mean over the heads of each set. Of a set without heads it is missing.
+
+    Args:
+        values: (..., prompt, layer, head).
+        sets: as many heads in each.
+
+    Returns:
+        (draw, ..., prompt).
+    """
+    at = np.array([[tuple(head) for head in heads] for heads in sets], dtype=int).reshape(
+        len(sets), -1 if sets else 0, 2
+    )
     layer, head = (xr.DataArray(at[..., axis], dims=("draw", "of")) for axis in (0, 1))
-    return values.isel(layer=layer, head=head).mean("of", skipna=False).transpose("draw", ..., "prompt")
+    return (
+        values.isel(layer=layer, head=head)
+        .mean("of", skipna=False)
+        .transpose("draw", ..., "prompt")
+    )
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty where none did.
+    """All rows of evidence that the chapters of a book wrote, in the order of the claims. Empty
+    where none did.
 
     The column `p_holm` is p, corrected for all rows of the same model.
     """
-    parts = [pd.read_csv(path, dtype={"chapter": str}) for path in sorted(folder.glob("*.csv"))]
-    if not parts:
-        return pd.DataFrame(columns=COLUMNS)
-    order = {claim: i for i, claim in enumerate(claims())}
-    rows = pd.concat(parts).sort_values("claim", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
+    rows = read_written(folder, "claim", claims(), COLUMNS)
     return rows.assign(p_holm=rows.groupby("model")["p"].transform(holm))
 
 
 def holm(p: pd.Series) -> pd.Series:
-    """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below one before. NaN stays."""
+    """Holm's (1979) p-values: the smallest times their number, the next times one fewer, none below
+    one before. NaN stays."""
     ascending = p.dropna().sort_values()
     return (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)

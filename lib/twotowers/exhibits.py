@@ -1,10 +1,11 @@
-"""The paper's figures and tables beside the book's: what each says, the rule that judges agreement, and what came.
+"""The paper's figures and tables: what each says, the rule that judges ours beside it, what came.
 
     exhibits()["figure 6"].says
     judge(exhibits()["figure 6"], 0.95)         # "agrees"
 
-A chapter computes one number for each model (`Chapter.beside_paper`), the rule of data/figures.csv judges it, and the page
-"Figure by figure" collects the rows. Rules are dated, and name the models whose result was known when they were written.
+A chapter computes one number for each model (`Chapter.beside_paper`), the rule of data/figures.csv
+judges it, and the page "Figure by figure" collects the rows. Rules are dated, and name the models
+whose result was known when they were written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import model_validator
 
-from twotowers.data_files import Optional, Row, Text, read_table, shown_name
+from twotowers.data_files import Optional, Row, Text, read_table, read_written, shown_name
 from twotowers.paths import data_folder
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
@@ -26,9 +27,10 @@ AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", 
 class Exhibit(Row):
     """A line of data/figures.csv: an exhibit of the paper, in its order.
 
-    `says`: what the paper says, in our words; `published`: its printed value. `statistic`: the number that is judged, larger is
-    nearer to the paper; `agrees`, `part`: from where on it agrees, or does in part. `rule`: date of the rule; `seen`: the models
-    whose result was known then. `not_run`: why there is no statistic.
+    `says`: what the paper says, in our words; `published`: its printed value. `statistic`: the
+    number that is judged, larger is nearer to the paper; `agrees`, `part`: from where on it agrees,
+    or does in part. `rule`: date of the rule; `seen`: the models whose result was known then.
+    `not_run`: why there is no statistic.
     """
 
     item: Text
@@ -47,7 +49,9 @@ class Exhibit(Row):
     def _judged_or_not_run(self) -> Exhibit:
         rule = (self.statistic, self.agrees, self.part, self.rule, self.chapter)
         if bool(self.not_run) == all(cell not in ("", None) for cell in rule):
-            raise ValueError("give statistic, agrees, part, rule and chapter, or say in not_run why there is none")
+            raise ValueError(
+                "give statistic, agrees, part, rule and chapter, or say in not_run why not"
+            )
         if not self.not_run and not self.part <= self.agrees:  # type: ignore[operator]
             raise ValueError("'part' lies above 'agrees'")
         return self
@@ -62,13 +66,28 @@ def judge(exhibit: Exhibit, value: float) -> str:
     """The verdict by the exhibit's rule."""
     if exhibit.agrees is None or exhibit.part is None or math.isnan(value):
         return UNTESTABLE
-    return AGREES if value >= exhibit.agrees - 1e-9 else IN_PART if value >= exhibit.part - 1e-9 else DISAGREES
+    return (
+        AGREES
+        if value >= exhibit.agrees - 1e-9
+        else IN_PART
+        if value >= exhibit.part - 1e-9
+        else DISAGREES
+    )
 
 
-def rows(exhibit: Exhibit, figure: str, found: Mapping[str, tuple[float, str]], untestable: Mapping[str, str]) -> list[dict]:
-    """A row for each model: item, figure (the book's own, such as "4.1"), model, verdict, value, words.
+def rows(
+    exhibit: Exhibit,
+    figure: str,
+    found: Mapping[str, tuple[float, str]],
+    untestable: Mapping[str, str],
+) -> list[dict]:
+    """A row for each model: item, figure, model, verdict, value, words.
 
-    found: model -> the number that the rule judges, and in words what it rests on, with sizes; untestable: model -> why.
+    Args:
+        exhibit: of the paper.
+        figure: the book's own, such as "4.1".
+        found: model -> the number that the rule judges, and in words what it rests on.
+        untestable: model -> why it has none.
     """
     about = {"item": exhibit.item, "chapter": exhibit.chapter, "figure": figure}
     every = {**found, **{model: (math.nan, why) for model, why in untestable.items()}}
@@ -86,8 +105,10 @@ def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
         verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
         lines += f"<li>{escape(shown_name(row['model']))}: {verdict}, {escape(row['words'])}</li>"
     says = f"<p><b>The paper's {item}.</b> {escape(exhibit.says)}</p>"
-    rule = f"Rule of {exhibit.rule}: {exhibit.statistic}. From {exhibit.agrees:g} on it agrees, from {exhibit.part:g} on in part."
-    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul><p><small>{escape(rule)}</small></p></div>'
+    rule = f"Rule of {exhibit.rule}: {exhibit.statistic}. From {exhibit.agrees:g} on it agrees, "
+    rule += f"from {exhibit.part:g} on in part."
+    small = f"<p><small>{escape(rule)}</small></p>"
+    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul>{small}</div>'
 
 
 def css(text: str) -> str:
@@ -97,7 +118,9 @@ def css(text: str) -> str:
 
 def read(folder: Path) -> pd.DataFrame:
     """All rows that the chapters of a book wrote, in the paper's order. Empty where none did."""
-    nothing = pd.DataFrame(columns=["item", "chapter", "figure", "model", "verdict", "value", "words"])
-    parts = [pd.read_csv(path, dtype={"chapter": str, "figure": str}) for path in sorted(folder.glob("*.csv"))]
-    every = pd.concat(parts or [nothing]).set_index("item", drop=False)
-    return pd.concat([every.loc[[item]] for item in exhibits() if item in every.index] or [nothing], ignore_index=True)
+    return read_written(
+        folder,
+        "item",
+        exhibits(),
+        ["item", "chapter", "figure", "model", "verdict", "value", "words"],
+    )

@@ -1,22 +1,23 @@
-"""Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers as a table. No torch here.
+"""Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers.
 
     chapter.explore("looks", "effect", "direct_effect", over="pair")    # in a running notebook
-    playground(model)                                                   # a button, which loads the model when it is pressed
+    playground(model)                # a button, which loads the model when it is pressed
 
 On a page of the book, where no Python runs, one line stands in their place (`book/_ext/stage.py`).
+See `table` for the numbers of a file. No torch here.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 import xarray as xr
+from IPython.display import HTML, display
 
 from twotowers import figures, pages
 from twotowers.data_files import shown_name
@@ -30,43 +31,97 @@ PROMPTS = ("text", "query", "pair", "labels")  # coordinates by which prompts ar
 
 
 def choices(data: xr.Dataset, over: str = "") -> dict[str, list[str]]:
-    """Control -> what it offers: heads, entries of other dimensions with names, and prompts, unless they are averaged over groups.
-    Dimensions that are left are shown."""
-    found = {"head" if dim in LISTED else str(dim): data[dim].values.tolist() for dim in data.dims if data[dim].dtype.kind in "UO"}
+    """What each control offers: heads, entries of other dimensions with names, and prompts.
+
+    Args:
+        data: variables that share their dimensions; a dimension without names is shown, not chosen.
+        over: a coordinate of prompts; where it is given, they are averaged over its groups.
+
+    Returns:
+        Control -> entries, the one that is shown first before others; heads with most of the first
+            variable come first.
+    """
+    found = {
+        "head" if dim in LISTED else str(dim): data[dim].values.tolist()
+        for dim in data.dims
+        if data[dim].dtype.kind in "UO"
+    }
     if {"layer", "head"} <= {*data.dims}:  # with most of the first variable first
         first = next(iter(data.values()))
-        mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).transpose("layer", "head")
-        order = np.argsort(-mean.values, axis=None, kind="stable")
-        found["head"] = named(zip(*np.unravel_index(order, mean.shape), strict=True))
+        mean = first.mean([dim for dim in first.dims if dim not in ("layer", "head")]).to_series()
+        found["head"] = named(
+            mean.reorder_levels(["layer", "head"]).sort_values(ascending=False).index
+        )
     if "prompt" in data.dims and not over:
-        texts, pairs = (list(dict.fromkeys(map(_one_line, data[name].values))) for name in ("text", "pair"))
-        found["prompts"] = [*texts[:1], ALL, *pairs, *texts[1:]] if "place" in data.dims else [ALL, *pairs, *texts]
+        texts, pairs = (
+            list(dict.fromkeys(map(_one_line, data[name].values))) for name in ("text", "pair")
+        )
+        found["prompts"] = (
+            [*texts[:1], ALL, *pairs, *texts[1:]] if "place" in data.dims else [ALL, *pairs, *texts]
+        )
     return found
 
 
 def choose(data: xr.Dataset, name: str, value: str) -> xr.Dataset:
-    """What one control chooses. Raises TwoTowersError, in one line, where there is no such thing."""
+    """What one control chooses.
+
+    Args:
+        data: variables that share their dimensions.
+        name: of the control, such as "head".
+        value: one of its entries, such as "18-6".
+
+    Raises:
+        TwoTowersError: in one line, where there is no such thing.
+    """
     value, offered = value.strip(), choices(data)[name]
     if name == "prompts":
-        at = [value in (ALL, *map(_one_line, of)) for of in zip(*(data[c].values for c in PROMPTS), strict=True)]
+        at = [
+            value in (ALL, *map(_one_line, of))
+            for of in zip(*(data[c].values for c in PROMPTS), strict=True)
+        ]
         if any(at):
             return data.isel(prompt=np.flatnonzero(at))
     elif value in offered:
         if name == "head" and "layer" in data.dims:
             return data.sel(Head.parse(value)._asdict())
         return data.sel({next(dim for dim in (name, *LISTED) if dim in data.dims): value})
-    some = ", ".join([word for word in offered if len(word) < 40][:4]) + ", ..." * (len(offered) > 4)
-    raise TwoTowersError(f"no {name} '{value}' here, but {some}" if value else f"choose {name}, such as {some}")
+    some = ", ".join([word for word in offered if len(word) < 40][:4]) + ", ..." * (
+        len(offered) > 4
+    )
+    raise TwoTowersError(
+        f"no {name} '{value}' here, but {some}" if value else f"choose {name}, such as {some}"
+    )
 
 
 def table(data: xr.Dataset, over: str = "") -> pd.DataFrame:
-    """Means over prompts, or over those of each group: a column a variable; or the first variable over two dimensions."""
+    """Means over prompts: a column a variable, or the first variable over two dimensions.
+
+        >>> of = {"pair": ("prompt", ["a/b", "a/b", "c/d"])}
+        >>> effect = xr.DataArray([1.0, 2.0, 5.0], dims="prompt", attrs={"units": "nats"})
+        >>> table(xr.Dataset({"effect": effect}, of), over="pair")["effect (nats)"].to_dict()
+        {'a/b': 1.5, 'c/d': 5.0}
+
+    Args:
+        data: variables with units.
+        over: a coordinate of prompts, such as "pair": then a row is the mean over a group.
+    """
     names = {name: f"{_words(str(name))} ({x.attrs['units']})" for name, x in data.items()}
     if over:
-        means = data.groupby(over).mean().sel({over: list(dict.fromkeys(data[over].values.tolist()))})
+        means = (
+            data.groupby(over).mean().sel({over: list(dict.fromkeys(data[over].values.tolist()))})
+        )
     else:
-        means = data.mean("prompt").assign_coords({"place": _places(data)} if "place" in data.dims else {})
-    frame = (means if means.dims else means.expand_dims({"prompts": [ALL]})).to_dataframe()[[*names]].rename(columns=names)
+        means = data.mean("prompt")
+    if "place" in means.dims:  # demonstrations, whose texts the control for prompts shows
+        are_true = data["true"].all("prompt").values
+        means = means.assign_coords(
+            place=[f"{i}, true" if true else f"{i}" for i, true in enumerate(are_true, 1)]
+        )
+    frame = (
+        (means if means.dims else means.expand_dims({"prompts": [ALL]}))
+        .to_dataframe()[[*names]]
+        .rename(columns=names)
+    )
     frame = frame if frame.index.nlevels == 1 else frame.iloc[:, 0].unstack()
     return frame.rename(index=_entry, columns=_entry).rename_axis(index=_words, columns=_words)
 
@@ -83,83 +138,75 @@ def _one_line(text: str) -> str:
     return " · ".join(text.splitlines())
 
 
-def _places(data: xr.Dataset) -> list[str]:
-    """Label positions: of one prompt its demonstrations, of more their numbers; and whether the label is the true one."""
-    rows = [f"{i + 1}" for i in range(data.sizes["place"])]
-    if len({*data["text"].values}) == 1:
-        labels = "|".join(map(re.escape, data["labels"].values[0].split("/")))
-        texts = re.findall(rf"\S[^\n]*? : (?:{labels})(?=\s)", data["text"].values[0])
-        rows = [f"{row}. {text}" for row, text in zip(rows, texts, strict=True)] if len(texts) == len(rows) else rows
-    return [row + ", true" * true for row, true in zip(rows, data["true"].all("prompt").values.tolist(), strict=True)]
-
-
 def alert(error: object) -> str:
     """What went wrong, as a line of a widget."""
     return f"<span style='color:#c0392b' role='alert'>{escape(str(error))}</span>"
 
 
-class Explorer(widgets.VBox):
-    """`controls` by name, the `frame` of numbers that is shown, and `line`, what cannot be shown or nothing.
+def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
+    """Controls, and below them the numbers that they choose.
 
     Args:
-        files: model -> measurement.
-        variables: of it; those that are shown share their dimensions.
+        files: model -> variables that share their dimensions.
         over: a coordinate of prompts whose groups are rows; where it is empty, prompts are chosen.
-        missing: model -> why it has none.
         model: shown first.
     """
-
-    def __init__(self, files: Files, variables: Sequence[str], over: str, missing: Mapping[str, str], model: str):
-        self.files, self.over, self.missing = {m: d[[*variables]] for m, d in files.items()}, over, missing
-        self.frame, self.line, self.shown = pd.DataFrame(), widgets.HTML(), widgets.HTML()
-        models, any_file = {**files, **missing}, next(iter(self.files.values()), xr.Dataset())
-        self.controls = {"model": widgets.Dropdown(options=[(shown_name(m), m) for m in models], description="model")}
-        self.controls["model"].value = model if model in models else None
-        self.controls["model"].observe(self._on_model, "value")
-        for name, names in choices(self.files.get(model, any_file), over).items():
-            kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown  # of many one writes, too
-            late = {"continuous_update": False} if kind is widgets.Combobox else {}
-            self.controls[name] = kind(options=names, value=names[0], description=_words(name), **late)
-            self.controls[name].layout.width = "34em" if name == "prompts" else "18em"
-            self.controls[name].observe(lambda _: self.refresh(), "value")
-        super().__init__([widgets.HBox([*self.controls.values()], layout={"flex_flow": "row wrap"}), self.line, self.shown])
-        self.refresh()
-
-    def _on_model(self, change: dict) -> None:
-        """What was chosen stays chosen, unless the model lacks it."""
-        offered = choices(self.files[change["new"]], self.over) if change["new"] in self.files else {}
-        lacks = [name for name, names in offered.items() if self.controls[name].value not in names]
-        for name, names in offered.items():
-            control, before = self.controls[name], self.controls[name].value
-            control.options = names
-            control.value = names[0] if name in lacks else before
-        self.refresh(f"Chosen anew, since {shown_name(change['new'])} has others: {', '.join(lacks)}." if lacks else "")
-
-    def refresh(self, note: str = "") -> None:
-        """Show what is chosen; what cannot be is one line, and the last table stays."""
-        model = self.controls["model"].value
-        try:
-            if model not in self.files:
-                raise TwoTowersError(f"{shown_name(model)}: {self.missing[model]}" if model else "no model is chosen")
-            data = self.files[model]
-            for name, control in [*self.controls.items()][1:]:
-                data = choose(data, name, control.value or "")
-        except TwoTowersError as error:
-            self.line.value = alert(error)
-            return
-        self.frame, self.line.value, n = table(data, self.over), escape(note), data.sizes["prompt"]
-        grid = bool(self.frame.columns.name)
-        caption = f"{_words(str(next(iter(data))))}, " * grid + (f"mean over {n} prompts" if n > 1 else "one prompt")
-        styler = pages.shown(self.frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}").set_caption(
-            escape(caption)
+    first = model if model in files else next(iter(files))
+    of_model = widgets.Dropdown(
+        options=[(shown_name(m), m) for m in files], value=first, description="model"
+    )
+    controls = {"model": of_model}
+    for name, offered in choices(files[first], over).items():
+        # Where there are many entries, one can type.
+        kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown
+        width = {"width": "34em" if name == "prompts" else "18em"}
+        controls[name] = kind(
+            options=offered, value=offered[0], description=_words(name), layout=width
         )
-        styler = styler.bar(axis=None if grid else 0, align="zero", color=[figures.ORANGE, figures.BLUE], props="width: 7em;")
-        self.shown.value = styler.to_html()
+
+    def offer(change: dict) -> None:
+        for name, offered in choices(files[change["new"]], over).items():
+            control, before = controls[name], controls[name].value
+            control.options = offered
+            control.value = before if before in offered else offered[0]
+
+    def show(model: str, **chosen: str) -> None:
+        data = files[model]
+        try:
+            for name, value in chosen.items():
+                data = choose(data, name, value or "")
+            display(HTML(shown(data, over)))
+        except TwoTowersError as error:
+            display(HTML(alert(error)))
+
+    of_model.observe(offer, "value")
+    shown_below = widgets.interactive_output(show, controls)
+    return widgets.VBox(
+        [widgets.HBox([*controls.values()], layout={"flex_flow": "row wrap"}), shown_below]
+    )
+
+
+def shown(data: xr.Dataset, over: str = "") -> str:
+    """The table of what is chosen, as HTML with a bar in each cell."""
+    frame, n = table(data, over), data.sizes["prompt"]
+    grid = bool(frame.columns.name)
+    caption = f"{_words(str(next(iter(data))))}, " * grid + (
+        f"mean over {n} prompts" if n > 1 else "one prompt"
+    )
+    styler = pages.shown(
+        frame, index=True, na_rep="–", formatter=lambda x: f"{round(x, 3) + 0.0:,.6g}"
+    ).set_caption(escape(caption))
+    bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}
+    return styler.bar(axis=None if grid else 0, **bars).to_html()
 
 
 def playground(model: str, **how: str) -> widgets.VBox:
-    """A button; pressed, it loads the model and gives its place to `towerlab.playground.Playground`."""
-    button, line = widgets.Button(description=f"Load {model}", layout={"width": "auto"}), widgets.HTML()
+    """A button; pressed, it loads the model and gives its place to
+    `towerlab.playground.Playground`."""
+    button, line = (
+        widgets.Button(description=f"Load {model}", layout={"width": "auto"}),
+        widgets.HTML(),
+    )
     box = widgets.VBox([button, line])
 
     def load(_) -> None:

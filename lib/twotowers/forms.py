@@ -1,4 +1,4 @@
-"""How a prompt is written, in the words that settings, files and chapters share: its form, and its label pairs."""
+"""How a prompt is written: its form and its label pairs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
 OWN_NAMES = "class names"
-"""The label pair that is the two classes' own names; one assignment is natural, the other exchanges them"""
+"""The label pair that is the two classes' own names; one assignment is natural, the other exchanges
+them"""
 SEPARATORS = {"space": " ", "line break": "\n"}
 """Name -> what stands between two demonstrations; a space is the paper's form."""
 
 
 class Form(NamedTuple):
-    """How a prompt is written: `k` demonstrations of each class, and what stands between two (a key of SEPARATORS)."""
+    """How a prompt is written: `k` demonstrations of each class, and what stands between two (a key
+    of SEPARATORS)."""
 
     k: int
     separator: str
@@ -47,17 +49,31 @@ class LabelPair(Row):
 def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
     """Label pairs of data/words/labels.csv of some kinds, such as "foo/bar", and OWN_NAMES."""
     rows = read_table(data_folder() / "words" / "labels.csv", LabelPair, ("first", "second"))
-    return tuple(OWN_NAMES if row.kind == OWN_NAMES else f"{row.first}/{row.second}" for row in rows if row.kind in kinds)
+    return tuple(
+        OWN_NAMES if row.kind == OWN_NAMES else f"{row.first}/{row.second}"
+        for row in rows
+        if row.kind in kinds
+    )
 
 
 def check_labels(labels: Sequence[str], true_label: str) -> None:
-    """Raise TwoTowersError unless `labels` are two or more different words and `true_label` is one of them."""
+    """Raise TwoTowersError unless `labels` are two or more different words and `true_label` is one
+    of them."""
     if len(labels) < 2 or len(set(labels)) != len(labels):
-        raise TwoTowersError(f"equal labels or fewer than two ({', '.join(labels)}): give different ones, such as foo, bar")
+        raise TwoTowersError(
+            f"equal labels or fewer than two ({', '.join(labels)}): give different ones, "
+            "such as foo, bar"
+        )
     for label in labels:
         if sign := unseen(label):
-            raise TwoTowersError(f"the label {label!r} holds {sign}, which cannot be seen: write the word again")
+            raise TwoTowersError(
+                f"the label {label!r} holds {sign}, which cannot be seen: write the word again"
+            )
         if not label or label != label.strip():
-            raise TwoTowersError(f"the label {label!r} is empty or has spaces at its edges: give a plain word")
+            raise TwoTowersError(
+                f"the label {label!r} is empty or has spaces at its edges: give a plain word"
+            )
     if true_label not in labels:
-        raise TwoTowersError(f"the true label '{true_label}' is not in play: choose one of {', '.join(labels)}")
+        raise TwoTowersError(
+            f"the true label '{true_label}' is not in play: choose one of {', '.join(labels)}"
+        )

@@ -1,7 +1,4 @@
-"""A head's name, and heads to compare located heads with: the others of their layers, or random ones.
-
-Every claim about in-context heads needs such a control: v1 section 4.3 draws one random other head of the same layer.
-"""
+"""A head's name, and coordinates of single heads."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ from twotowers.errors import TwoTowersError
 
 
 class Head(NamedTuple):
-    """A head of a model, layer and head counted from 0. `str(Head(22, 0))` is "22-0"; `Head.parse` reads it back."""
+    """A head of a model, layer and head counted from 0. `str(Head(22, 0))` is "22-0"; `Head.parse`
+    reads it back."""
 
     layer: int
     head: int
@@ -38,13 +36,31 @@ def named(heads: Iterable[tuple[int, int]]) -> list[str]:
 
 
 def listed(heads: Iterable[tuple[int, int]]) -> dict[str, tuple[str, list]]:
-    """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer` and `head` beside them."""
+    """Coordinates of single heads: the dimension `listed_head` with their names ("22-0"), `layer`
+    and `head` beside them."""
     dim, every = "listed_head", [Head(*head) for head in heads]
-    return {dim: (dim, named(every)), "layer": (dim, [h.layer for h in every]), "head": (dim, [h.head for h in every])}
+    return {
+        dim: (dim, named(every)),
+        "layer": (dim, [h.layer for h in every]),
+        "head": (dim, [h.head for h in every]),
+    }
 
 
 def check_inside(heads: Iterable[tuple[int, int]], n_layers: int, n_heads: int, name: str) -> None:
-    """Raise TwoTowersError for a head that a model of this name and size does not have."""
+    """All heads are in the model.
+
+    Args:
+        heads: (layer, head) pairs.
+        n_layers: of the model.
+        n_heads: of each layer.
+        name: of the model.
+
+    Raises:
+        TwoTowersError: for a head that it does not have.
+    """
     for layer, head in heads:
         if not (0 <= layer < n_layers and 0 <= head < n_heads):
-            raise TwoTowersError(f"head {layer}-{head} is not in {name}: layers go to {n_layers - 1}, heads to {n_heads - 1}")
+            raise TwoTowersError(
+                f"head {layer}-{head} is not in {name}: layers go to {n_layers - 1}, "
+                f"heads to {n_heads - 1}"
+            )

@@ -1,16 +1,21 @@
-"""Means and ratios over prompts, with intervals that hold for other class pairs and other label pairs, too.
+"""Means and ratios over prompts; their intervals hold for other class pairs and label pairs, too.
 
-    mean(values)             # values (prompt,) with coordinates `pair` and `labels`
-    ratio(part, whole)       # mean(part) / mean(whole)
-    f"{mean(values):.2f}"    # '1.12 [0.88, 1.36]'
+    >>> of = {"pair": ("prompt", list("aabbcc")), "labels": ("prompt", list("xyzxyz"))}
+    >>> values = xr.DataArray([1.0, 1.2, 0.8, 1.0, 1.4, 1.2], dims="prompt", coords=of)
+    >>> mean(values).n, f"{mean(values):.2f}"
+    ((3, 3), '1.10 [0.56, 1.64]')
+    >>> round(ratio(values / 2, values).estimate, 6)
+    0.5
 
-Prompts share class pairs and label pairs, and both might have been others: two crossed factors. So variances are two-way
-clustered (Cameron, Gelbach and Miller 2011, "Robust Inference With Multiway Clustering"):
+Prompts share class pairs and label pairs, and both might have been others: two crossed factors. So
+variances are two-way clustered (Cameron, Gelbach and Miller 2011, "Robust Inference With Multiway
+Clustering"):
 
     V = V(class pairs) + V(label pairs) - V(cells of both)
 
-and where that is negative, or there is one label pair only, the larger of the first two. Student's t has the smaller number
-of clusters less one as degrees of freedom. The estimate is the mean over class pairs of their means. No torch here.
+and where that is negative, or there is one label pair only, the larger of the first two. Student's
+t has the smaller number of clusters less one as degrees of freedom. The estimate is the mean over
+class pairs of their means. No torch here.
 """
 
 from __future__ import annotations
@@ -35,7 +40,8 @@ CLUSTERS = ("pair", "labels")
 class Interval:
     """An estimate with 95% and 90% bounds, NaN where there are fewer than two clusters.
 
-    `n`: clusters of each factor, such as 20 class pairs and 9 label pairs. `p`: of a two-sided test that the estimate is zero.
+    `n`: clusters of each factor, such as 20 class pairs and 9 label pairs. `p`: of a two-sided test
+    that the estimate is zero.
     """
 
     estimate: float
@@ -55,21 +61,43 @@ class Interval:
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
+def check_clusters(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> None:
+    """Raises TwoTowersError where a coordinate of the clusters is missing."""
+    for name in clusters:
+        if name not in values.coords:
+            raise TwoTowersError(
+                f"values without the coordinate '{name}', which tells their clusters: "
+                "keep it, or give it"
+            )
+
+
 class Sample:
-    """Variables (variable, prompt) of the same prompts: their means (variable,), and how these vary together."""
+    """Variables (variable, prompt) of the same prompts: their means (variable,), and how these vary
+    together."""
 
     def __init__(self, variables: np.ndarray, of: xr.DataArray, clusters: Sequence[str]):
-        """of: an array over the same prompts, with the coordinates that tell their clusters. Raises TwoTowersError for other
-        dimensions, values that are not finite, and a missing coordinate."""
+        """Checks the prompts; each cluster of the first factor weighs as much as any other.
+
+        Args:
+            variables: (variable, prompt).
+            of: an array over the same prompts, with the coordinates that tell their clusters.
+            clusters: these coordinates, one or two.
+
+        Raises:
+            TwoTowersError: for other dimensions, values that are not finite, a missing coordinate.
+        """
         if variables.ndim != 2:
-            raise TwoTowersError(f"values over ({', '.join(map(str, of.dims))}), wanted (prompt): take means over the others first")
-        for name in clusters:
-            if name not in of.coords:
-                raise TwoTowersError(f"values without the coordinate '{name}', which tells their clusters: keep it, or give it")
+            dims = ", ".join(map(str, of.dims))
+            raise TwoTowersError(
+                f"values over ({dims}), wanted (prompt): take means over the others first"
+            )
+        check_clusters(of, clusters)
         bad = int((~np.isfinite(variables)).sum())
         if bad:
             many = "all" if bad == variables.size else f"{bad} of {variables.size}"
-            raise TwoTowersError(f"{many} values are missing or infinite: find out why, or leave such prompts out by name")
+            raise TwoTowersError(
+                f"{many} values are missing or infinite: find out why, or leave such prompts out"
+            )
         variables = variables.astype(float)
         self.factors = [pd.factorize(of[name].values)[0] for name in clusters]
         self.n = tuple(len(np.unique(codes)) for codes in self.factors)
@@ -79,8 +107,15 @@ class Sample:
         self._residuals = (variables - self.means[:, None]) * weights
 
     def covariance(self, direction: Sequence[float]) -> np.ndarray:
-        """Covariance of the means (variable, variable): two-way, or one-way where that has no variance along `direction`."""
-        one_way = [self._one_way(codes) for codes, n in zip(self.factors, self.n, strict=True) if n > 1]
+        """Covariance of the means (variable, variable).
+
+        Args:
+            direction: (variable,); where the two-way variance along it is not above zero, the
+                larger one-way covariance is taken.
+        """
+        one_way = [
+            self._one_way(codes) for codes, n in zip(self.factors, self.n, strict=True) if n > 1
+        ]
         if len(one_way) == 2:
             cells = np.unique(np.stack(self.factors), axis=1, return_inverse=True)[1]
             two_way = one_way[0] + one_way[1] - self._one_way(cells)
@@ -103,9 +138,14 @@ class Sample:
 
 
 def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """The mean of values (prompt,) with clusters of one or two coordinates. All equal: its bounds equal it.
+    """The mean over prompts, with its interval; where all values are equal, its bounds equal it.
 
-    Raises TwoTowersError as `Sample`.
+    Args:
+        values: (prompt,).
+        clusters: one or two of its coordinates.
+
+    Raises:
+        TwoTowersError: as `Sample`.
     """
     sample = Sample(values.values[None], values, clusters)
     estimate = float(sample.means[0])
@@ -113,34 +153,64 @@ def mean(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
         return Interval(estimate, sample.n)
     error = float(np.sqrt(sample.covariance([1.0])[0, 0]))
     wide, narrow = sample.t(0.975) * error, sample.t(0.95) * error
-    p = 2 * float(scipy.stats.t.sf(abs(estimate) / error, sample.freedom)) if error else float(estimate == 0)
-    return Interval(estimate, sample.n, estimate - wide, estimate + wide, estimate - narrow, estimate + narrow, p)
+    p = (
+        2 * float(scipy.stats.t.sf(abs(estimate) / error, sample.freedom))
+        if error
+        else float(estimate == 0)
+    )
+    return Interval(
+        estimate,
+        sample.n,
+        estimate - wide,
+        estimate + wide,
+        estimate - narrow,
+        estimate + narrow,
+        p,
+    )
 
 
 def ratio(part: xr.DataArray, whole: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> Interval:
-    """mean(part) / mean(whole) of values (prompt,), with Fieller's bounds: those r for which part - r whole may be zero.
+    """mean(part) / mean(whole), with Fieller's bounds: those r at which part - r whole may be zero.
 
-    All NaN where the whole is not clear of zero: then any ratio is possible. Raises TwoTowersError as `mean`.
+    Args:
+        part: (prompt,), with the coordinates of the clusters.
+        whole: (prompt,), of the same prompts.
+        clusters: one or two coordinates.
+
+    Returns:
+        All NaN where the whole is not clear of zero: then any ratio is possible.
+
+    Raises:
+        TwoTowersError: as `Sample`.
     """
-    sample, size = Sample(np.stack([part.values, whole.values]), part, clusters), mean(whole, clusters)
+    sample, size = (
+        Sample(np.stack([part.values, whole.values]), part, clusters),
+        mean(whole, clusters),
+    )
     numerator, denominator = map(float, sample.means)
     if sample.n[0] < 2 and denominator > 0:
         return Interval(numerator / denominator, sample.n)
     if not size.low > 0:
         return Interval(np.nan, sample.n)
     covariance = sample.covariance([1.0, -numerator / denominator])
-    wide, narrow = (_fieller(sample.means, covariance, sample.t(quantile)) for quantile in (0.975, 0.95))
+    wide, narrow = (
+        _fieller(sample.means, covariance, sample.t(quantile)) for quantile in (0.975, 0.95)
+    )
     if np.isnan(wide).any():
         return Interval(np.nan, sample.n)
     return Interval(numerator / denominator, sample.n, *wide, *narrow, mean(part, clusters).p)
 
 
 def _fieller(means: np.ndarray, covariance: np.ndarray, t: float) -> tuple[float, float]:
-    """The two r at which (part - r whole)^2 = t^2 variance(part - r whole); NaN where these do not enclose part / whole."""
-    constant, linear, square = (means[i] * means[j] - t**2 * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1)))
+    """The two r at which (part - r whole)^2 = t^2 variance(part - r whole); NaN where these do not
+    enclose part / whole."""
+    constant, linear, square = (
+        means[i] * means[j] - t**2 * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1))
+    )
     if square <= 0:
         return np.nan, np.nan
-    spread = np.sqrt(max(linear**2 - square * constant, 0.0))  # below zero by rounding only: part / whole lies between
+    # Rounding alone takes it below zero: part / whole lies between the bounds.
+    spread = np.sqrt(max(linear**2 - square * constant, 0.0))
     return float((linear - spread) / square), float((linear + spread) / square)
 
 
@@ -152,18 +222,26 @@ def table(
     clusters: Sequence[str] = CLUSTERS,
     **columns: Any,
 ) -> pd.DataFrame:
-    """Means with 95% intervals: a row for every model and every combination of entries along the dimensions `by`.
+    """Means with 95% intervals: a row for every model and every combination of entries along `by`.
 
-    values: model -> (prompt, and those of `by`). whole: model -> (prompt,), what they are a share of; a share of
-    what is not clear of zero has no numbers. Columns: model, those of `by`, value, low, high, n (clusters
-    of the first factor), and those given; they are there without rows, too. Where all values are missing, as of a set
-    without heads, so are the numbers. Raises TwoTowersError for other dimensions, and for values that are missing in part.
+    Args:
+        values: model -> (prompt, and those of `by`).
+        by: dimensions.
+        whole: model -> (prompt,), what they are a share of; a share of what is not clear of zero
+            has no numbers.
+        clusters: coordinates, such as those of class pairs and label pairs.
+        **columns: further columns, the same in every row.
+
+    Returns:
+        Columns model, those of `by`, value, low, high, n (clusters of the first factor), and those
+        given; they are there without rows, too. Where all values are missing, as of a set without
+        heads, so are the numbers.
+
+    Raises:
+        TwoTowersError: for other dimensions, and for values that are missing in part.
     """
     rows = []
     for model, data in values.items():
-        if set(data.dims) != {"prompt", *by}:
-            dims, expected = (", ".join(map(str, names)) for names in (data.dims, ("prompt", *by)))
-            raise TwoTowersError(f"a table of values over ({dims}), wanted ({expected}): name them in by=, or take means")
         for entries in itertools.product(*(data[dim].values.tolist() for dim in by)):
             part = data.sel(dict(zip(by, entries, strict=True)))
             if part.isnull().all():
@@ -177,14 +255,32 @@ def table(
 
 
 def linear_ratio(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
-    """Values (prompt,) whose mean is mean(part) / mean(whole) and which spread as that ratio does (delta method).
+    """Values whose mean is mean(part) / mean(whole), and which spread as it does (delta method).
 
     For differences of ratios; a single ratio has Fieller's interval (`ratio`).
+
+    Args:
+        part: (prompt,).
+        whole: (prompt,).
+
+    Returns:
+        (prompt,).
     """
     share = part.mean("prompt") / whole.mean("prompt")
     return share + (part - share * whole) / whole.mean("prompt")
 
 
 def means(values: xr.DataArray, clusters: Sequence[str] = CLUSTERS) -> np.ndarray:
-    """The estimate of each of many variables: (draw, prompt) -> (draw,). Raises TwoTowersError as `mean`."""
+    """The estimate of each of many variables.
+
+    Args:
+        values: (draw, prompt).
+        clusters: coordinates; the first one weighs the prompts.
+
+    Returns:
+        (draw,).
+
+    Raises:
+        TwoTowersError: as `Sample`.
+    """
     return Sample(values.transpose("draw", "prompt").values, values, clusters).means

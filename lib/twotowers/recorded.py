@@ -1,15 +1,17 @@
-"""Recorded measurements, data/measurements/MODEL/SUITE/NAME.nc: which there are, and what is checked before a page shows one.
+"""Recorded measurements, data/measurements/MODEL/SUITE/NAME.nc, checked before a page shows one.
 
     recorded_models()                                           # {"smollm2-135m": its folder, ...}
     open_recorded("smollm2-135m", "words", "heads").data        # None where there is none
 
-A file may come from anyone. So it is refused, in one line, where it is larger than it should be, of other texts or an older
-version, of another model than its folder says, or names heads that the model does not have.
+A file may come from anyone. So it is refused, in one line, where it is larger than it should be, of
+other texts or an older version, of another model than its folder says, or names heads that the
+model does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from twotowers.settings import Settings
 LIMIT = 2**30
 """Bytes that a file may take once it is unpacked, of which the largest here take a tenth"""
 FREE = {"query", "text"}
-"""Coordinates that hold text of any kind; all others are names, which stand in charts, too, and hold no sign of HTML"""
+"""Coordinates that hold text of any kind; all others are names, which stand in charts, too, and
+hold no sign of HTML"""
 
 
 class Attributes(BaseModel):
@@ -48,11 +51,24 @@ class Attributes(BaseModel):
 
 def recorded_models() -> dict[str, Path]:
     """Name -> folder of every model whose measurements are recorded."""
-    return {path.name: path for path in sorted((data_folder() / "measurements").glob("[!.]*")) if path.is_dir()}
+    return {
+        path.name: path
+        for path in sorted((data_folder() / "measurements").glob("[!.]*"))
+        if path.is_dir()
+    }
 
 
 def open_recorded(model: str, suite: str, name: str) -> Recording | None:
-    """A recorded measurement, None where there is none. Raises TwoTowersError, naming the file, for one that is not sound."""
+    """A recorded measurement, None where there is none.
+
+    Args:
+        model: its folder.
+        suite: its texts.
+        name: of the measurement.
+
+    Raises:
+        TwoTowersError: naming the file, for one that is not sound.
+    """
     path = data_folder() / "measurements" / model / suite / f"{name}.nc"
     if not path.is_file():
         return None
@@ -61,22 +77,35 @@ def open_recorded(model: str, suite: str, name: str) -> Recording | None:
         _check_origin(recording.data.attrs, model, suite, name)
         _check_names(recording.data)
     except TwoTowersError as error:
-        raise TwoTowersError(f"'{model}/{suite}/{name}.nc' is no recorded measurement: {error}") from None
+        raise TwoTowersError(
+            f"'{model}/{suite}/{name}.nc' is no recorded measurement: {error}"
+        ) from None
     return recording
 
 
 def settings_of(recording: Recording) -> dict[str, Any]:
-    """What all files of a model and suite share: the model's fingerprint and the settings, but for how many prompts there are."""
+    """What all files of a model and suite share: the model's fingerprint and the settings, but for
+    how many prompts there are."""
     shared = Settings.model_fields.keys() - store.NUMBERS
     return {name: value for name, value in store.origin(recording).items() if name in shared}
 
 
-def command(model: str, suite: str, name: str) -> str:
-    """What records a measurement that a recorded model lacks, on as many blocks as its others."""
-    like, option = ("paper", "prompts") if store.about(name).on == "prompts" else ("heads", "blocks")
-    of_like = open_recorded(model, suite, like)
-    many = "" if of_like is None else f" --{option} {store.origin(of_like)[option]}"
-    return f"twotowers record {model} {name}{many}" + ("" if suite == "words" else f" --suite {suite}")
+def command(model: str, suite: str, names: Sequence[str]) -> str:
+    """What records measurements that a recorded model lacks, on as many blocks as its others.
+
+    Args:
+        model: its folder.
+        suite: its texts.
+        names: of the measurements.
+    """
+    text = " ".join(["twotowers record", model, *names]) + (
+        "" if suite == "words" else f" --suite {suite}"
+    )
+    of_prompts = {store.about(name).on == "prompts" for name in names}
+    for are_prompts, like, option in ((False, "heads", "blocks"), (True, "paper", "prompts")):
+        if are_prompts in of_prompts and (of := open_recorded(model, suite, like)):
+            text += f" --{option} {store.origin(of)[option]}"
+    return text
 
 
 def _check_origin(attributes: Mapping[str, Any], model: str, suite: str, name: str) -> None:
@@ -87,28 +116,36 @@ def _check_origin(attributes: Mapping[str, Any], model: str, suite: str, name: s
     for says, place in ((about.measurement, name), (about.suite, suite), (about.model, model)):
         if says != place:
             raise TwoTowersError(f"it says '{says}', and lies where '{place}' belongs")
-    origin = about.identity
-    Settings.of({setting: value for setting, value in origin.items() if setting in Settings.model_fields.keys() - {"model"}})
-    if origin.get("model") != about.fingerprint:
-        raise TwoTowersError(f"its identity is of '{origin.get('model')}'")
-    if origin.get("texts") != store.texts(suite):
-        raise TwoTowersError(f"it is of other texts than data/{', data/'.join(store.TEXTS[suite])}: record it again")
-    for part, version in store.versions(name).items():
-        before = origin.get("versions", {}).get(part)
-        if before != version:
-            raise TwoTowersError(f"it rests on version {before} of '{part}', the code is of version {version}: record it again")
+    own = Settings.of(
+        {
+            key: value
+            for key, value in about.identity.items()
+            if key in Settings.model_fields and key != "model"
+        }
+    )
+    for key, today in json.loads(store.identity(name, own, about.fingerprint)).items():
+        if about.identity.get(key) != today:
+            raise TwoTowersError(
+                f"its {key} is {about.identity.get(key)}, and would be {today} now: record it again"
+            )
 
 
 def _check_names(data: xr.Dataset) -> None:
     """Heads are those that the model has, and no name is a tag."""
     for name, n in (("layer", data.attrs["layers"]), ("head", data.attrs["heads"])):
         every = {*range(n)}
-        if name in data.coords and not ({*data[name].values} == every if name in data.dims else {*data[name].values} <= every):
+        if name in data.coords and not (
+            {*data[name].values} == every if name in data.dims else {*data[name].values} <= every
+        ):
             raise TwoTowersError(f"its '{name}' does not count from 0 to {n - 1}")
     if "listed_head" in data.dims:
         heads = named(zip(data["layer"].values, data["head"].values, strict=True))
         if data["listed_head"].values.tolist() != heads:
             raise TwoTowersError("its 'listed_head' are not the names of its heads")
     for key, values in data.coords.items():
-        if key not in FREE and values.dtype.kind in "UO" and any(set(text) & set("<>&") for text in np.unique(values)):
+        if (
+            key not in FREE
+            and values.dtype.kind in "UO"
+            and any(set(text) & set("<>&") for text in np.unique(values))
+        ):
             raise TwoTowersError(f"its '{key}' holds a sign of HTML, and is no name")

@@ -1,9 +1,9 @@
-"""A measurement as its file holds it and as chapters see it: named sets of heads, and random ones beside them.
+"""A measurement as chapters see it: named sets of heads, and random ones beside them.
 
 recording = recorded.open_recorded("smollm2-135m", "words", "ablations")
-recording.data                             # variables over (heads, prompt)
-recording.control                          # over (heads, draw, prompt); None where there is none
-of_labels(recording, "names").data         # the prompts whose labels are the classes' own names
+recording.data                         # variables over (heads, prompt)
+recording.control                      # over (heads, draw, prompt); None where there is none
+of_labels(recording, "names").data     # prompts whose labels are the classes' own names
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import xarray as xr
 from twotowers.errors import TwoTowersError
 
 LABELS = ("arbitrary", "names", "all")
-"""Kinds of labels: words that mean nothing for the classes (those judge), the classes' own names, or both"""
+"""Kinds of labels: words that mean nothing for the classes (those judge), the classes' own names,
+or both"""
 
 
 class Recording(NamedTuple):
-    """`data` over named sets of heads; `control`: the same of the random sets matched to some of them, with a dimension `draw`
-    more. What does not depend on `heads` stands in both. The scalar coordinate `control` of the control tells its kind:
-    "random sets" or "random directions".
+    """`data` over named sets of heads; `control`: the same of the random sets matched to some of
+    them, with a dimension `draw` more. What does not depend on `heads` stands in both. The scalar
+    coordinate `control` of the control tells its kind: "random sets" or "random directions".
     """
 
     data: xr.Dataset
@@ -43,9 +44,16 @@ def own(part: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 
 
 def of_labels(recording: Recording, labels: str) -> Recording:
-    """Prompts with labels of one kind. A prompt's labels are the classes' own names where `labels` equals `pair`.
+    """Prompts with labels of one kind, of LABELS.
 
-    Raises TwoTowersError for no kind of LABELS.
+    A prompt's labels are the classes' own names where its `labels` equals its `pair`.
+
+    Args:
+        recording: data and control over the same prompts.
+        labels: "arbitrary", "names" or "all".
+
+    Raises:
+        TwoTowersError: for no kind of LABELS.
     """
     if labels not in LABELS:
         raise TwoTowersError(f"no labels '{labels}': choose one of {', '.join(LABELS)}")
@@ -58,4 +66,5 @@ def of_labels(recording: Recording, labels: str) -> Recording:
 
 def each_part(recording: Recording, change: Callable[[xr.Dataset], xr.Dataset]) -> Recording:
     """A measurement with its parts changed alike."""
-    return Recording(*(None if part is None else change(part) for part in recording))  # type: ignore[arg-type]
+    data, control = recording
+    return Recording(change(data), None if control is None else change(control))

@@ -1,55 +1,62 @@
-"""What decides the measurements of a model: one list of settings, checked before any weight is read. No torch here.
+"""What decides the measurements of a model: one list of settings, checked before weights are read.
 
-    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # TwoTowersError in one line on anything else
+    Settings.of({"model": "mini-gpt2", "blocks": "50"})      # anything else: TwoTowersError
 
-A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here.
+A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here. No torch here.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from twotowers.data_files import first_fault
 from twotowers.errors import TwoTowersError
 from twotowers.forms import OWN_NAMES, check_labels
 from twotowers.paths import build_folder
 
 AUTO = (None, "", "auto")
 OUT = "_build/measurements"
-MOST = 100_000  # of anything that is counted: so many blocks take days, and all are drawn before the first is measured
+MOST = 100_000
+"""Of anything that is counted: so many blocks take days"""
 
 
-def _number(value: Any) -> Any:
-    """papermill's -p passes numbers, other ways in pass text; "auto" means: chosen by rule. A word stays as it is."""
-    if value in AUTO:
-        return None
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+def _auto(value: Any) -> Any:
+    """ "auto" means: chosen by rule."""
+    return None if value in AUTO else value
 
 
 def _pairs(value: Any) -> list[str]:
     """ "foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
-    if value in AUTO or value == []:
-        return []
-    texts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("write label pairs such as foo/bar, several separated by commas")  # papermill makes a number of 5
-    pairs = [text.strip() for text in texts]
+    texts = (
+        value if isinstance(value, list | tuple) else [] if value in AUTO else str(value).split(",")
+    )
+    pairs = [str(text).strip() for text in texts]
     for pair in pairs:
+        labels = pair.split("/")
+        if pair != OWN_NAMES and len(labels) != 2:
+            raise ValueError(
+                f"'{pair}' is no pair: write such as foo/bar, several separated by commas"
+            )
         if pair != OWN_NAMES:
-            check_labels(pair.split("/"), pair.split("/")[0])
-            if pair.count("/") != 1:
-                raise ValueError(f"'{pair}' is no pair: write such as foo/bar, several separated by commas")
+            check_labels(labels, labels[0])
     return pairs
 
 
 def _name(value: Any) -> Any:
-    """A name that looks like a whole number is a name (papermill's -p makes a number of it); "~" is the home folder."""
+    """A name that looks like a whole number is a name (papermill's -p makes a number of it); "~" is
+    the home folder."""
     if isinstance(value, float):
-        raise ValueError("papermill's -p makes a number of such a name: give it as text, with -r in place of -p")
-    return os.path.expanduser(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else value
+        raise ValueError(
+            "papermill's -p makes a number of such a name: give it as text, with -r in place of -p"
+        )
+    return (
+        os.path.expanduser(str(value))
+        if isinstance(value, int | str) and not isinstance(value, bool)
+        else value
+    )
 
 
 def _out(value: Any) -> Any:
@@ -62,13 +69,7 @@ def _none(value: Any) -> Any:
     return None if value in ("", "none", "None") else value
 
 
-REMEDIES = {
-    "greater_than_equal": "give a whole number of at least {ge}", "less_than_equal": "give a whole number of at most {le:,}",
-    "literal_error": "choose {expected}", "string_too_short": "give {what}", "too_short": "give {what}",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "give a whole number"),
-}  # fmt: skip
-"""pydantic's kind of error -> what to do"""
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST, strict=True)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Settings(BaseModel):
@@ -84,23 +85,25 @@ class Settings(BaseModel):
     """blocks of four prompts to judge on, where every head is measured"""
     locate: Count = 40
     """other blocks, on which the form is chosen and heads are located"""
-    k: Annotated[Count | None, BeforeValidator(_number)] = None
+    k: Annotated[Count | None, BeforeValidator(_auto)] = None
     """demonstrations of each class; auto: the best-learned form of the grid"""
-    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_number)] = None
+    separator: Annotated[Literal["space", "line break"] | None, BeforeValidator(_auto)] = None
     """between demonstrations: space, line break, or auto"""
     labels: Annotated[list[str], BeforeValidator(_pairs)] = []
     """label pairs such as foo/bar,left/right; auto: all of data/words/labels.csv"""
-    prompts: Annotated[Count | None, BeforeValidator(_number)] = None
+    prompts: Annotated[Count | None, BeforeValidator(_auto)] = None
     """prompts of each of the paper's own sets; auto: 200 of a shipped model, else 20"""
     top_k: Count = 5
     """how many heads a set holds"""
-    seed: Annotated[int, BeforeValidator(_number), Field(ge=0, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """of every draw"""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """of the weights"""
     device: Annotated[str, Field(min_length=1)] = "cpu"
     """cpu, cuda, cuda:1 or mps"""
-    device_map: Annotated[Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)] = None
+    device_map: Annotated[
+        Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)
+    ] = None
     """auto: spread the model over all devices, whatever `device` says; none: do not"""
     out: Annotated[str, BeforeValidator(_out), Field(min_length=1, validate_default=True)] = OUT
     """folder of the measurements"""
@@ -108,33 +111,21 @@ class Settings(BaseModel):
     @classmethod
     def of(cls, values: dict[str, Any]) -> Settings:
         """Checked. Raises TwoTowersError, in one line that names the remedy."""
-        for name in values:
-            if name not in cls.model_fields:
-                near = difflib.get_close_matches(name, cls.model_fields, 1)
-                names = ", ".join(cls.model_fields)
-                remedy = f"did you mean '{near[0]}'?" if near else f"known are {names}"
-                raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
+        for name in values.keys() - cls.model_fields:
+            raise TwoTowersError(
+                f"unknown parameter '{name}': known are {', '.join(cls.model_fields)}"
+            )
         try:
             return cls(**values)
         except ValidationError as error:
-            raise TwoTowersError(_one_line(error, values)) from None
+            raise TwoTowersError(first_fault(error)) from None
 
     def deciding(self) -> dict[str, Any]:
-        """The settings that decide numbers: all but the model's name, and where things run and lie."""
+        """The settings that decide numbers: all but the model's name, and where things run and
+        lie."""
         return self.model_dump(exclude={"model", "device", "device_map", "out"})
 
     def changed(self) -> dict[str, Any]:
         """Those of them that are not the default ones; the suite is a place of its own."""
         default = Settings(model=self.model, suite=self.suite).deciding()
         return {name: value for name, value in self.deciding().items() if value != default[name]}
-
-
-def _one_line(error: ValidationError, values: dict[str, Any]) -> str:
-    """pydantic's first complaint as one line that names the parameter, its value and what it may be."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else "settings"
-    remedy = first["msg"].removeprefix("Value error, ")
-    if first["type"] in REMEDIES:
-        about = {"what": Settings.model_fields[name].description, **first.get("ctx", {})}
-        remedy = REMEDIES[first["type"]].format(**about)
-    return f"{name}={values.get(name)!r}: {remedy}"

@@ -1,12 +1,16 @@
-"""Measurements on disk: opened where they stand, refused where older code made them, asked of the laboratory where they lack.
+"""Measurements on disk: opened, refused where older code made them, made where they lack.
 
-    open_recorded("smollm2-135m", "words", "heads").data     # from data/measurements, None where there is none
-    Laboratory(settings).recording("heads").data        # of any model: from its file, else measured
-    versions("heads")                                   # {"forms": 1, "heads": 1}
+    >>> versions("heads")
+    {'forms': 1, 'heads': 1}
+    >>> sorted(json.loads(identity("forms", Settings(), "mini-gpt2@0")))[:4]
+    ['dtype', 'k', 'labels', 'locate']
+    >>> Laboratory(Settings()).name         # its `recording("heads")`: from its file, else measured
+    'mini-gpt2'
 
-A file says in its attribute `identity` what made it: the model, the settings, the texts, and the versions of its code and of all
-it needs. One rule says when it is stale: when one of these is another now. Current versions stand in data/versions.csv, so that
-no file needs the laboratory (the package `towerlab`) to be judged.
+A file says in its attribute `identity` what made it: the model, the settings, the texts, and the
+versions of its code and of all it needs. One rule says when it is stale: when one of these is
+another now. Current versions stand in data/versions.csv, so that no file needs the laboratory (the
+package `towerlab`) to be judged.
 """
 
 from __future__ import annotations
@@ -15,23 +19,17 @@ import hashlib
 import importlib
 import json
 import math
-import os
-import platform
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import xarray as xr
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from twotowers import schema
 from twotowers.data_files import Optional, Row, Text, read_table, read_text
+from twotowers.disk import deferred_signals, written
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, is_own, slug
 from twotowers.recording import Recording, each_part, own, with_shared
@@ -52,17 +50,20 @@ RELATIONS = ("none", "own label", "other label", "own text", "own class", "other
 NUMBERS = {"blocks", "locate", "prompts"}
 """Settings that say how many prompts there are"""
 OWN_SETS = ("suite", "prompts", "seed", "dtype")
-"""Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads are its own"""
+"""Settings that decide a measurement of the paper's own sets: their form, labels and lists of heads
+are its own"""
 DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
-ONCE_LARGER = {"ablations", "interchanges"}
-"""Measurements whose files once had three dimensions, for which their logit differences are rounded: see `kept`"""
-DIGITS = 9
-"""Bits of a float's mantissa that are kept in files: one part in 1,024"""
+SMALL, ROUNDED = (
+    {"zlib": True, "complevel": 6},
+    {"significant_digits": 9, "quantize_mode": "BitRound"},
+)
+"""How files are kept small; nine bits of a float's mantissa are one part in 1,024"""
 
 
 class Version(Row):
-    """A line of data/versions.csv: the version of a measurement's code, what it is made from (with spaces between), and its cost."""
+    """A line of data/versions.csv: the version of a measurement's code, what it is made from (with
+    spaces between), and its cost."""
 
     measurement: Text
     module: Text
@@ -70,10 +71,12 @@ class Version(Row):
     version: PositiveInt
     needs: Annotated[tuple[str, ...], BeforeValidator(str.split)]
     on: Literal["locate", "blocks", "few", "prompts"]
-    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks leave it as it is; "prompts": made
-    from the paper's own sets, so that only what `OWN_SETS` names decides it"""
+    """which blocks it costs most on; "locate": made from these alone, so that more judging blocks
+    leave it as it is; "prompts": made from the paper's own sets, so that only what `OWN_SETS` names
+    decides it"""
     passes: PositiveFloat
-    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for SmolLM2-135M"""
+    """what it costs: for each prompt of these blocks as long as so many plain passes, as timed for
+    SmolLM2-135M"""
     sentences: Optional
     """the same on sentences, where it is another"""
     sources: str
@@ -94,7 +97,10 @@ class Version(Row):
 @cache
 def catalogue() -> dict[str, Version]:
     """Measurement -> its row of data/versions.csv, those that it needs before it."""
-    return {row.measurement: row for row in read_table(data_folder() / "versions.csv", Version, ("measurement",))}
+    return {
+        row.measurement: row
+        for row in read_table(data_folder() / "versions.csv", Version, ("measurement",))
+    }
 
 
 def about(name: str) -> Version:
@@ -113,13 +119,20 @@ def versions(name: str) -> dict[str, int]:
 
 
 def texts(suite: str) -> str:
-    """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made of."""
+    """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made
+    of."""
     every = "".join(read_text(data_folder() / file) for file in TEXTS[suite])
     return hashlib.sha256(every.encode()).hexdigest()[:12]
 
 
 def identity(name: str, settings: Settings, fingerprint: str) -> str:
-    """What decides the numbers of a measurement, as JSON; `fingerprint` is that of the model."""
+    """What decides the numbers of a measurement, as JSON.
+
+    Args:
+        name: of the measurement.
+        settings: all of them.
+        fingerprint: of the model.
+    """
     made_from = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
     return json.dumps(about(name).deciding(settings.deciding()) | made_from, sort_keys=True)
 
@@ -130,15 +143,30 @@ def origin(recording: Recording) -> dict[str, Any]:
 
 
 def serves(recording: Recording, settings: Settings) -> bool:
-    """Whether a recorded measurement stands for its model under these settings: of those that decide it, it has every one that
-    is not a default, but for how many blocks and prompts there are, which are its own."""
+    """Whether a recorded measurement stands for its model under these settings.
+
+    Of those that decide it, it has every one that is not a default, but for how many blocks and
+    prompts there are, which are its own.
+    """
     of = origin(recording)
-    return all(of.get(name, value) == value for name, value in settings.changed().items() if name not in NUMBERS)
+    return all(
+        of.get(name, value) == value
+        for name, value in settings.changed().items()
+        if name not in NUMBERS
+    )
 
 
 def folder(settings: Settings, model: str, name: str = "heads") -> Path:
-    """Where a measurement of these settings lies, of a model of this name: those of other settings than the default ones
-    beside them, so that going from one seed or dtype to another and back measures nothing twice. Recorded ones have one place."""
+    """Where a measurement lies; recorded ones have one place.
+
+    Those of other settings than the default ones lie beside them, so that going from one seed or
+    dtype to another and back measures nothing twice.
+
+    Args:
+        settings: all of them.
+        model: its name among measurements.
+        name: of the measurement.
+    """
     out, other = Path(settings.out), about(name).deciding(settings.changed())
     if not other or out.resolve() == (data_folder() / "measurements").resolve():
         return out / model / settings.suite
@@ -147,7 +175,10 @@ def folder(settings: Settings, model: str, name: str = "heads") -> Path:
 
 
 class Laboratory:
-    """What measures, for one model and suite: looked up when it is first asked, since it needs packages that reading does not."""
+    """What measures, for one model and suite.
+
+    It is looked up when it is first asked, since it needs packages that reading does not.
+    """
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -158,140 +189,128 @@ class Laboratory:
 
     @property
     def name(self) -> str:
-        """The model's name among measurements: its own, unless a folder or file of one's own has that of another model."""
+        """The model's name among measurements: its own, unless a folder or file of one's own has
+        that of another model."""
         return self._run.name if is_own(self.settings.model) else slug(self.settings.model)
 
     def recording(self, name: str) -> Recording:
-        """A measurement from its file, else made and saved. Raises TwoTowersError where what measures is not installed."""
+        """A measurement from its file, else made and saved. Raises TwoTowersError where what
+        measures is not installed."""
         try:
             return self._run.recording(name)
         except ModuleNotFoundError as error:
             raise TwoTowersError(
-                f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is not installed (there is no "
-                f"{error.name}): pip install .[measure], or choose a model of data/measurements"
+                f"'{name}' of {slug(self.settings.model)} is not recorded, and what measures is "
+                f"not installed (there is no {error.name}): pip install .[measure], or choose a "
+                "model of data/measurements"
             ) from None
 
 
 def save(recording: Recording, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write a measurement whole or not at all: floats as float32, those of three dimensions and more rounded to DIGITS bits.
+    """Write a measurement whole or not at all, floats as float32.
 
-    Raises TwoTowersError when it has another form than the schema says, and when it cannot be written.
+    Those of three dimensions and more are rounded to nine bits.
+
+    Args:
+        recording: data and control.
+        path: of the file.
+        provenance: attributes that say what made it.
+
+    Raises:
+        TwoTowersError: when it has another form than the schema says, and when it cannot be
+            written.
     """
     data = recording.data.assign_attrs(provenance)
     try:
         schema.check(str(data.attrs.get("measurement")), recording)
     except schema.OtherForm as error:
-        raise schema.OtherForm(f"'{path}' is not written: {error}: correct the measurement, or data/variables.csv") from None
+        raise schema.OtherForm(
+            f"'{path}' is not written: {error}: correct the measurement, or data/variables.csv"
+        ) from None
     groups = {"/": data}
     if recording.control is not None:
         groups["control"] = own(recording.control, data)
-    scratch = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
-    try:
-        with _deferred_signals(), writing(path):
-            for group, part in groups.items():
-                mode = "w" if group == "/" else "a"
-                part.to_netcdf(scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part))  # type: ignore[call-overload]
-            os.replace(scratch, path)
-    finally:
-        with suppress(OSError):  # a disk that can only be read says so above
-            scratch.unlink(missing_ok=True)
+    with deferred_signals(), written(path) as scratch:
+        for group, part in groups.items():
+            mode = "w" if group == "/" else "a"
+            part.to_netcdf(
+                scratch, mode=mode, group=group, engine="netcdf4", encoding=_encoding(part)
+            )  # type: ignore[call-overload]
 
 
 def kept(name: str, recording: Recording) -> Recording:
-    """Of what a recipe made, the variables of its measurement, with their units: the rest was needed on the way.
+    """Of what a recipe made, the variables of its measurement, with their units.
 
-    Logit differences are those of log-probabilities rounded as files once kept them: equal settings give equal numbers.
+    Args:
+        name: of the measurement.
+        recording: with these variables, and others that were needed on the way.
     """
 
     def of(part: xr.Dataset) -> xr.Dataset:
-        if "log_prob_true" in part and part["log_prob_true"].ndim > (1 if name in ONCE_LARGER else 2):
-            difference = rounded(part["log_prob_true"]) - rounded(part["log_prob_other"])
-            part = part.assign(logit_difference=difference)
-        units = {variable: about.units for variable, about in schema.variables()[name].items() if variable in part}
-        return part[[*units]].assign({variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()})
+        units = {
+            variable: about.units
+            for variable, about in schema.variables()[name].items()
+            if variable in part
+        }
+        return part[[*units]].assign(
+            {variable: part[variable].assign_attrs(units=unit) for variable, unit in units.items()}
+        )
 
     return each_part(recording, of)
 
 
-def rounded(x: xr.DataArray) -> xr.DataArray:
-    """Numbers as a file keeps them that rounds to DIGITS bits."""
-    bits = x.values.astype(np.float32).view(np.uint32) + np.uint32(1 << (22 - DIGITS))
-    return x.copy(data=(bits >> (23 - DIGITS) << (23 - DIGITS)).view(np.float32))
+def _encoding(data: xr.Dataset) -> dict[Hashable, dict[str, Any]]:
+    """How each variable is kept."""
 
+    def of(array: xr.Variable) -> dict[str, Any]:
+        # Texts are kept as characters, which compress; strings of varying length do not.
+        if array.dtype.kind in "UO":
+            return SMALL | {"dtype": "S1"}
+        if array.dtype.kind != "f" or not array.ndim:
+            return SMALL if array.ndim else {}
+        return SMALL | {"dtype": "float32"} | (ROUNDED if array.ndim > 2 else {})
 
-def _encoding(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """How each variable is kept: see `kept` for logit differences."""
-    encoding: dict[str, dict[str, Any]] = {}
-    for name, array in data.variables.items():
-        how = encoding[str(name)] = {}
-        if array.dtype.kind in "UO":  # as characters, which compress; strings of varying length, as a file gives them, do not
-            how |= {"dtype": "S1", "zlib": True, "complevel": 6}
-        elif array.ndim:
-            how |= {"zlib": True, "complevel": 6}
-        if array.dtype.kind == "f" and array.ndim:
-            how["dtype"] = "float32"
-            if array.ndim > 2 and name != "logit_difference":
-                how |= {"significant_digits": DIGITS, "quantize_mode": "BitRound"}
-    return encoding
-
-
-def check_writable(path: Path) -> None:
-    """Raise TwoTowersError where no file such as `path` can be written: asked before long work, not after it."""
-    there = next(folder for folder in path.absolute().parents if folder.exists())  # none is made before there is a file
-    with writing(path, there), TemporaryFile(dir=there) as trial:
-        trial.write(bytes(1 << 16))
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Ctrl-C and the like wait until a file is done: within xarray's own locks they would leave the process waiting for ever."""
-    waiting: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # no other may set handlers, nor is disturbed
-        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(signal.getsignal(kind)):  # of Python: those of the system end the process at once
-                handlers[kind] = signal.signal(kind, lambda kind, _: waiting.append(kind))
-    try:
-        yield
-    finally:
-        for kind, handler in handlers.items():
-            signal.signal(kind, handler)
-        for first in waiting[:1]:
-            signal.raise_signal(first)
-
-
-@contextmanager
-def writing(path: Path, folder: Path | None = None) -> Iterator[None]:
-    """Its folder, or another, is there; a disk that says no is told in one line."""
-    try:
-        (folder or path.parent).mkdir(parents=True, exist_ok=True)
-        yield
-    except (OSError, RuntimeError) as error:  # netCDF raises the latter where the disk is full
-        why = getattr(error, "strerror", None) or error
-        raise TwoTowersError(f"cannot write '{path}' ({why}): make room there, or give another folder (out=...)") from None
+    return {name: of(array) for name, array in data.variables.items()}
 
 
 def load(path: Path, limit: float = math.inf) -> Recording:
     """A saved measurement, in memory.
 
-    Raises TwoTowersError for a file that is missing, damaged, or takes more than `limit` bytes, OtherForm for one of another form.
+    Args:
+        path: of the file.
+        limit: bytes that it may take once it is unpacked.
+
+    Raises:
+        TwoTowersError: for a file that is missing, damaged, or too large.
+        OtherForm: for one of another form.
     """
     try:
-        with _deferred_signals():
-            groups = {name.strip("/"): data for name, data in xr.open_groups(path, engine="netcdf4").items()}
+        with deferred_signals():
+            groups = {
+                name.strip("/"): data
+                for name, data in xr.open_groups(path, engine="netcdf4").items()
+            }
             size = sum(part.nbytes for part in groups.values())
             for part in groups.values() if size <= limit else ():
                 part.load().close()
     except FileNotFoundError:
-        raise TwoTowersError(f"no measurement '{path}': measure it first (twotowers measure)") from None
+        raise TwoTowersError(
+            f"no measurement '{path}': measure it first (twotowers measure)"
+        ) from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise TwoTowersError(f"the measurement '{path}' is damaged ({type(error).__name__}): delete it") from None
+        raise TwoTowersError(
+            f"the measurement '{path}' is damaged ({type(error).__name__}): delete it"
+        ) from None
     if size > limit:
         raise TwoTowersError(f"it would take {size / 2**30:,.0f} GiB, more than {limit / 2**30:g}")
     data = groups.pop("")
     try:
-        recording = Recording(data, with_shared(groups["control"], data) if "control" in groups else None)
+        recording = Recording(
+            data, with_shared(groups["control"], data) if "control" in groups else None
+        )
         schema.check(str(data.attrs.get("measurement")), recording)
     except (schema.OtherForm, ValueError) as error:
-        raise schema.OtherForm(f"the measurement '{path}' has another form ({error}): measure it again") from None
+        raise schema.OtherForm(
+            f"the measurement '{path}' has another form ({error}): measure it again"
+        ) from None
     return recording

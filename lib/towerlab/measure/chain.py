@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 from twotowers import choose, schema, store
+from twotowers.disk import check_writable
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
@@ -115,7 +116,7 @@ class Run:
         if before and AGAIN not in before.data.attrs:
             self._remove_parts(name)
             return before
-        store.check_writable(path)
+        check_writable(path)
         needs = [self.measured(need) for need in store.about(name).needs]  # before the clock starts
         parts = filter(None, (load_made(part, identity) for part in self._parts(name)))  # made before an interruption
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)

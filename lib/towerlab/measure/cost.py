@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from twotowers import store
+from twotowers.disk import check_writable
 from twotowers.errors import Unavailable
 
 from towerlab.measure.chain import Run
@@ -26,7 +27,7 @@ def cost(run: Run, names: Iterable[str]) -> str:
         return ""
     from towerlab.model.capture import answer  # and torch, whose seconds are saved where nothing is missing
 
-    store.check_writable(run.path(missing[0]))
+    check_writable(run.path(missing[0]))
     try:
         sample = run.sample(missing)
     except Unavailable:
