@@ -1,7 +1,5 @@
 """Pairs made of blocks, and answers under exchanges of parts of heads."""
 
-from dataclasses import replace
-
 import numpy as np
 import tiny_blocks
 import torch
@@ -68,8 +66,6 @@ def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(model, small_batc
     assert (abs(differences[""] - differences["base_"]).sel(heads="two") > 1e-6).all()
 
 
-def test_pairs_and_heads_that_do_not_fit_are_refused():
+def test_heads_outside_the_model_are_refused():
     model, (e, *_) = tiny("gpt2"), tiny_blocks.blocks(1)
-    for other in (replace(e, label_positions=(1, 2, 3, 4)), replace(e, label_ids={"foo": 2, "bar": 9})):
-        refused("same positions", interchanges, model, [Pair("keys", e, other)], {"one": [(0, 0)]})
     refused("head 9-0", interchanges, model, [Pair("keys", e, e)], {"one": [(9, 0)]})

@@ -109,9 +109,9 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words):
 
 
 def test_sums_are_kept_of_some_heads_and_means_of_all(words):
-    data = attention_in(shared_tiny("gpt2"), encoded_of(words), CHANGES, lambda prompts: encode_all(prompts, words), "change")
+    data = attention_in(shared_tiny("gpt2"), encoded_of(words), CHANGES, lambda prompts: encode_all(prompts, words))
     few = summed_up(data, ["1-0", "0-1"])
-    by_hand = data["attention_true"].sel(change="true first").isel(prompt=slice(2, 4)).mean("prompt")
+    by_hand = data["attention_true"].sel(condition="true first").isel(prompt=slice(2, 4)).mean("prompt")
     assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
     assert (few["attention_other"].sel(named_head="0-1") == data["attention_other"].isel(layer=0, head=1)).all()
 

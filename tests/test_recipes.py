@@ -131,7 +131,7 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     def measure(model, encoded, sets):
         """The number of the first head of every set."""
         numbers = [[100 * heads[0].layer + heads[0].head] * len(encoded) for heads in sets.values()]
-        return observations(encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets))
+        return observations("heads", encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets))
 
     turns = other_halves(run, "located", encoded)
     both = run.make("heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns)).data

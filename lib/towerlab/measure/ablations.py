@@ -16,16 +16,16 @@ from typing import Literal
 import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor
 from twotowers import choose
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import by_increase, random_sets
 from towerlab.model.edits import UNCHANGED, answers, everywhere, zero
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -39,12 +39,9 @@ def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads
     """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all positions: (heads, prompt).
 
     `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is of layer l of L: about L - l
-    blocks. Raises TwoTowersError on a head outside the model.
+    blocks.
     """
-    for heads in sets.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
-    out = ablated_answers(model, encoded, list(sets.values()), "all")
-    return observations(encoded, out.variables("heads"), heads=[NONE, *sets])
+    return observations("ablations", encoded, ablated(model, encoded, list(sets.values()), "all"), heads=[NONE, *sets])
 
 
 def single_ablations(model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0) -> xr.Dataset:
@@ -55,27 +52,24 @@ def single_ablations(model: Model, encoded: Sequence[Encoded], positions: Positi
 
     Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads, each from its head's layer on.
     """
-    heads = [Head(layer, head) for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
-    log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions).log_prob
-    lost = np.full((len(encoded), model.n_layers, model.n_heads, 2), np.nan)
-    lost[:, first_layer:] = (log_prob[:1] - log_prob[1:]).swapaxes(0, 1).reshape(len(encoded), -1, model.n_heads, 2)
-    variables = variables_of("singles", log_prob_lost=lost[..., 0], logit_difference_lost=lost[..., 0] - lost[..., 1])
-    return observations(encoded, variables, positions=positions)
+    heads = [[Head(layer, head)] for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
+    answered, lost = ablated(model, encoded, heads, positions), {}
+    for name, answer in (("log_prob_lost", answered["log_prob_true"]), ("logit_difference_lost", answered["logit_difference"])):
+        of_heads = (answer[:, :1] - answer[:, 1:]).reshape(len(encoded), -1, model.n_heads)
+        lost[name] = np.pad(of_heads, ((0, 0), (first_layer, 0), (0, 0)), constant_values=np.nan)
+    return observations("singles", encoded, lost, positions=positions)
 
 
 @torch.inference_mode()
-def ablated_answers(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions) -> Answers:
-    """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
-    out = Answers(encoded, 1 + len(runs))
+def ablated(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions) -> dict[str, np.ndarray]:
+    """Answers (prompt, 1 + run): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        at = everywhere(batch) if positions == "all" else None
-        edits = [UNCHANGED, *(zero(heads, at) for heads in runs)]
-        of_edits = answers(model, batch, edits) if positions == "all" else LastPosition(model, batch).answers(edits)
-        out.put_each(np.ndindex(len(edits)), index, *of_edits)
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+        if positions == "last":
+            return answers_of(batch, *LastPosition(model, batch).answers([UNCHANGED, *map(zero, runs)]))
+        return answers_of(batch, *answers(model, batch, [UNCHANGED, *(zero(heads, everywhere(batch)) for heads in runs)]))
 
-    run_batches("ablations", encoded, 1024, run)
-    return out
+    return read_batches("ablations", encoded, 1024, run)
 
 
 TWELVE = 20

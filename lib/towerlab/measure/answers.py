@@ -12,10 +12,9 @@ from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import factorial, patterns
@@ -23,9 +22,8 @@ from towerlab.prompts.variants import factorial, patterns
 
 def answers(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass each."""
-    out = Answers(encoded)
-    run_batches("answers", encoded, 4096, lambda index, batch: out.put((), index, *answer(model, batch)))
-    return observations(encoded, out.variables())
+    arrays = read_batches("answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch)))
+    return observations("answers", encoded, arrays)
 
 
 KS = (1, 2, 4, 8)

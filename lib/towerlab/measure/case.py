@@ -38,7 +38,7 @@ from twotowers.heads import Head
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
 from towerlab.measure.increases import increases
-from towerlab.measure.observations import observations, read_prompts, variables_of
+from towerlab.measure.observations import observations, read_prompts
 from towerlab.measure.paper import case_of
 from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
@@ -68,7 +68,7 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
         return {name: x[None] for name, x in arrays.items()}
 
     arrays = read_prompts("case", model, one, {"weights", "values"}, read)
-    data = observations(one, variables_of("case", **arrays), weight=WEIGHTS)
+    data = observations("case", one, arrays, weight=WEIGHTS)
     of_heads = words.rename(listed_head="named_head").assign_coords(named_head=("named_head", names))
     return xr.merge([increases(model, one), of_heads, data], compat="override", join="override")
 
@@ -103,7 +103,7 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
         return {name: x[None] for name, x in every.items()}
 
     arrays = read_prompts("parts", model, [encoded], {"weights", "values", "neurons"}, read)
-    return observations([encoded], variables_of("parts", **arrays), named_head=("named_head", [str(head) for head in heads]))
+    return observations("parts", [encoded], arrays, named_head=("named_head", [str(head) for head in heads]))
 
 
 def subvalues(model: Model, capture: Capture, layer: int) -> Float[Tensor, "head position d_model"]:

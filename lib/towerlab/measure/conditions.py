@@ -15,7 +15,7 @@ from twotowers.errors import NotTestable
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
-from towerlab.measure.observations import Answers, Variables, observations, read_prompts, variables_of
+from towerlab.measure.observations import answers_in, observations, read_prompts, with_dims
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture
 from towerlab.model.model import Model
@@ -46,24 +46,28 @@ CONDITIONS: Changes = {
 """Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind is removed"""
 
 
-def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode, along: str) -> xr.Dataset:
-    """`attention_true`, `attention_other` (`along`, prompt, layer, head): attention on all labels of a kind, of the prompts in each
-    of some changes; and answers."""
-    answers = Answers(encoded, len(changes))
-    each: list[dict[str, np.ndarray]] = []  # of every change
+def in_changes(
+    encoded: Sequence[Encoded], changes: Changes, encode: Encode, read: Callable[[str, list[Encoded]], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Name -> (prompt, change, ...), of what `read(name, encoded)` gives of the prompts in each of some changes."""
+    each = [read(name, encode([change(e.prompt) for e in encoded])) for name, change in changes.items()]
+    return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
+
+
+def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode) -> xr.Dataset:
+    """`attention_true`, `attention_other` (condition, prompt, layer, head): attention on all labels of a kind, of the prompts in
+    each of some changes; and answers."""
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture, (len(each),))
         weights = at_labels(capture, capture.weights).float()
         true = torch.tensor([e.prompt.is_true for e in capture.prompts]).to(weights)[:, None, None]
-        return {"attention_true": (weights * true).sum(-1), "attention_other": (weights * (1 - true)).sum(-1)}
+        sums = {"attention_true": (weights * true).sum(-1), "attention_other": (weights * (1 - true)).sum(-1)}
+        return sums | answers_in(capture)
 
-    for name, change in changes.items():
-        answers.encoded = encode([change(e.prompt) for e in encoded])
-        each.append(read_prompts(f"{along}s, {name}", model, answers.encoded, {"weights"}, read))
-    dims = (along, "prompt", "layer", "head")
-    variables: Variables = {name: (dims, np.stack([of[name] for of in each])) for name in each[0]}
-    return observations(encoded, {**variables, **answers.variables(along)}, **{along: list(changes)})
+    def read_all(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
+        return read_prompts(f"conditions, {name}", model, changed, {"weights"}, read)
+
+    return observations("conditions", encoded, in_changes(encoded, changes, encode, read_all), condition=list(changes))
 
 
 def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.Dataset:
@@ -81,9 +85,8 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
             removed.append(weights[..., starts[true[-1]] : starts[true[-1] + 1]].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
-    data = attention_in(model, encoded, CONDITIONS, encode, "condition")
     arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)
-    return data.assign(observations(encoded, variables_of("conditions", **arrays)).data_vars)
+    return attention_in(model, encoded, CONDITIONS, encode).assign(with_dims("conditions", arrays))
 
 
 def check_one_can_go(run: Run) -> None:

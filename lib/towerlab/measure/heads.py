@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations, read_prompts, variables_of
+from towerlab.measure.observations import answers_in, observations, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture, check_labels_left, label_values, logit_difference_rows, own_label_sign
 from towerlab.model.model import Model
@@ -42,10 +42,8 @@ def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and unequal numbers of them.
     """
     check_labels_left(encoded)
-    answers = Answers(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture)
         attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
         written = attention.to(readings) * readings
         return {
@@ -54,10 +52,11 @@ def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
             "writing": written.sum(-1),
             "contribution": (written * own_label_sign(capture, readings)[:, None, None]).sum(-1),
             "block_logit_difference": block_logit_differences(capture, model),
+            **answers_in(capture),
         }
 
     arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model))
-    return observations(encoded, variables_of("heads", **arrays) | answers.variables(), kind=list(KINDS))
+    return observations("heads", encoded, arrays, kind=list(KINDS))
 
 
 def tokens_at_once(model: Model) -> int:

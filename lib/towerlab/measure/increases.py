@@ -17,7 +17,7 @@ from torch import Tensor
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import KINDS, tokens_at_once
-from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.observations import observations
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, captures
@@ -54,8 +54,7 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
             increase[index] = of_heads.cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
             bar.update(len(index))
-    variables = variables_of("paper", increase=increase, block_increase=block_increase)
-    return observations(encoded, variables, kind=list(KINDS))
+    return observations("paper", encoded, {"increase": increase, "block_increase": block_increase}, kind=list(KINDS))
 
 
 def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:

@@ -20,13 +20,12 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present
 from towerlab.model.attention import block_outputs, restarted
 from towerlab.model.capture import answer
 from towerlab.model.edits import edited, knockout
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -68,21 +67,22 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
     the edges: two whole runs, and for each cut one of the layers from it on. Raises TwoTowersError for a position that may not
     attend to itself.
     """
-    answers = Answers(encoded, len(EDGES), len(cuts))
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        for row, maker in enumerate(EDGES.values()):
-            answers.put((row, 0), index, *answer(model, batch))
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+        each = []
+        for maker in EDGES.values():
+            each.append(answer(model, batch))
             everywhere = knockout(model, range(model.n_layers), closed_edges(batch, maker))
             with block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut, edited(model, everywhere):
                 answer(model, batch)
-            for c, cut in enumerate(cuts[1:], 1):
+            for cut in cuts[1:]:
                 with restarted(model, cut, shut[cut - 1]):
-                    answers.put((row, c), index, *answer(model, batch))
+                    each.append(answer(model, batch))
+        top, log_prob = (torch.stack(of).unflatten(0, (len(EDGES), len(cuts))) for of in zip(*each, strict=True))
+        return answers_of(batch, top, log_prob)
 
-    run_batches("knockouts", encoded, 1024, run)
-    coordinates = {"edges": list(EDGES), "cut": list(cuts)}
-    return observations(encoded, answers.variables(*coordinates), **coordinates)
+    arrays = read_batches("knockouts", encoded, 1024, run)
+    return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))
 
 
 def _knockouts(run: Run) -> Recipe:

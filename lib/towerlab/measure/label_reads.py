@@ -26,12 +26,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, check_inside, listed
+from twotowers.heads import Head, listed
 from twotowers.schema import LISTED
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels, label_readings
-from towerlab.measure.observations import Answers, observations, read_prompts, variables_of
+from towerlab.measure.observations import ANSWERS, answers_in, observations, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import query_key, unembed
@@ -43,18 +43,16 @@ from towerlab.prompts.prompt import Encoded
 def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True) -> xr.Dataset:
     """See the module; `ranks`: whether both ranks are there. One forward pass, then one walk over the vocabulary for each head.
 
-    Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for a head outside the model, no
+    Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for no
     prompts, prompts without a true and a false demonstration, and unequal numbers of demonstrations.
     """
     heads = list(dict.fromkeys(Head(*head) for head in heads))
-    check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
     layers, numbers = map(list, zip(*heads, strict=True))
-    answers = Answers(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture)
         return {
+            **answers_in(capture),
             "values": torch.stack([label_values(capture, model, layer)[:, head] for layer, head in heads], 1),
             "attention": at_labels(capture, capture.weights)[:, layers, numbers],
             "reading": label_readings(capture, model)[:, layers, numbers],
@@ -65,8 +63,8 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     if ranks:
         both = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
         each["own_rank"], each["other_rank"] = np.moveaxis(both, -1, 0)
-    variables = {name: (LISTED, array) for name, array in each.items()} | answers.variables()
-    return observations(encoded, variables, **listed(heads), vocabulary=model.unembedding.vocabulary)
+    arrays = {name: array if name in ANSWERS else (LISTED, array) for name, array in each.items()}
+    return observations("label_reads", encoded, arrays, **listed(heads), vocabulary=model.unembedding.vocabulary)
 
 
 def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:
@@ -96,7 +94,7 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
         return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(keys, 1)}
 
     arrays = read_prompts("towers", model, encoded, {"streams"}, read)
-    return observations(encoded, variables_of("towers", **arrays), **listed(heads))
+    return observations("towers", encoded, arrays, **listed(heads))
 
 
 def _label_reads(run: Run) -> Recipe:

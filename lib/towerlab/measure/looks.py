@@ -45,13 +45,12 @@ from twotowers import choose
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.observations import observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import capture, check_labels_left, plain_z
 from towerlab.model.edits import UNCHANGED, Edit, Places, Weights, attend, edited, feed, places_of, preference, reversed_weights
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
@@ -88,13 +87,9 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
     """
     check_labels_left(encoded)
     z, donors = plain_z(model, encoded), donors_of(encoded)
-    every, n = (model.n_layers, model.n_heads), len(encoded)
-    every_head = list(np.ndindex(every))
-    plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
-    preferences = np.full((len(QUERIES), n, *every), np.nan)
-    effect, direct = np.empty((2, len(contrasts), n, *every))
+    every_head = list(np.ndindex(model.n_layers, model.n_heads))
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         places = places_of(batch)
         weights: dict[int, Weights] = {}  # layer -> those of all positions, reversed
 
@@ -104,82 +99,79 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
         with reading_all(model, read):
             last = LastPosition(model, batch)
         makes: list[Make] = [partial(attend, weights=weights), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
-        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), makes)
-        direct[:, index] = _direct_effects(last, makes)
-        for row, at in enumerate(positions_reversed(batch), start=1):
+        plain, swapped, effect = _effects(last, attend(every_head, weights), makes)
+        all_reversed = [swapped]
+        for at in positions_reversed(batch):
             with edited(model, attend(every_head, weights, at)):
-                swapped[row, index] = _differences(last, capture(model, batch).resid_final)
+                all_reversed.append(_differences(last, capture(model, batch).resid_final))
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
         stand = [[(e.label_positions, e.query_span, e.last) for e in prompts] for prompts in (batch, partners)]
         fits = [own == other for own, other in zip(*stand, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
-        fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
-        preferences[0, index] = _preferences(last, last, places)
-        preferences[1, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
+        theirs = _preferences(last, LastPosition(model, others), places)
+        theirs[~torch.tensor(fits)] = torch.nan
+        return {
+            "logit_difference": plain, "logit_difference_all_reversed": torch.stack(all_reversed, 1), "effect": effect,
+            "direct_effect": _direct_effects(last, makes), "preference": torch.stack([_preferences(last, last, places), theirs], 1),
+        }  # fmt: skip
 
-    run_batches("looks", encoded, 2048, run)
-    variables = variables_of(
-        "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
-        logit_difference_all_reversed=swapped,
-    )  # fmt: skip
-    coordinates = {"query_of": list(QUERIES), "contrast": list(contrasts), "reversed_position": list(POSITIONS)}
-    return observations(encoded, variables, **coordinates)
+    arrays = read_batches("looks", encoded, 2048, run)
+    names = {"query_of": list(QUERIES), "contrast": list(contrasts), "reversed_position": list(POSITIONS)}
+    return observations("looks", encoded, arrays, **names)
 
 
 @torch.inference_mode()
 def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
     """`effect_by_route` of some heads, each alone."""
     z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
-    effects = np.empty((len(ROUTES), len(heads), len(encoded)))
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         last = LastPosition(model, batch)
         make = donated(z, donors, index)
         final = routed(last, [(make([head]), route) for route in ROUTES.values() for head in heads])
         differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
-        effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
+        return {"effect_by_route": (differences[0] - differences[1:]).T.unflatten(1, (len(ROUTES), len(heads)))}
 
-    run_batches("ways", encoded, 2048, run)
+    arrays = read_batches("ways", encoded, 2048, run)
     layer, number = ([head[axis] for head in heads] for axis in (0, 1))
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
-    return observations(encoded, variables_of("looks", effect_by_route=effects), route=list(ROUTES), **senders)
+    return observations("looks", encoded, arrays, route=list(ROUTES), **senders)
 
 
-def _differences(last: LastPosition, final: Tensor) -> np.ndarray:
-    """Logit differences (version, prompt) of final residual streams."""
-    return logit_differences(last.model, final, last.batch).double().cpu().numpy()
+def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions batch"]:
+    """Logit differences of final residual streams."""
+    return logit_differences(last.model, final, last.batch).double().cpu()
 
 
-def _preferences(last: LastPosition, other: LastPosition, places: Places) -> np.ndarray:
-    """Preferences of the last position (prompt, layer, head) with the queries of another run."""
+def _preferences(last: LastPosition, other: LastPosition, places: Places) -> Float[Tensor, "batch layer head"]:
+    """Preferences of the last position with the queries of another run."""
     each = []
     for layer, state in last.plain.items():
         weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
-        each.append(preference(weights, places)[..., 0].double().cpu().numpy())
-    return np.stack(each, 1)
+        each.append(preference(weights, places)[..., 0].double().cpu())
+    return torch.stack(each, 1)
 
 
-def _effects(last: LastPosition, all_reversed: Edit, makes: Sequence[Make]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logit differences, plain and with all heads reversed; effects of each head (contrast, prompt, layer, head)."""
-    heads = list(np.ndindex(last.model.n_layers, last.model.n_heads))
-    edits = [UNCHANGED, all_reversed, *(make([head]) for make in makes for head in heads)]
-    differences = np.empty((len(edits), len(last.batch)))
+def _effects(last: LastPosition, all_reversed: Edit, makes: Sequence[Make]) -> tuple[Tensor, Tensor, Tensor]:
+    """Logit differences (batch), plain and with all heads reversed; effects of each head (batch, contrast, layer, head)."""
+    every = last.model.n_layers, last.model.n_heads
+    edits = [UNCHANGED, all_reversed, *(make([head]) for make in makes for head in np.ndindex(every))]
+    differences = torch.empty(len(edits), len(last.batch), dtype=torch.double)
     for rows, final in last.finals(edits):
         differences[rows] = _differences(last, final)
-    plain, swapped = differences[:2]
-    effects = (plain - differences[2:]).reshape(len(makes), last.model.n_layers, -1, len(plain))
-    return plain, swapped, np.moveaxis(effects, -1, 1)
+    plain, swapped, *_ = differences
+    return plain, swapped, (plain - differences[2:]).T.unflatten(1, (len(makes), *every))
 
 
-def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> np.ndarray:
-    """Direct effects of each head (contrast, prompt, layer, head)."""
-    final, model = last.capture.resid_final, last.model
-    plain, effects = _differences(last, final), np.empty((len(makes), len(last.batch), model.n_layers, model.n_heads))
-    for row, layer in product(range(len(makes)), range(model.n_layers)):
-        alone = [final + message(last, makes[row]([(layer, head)]), layer)[:, 0] for head in range(model.n_heads)]
-        effects[row, :, layer] = (plain - _differences(last, torch.stack(alone))).T
-    return effects
+def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> Float[Tensor, "batch contrast layer head"]:
+    """Direct effects of each head."""
+    final, every = last.capture.resid_final, (last.model.n_layers, last.model.n_heads)
+    each = []
+    for make, layer in product(makes, range(every[0])):
+        alone = [final + message(last, make([(layer, head)]), layer)[:, 0] for head in range(every[1])]
+        each.append(_differences(last, torch.stack(alone)))
+    return (_differences(last, final) - torch.cat(each)).T.unflatten(1, (len(makes), *every))
 
 
 def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:

@@ -18,26 +18,23 @@ demonstrations (recency). So contextual calibration and averages over orders nee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go, in_changes
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, LayerState, places_of
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model, norm_eps, widen
 from towerlab.prompts.prompt import Encoded, Prompt
 
@@ -54,40 +51,31 @@ def remedied(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]
     and `attention_true` (change, remedy, prompt, named_head): attention on true labels, of each head in the first set that it is in.
 
     Cost: for each change a forward pass, and one of the last position for each set. Memory: streams, keys and values of all layers
-    and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head outside the model.
+    and positions of a batch.
     """
-    if not encoded or not sets or not all(sets.values()):
-        raise TwoTowersError("nothing to mitigate: give at least one prompt, and a head in every set")
-    for heads in sets.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
-    answers = Answers(encoded, len(changes), len(REMEDIES), len(sets))
-    attention = np.empty((len(changes), len(REMEDIES), len(encoded), len(set_of)), dtype=np.float32)
 
-    def run(c: int, index: list[int], batch: list[Encoded]) -> None:
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         last, seen = LastPosition(model, batch, RECORD), [dict[Head, Tensor]() for _ in each]
         if minority(batch[0].prompt)[0]:
             shortcuts = torch.stack([minority_shortcut(last.capture, model, heads) for heads in each])
             answered = last.answers_of(last.capture.resid_final + A_C * shortcuts)
         else:
             answered = last.answers([recency_shortcut(model, *of, last.capture) for of in zip(each, seen, strict=True)])
-        plain = last.plain_answer()
-        for i in range(len(each)):
-            answers.put((c, 0, i), index, *plain)
-        answers.put_each(((c, 1, i) for i in range(len(each))), index, *answered)
-        true = places_of(batch).true
-        for h, (head, i) in enumerate(set_of.items()):
-            own = last.capture.weights[head.layer][:, head.head]
-            for r, weights in enumerate((own, seen[i].get(head, own))):
-                attention[c, r, index, h] = (weights * true.to(weights)).sum(-1).float().cpu().numpy()
+        both = (torch.stack([one.expand_as(of), of]) for one, of in zip(last.plain_answer(), answered, strict=True))
+        weights = torch.stack([last.capture.weights[layer][:, head] for layer, head in set_of])
+        with_remedy = [seen[i].get(head, own) for (head, i), own in zip(set_of.items(), weights, strict=True)]
+        attention = torch.stack([weights, torch.stack(with_remedy)]) * places_of(batch).true.to(weights)
+        return answers_of(batch, *both) | {"attention_true": attention.sum(-1).float().movedim(-1, 0)}
 
-    for c, (name, change) in enumerate(changes.items()):
-        answers.encoded = encode([change(e.prompt) for e in encoded])
-        run_batches(f"remedies, {name}", answers.encoded, 2048, partial(run, c))
-    coordinates = {"change": list(changes), "remedy": list(REMEDIES), "heads": list(sets)}
-    variables = {"attention_true": (("change", "remedy", "prompt", "named_head"), attention), **answers.variables(*coordinates)}
-    return observations(encoded, variables, **coordinates, named_head=[*map(str, set_of)])
+    def read(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
+        return read_batches(f"remedies, {name}", changed, 2048, run)
+
+    arrays = in_changes(encoded, changes, encode, read)
+    attention = ("prompt", "change", "remedy", "named_head"), arrays.pop("attention_true")
+    names = {"change": list(changes), "remedy": list(REMEDIES), "heads": list(sets), "named_head": [*map(str, set_of)]}
+    return observations("mitigations", encoded, {"attention_true": attention, **arrays}, **names)
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:

@@ -39,7 +39,7 @@ from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.increases import increases
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.observations import variables_of
+from towerlab.measure.observations import with_dims
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
 from towerlab.progress import say
@@ -89,7 +89,7 @@ def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) ->
     every = dict.fromkeys([*(head for heads in first for head in heads), *(head for heads in random for head in heads if head)])
     names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
     reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank"])
-    lists = variables_of("paper", in_context_head=names[0], random_head=names[1])
+    lists = with_dims("paper", {"in_context_head": names[0], "random_head": names[1]})
     of_sets = xr.Dataset(lists, {"word_set": sets, "rank": range(1, len(names[0][0]) + 1)})
     return xr.merge([data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override")
 
@@ -102,7 +102,7 @@ def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
         means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
         out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values)))
         out[name] = data[name].isel(layer=layer, head=head).drop_vars(["layer", "head"])
-    return out.assign_coords(layer=data["layer"], head=data["head"])
+    return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
 
 
 def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
@@ -163,5 +163,5 @@ def _paper_changes(run: Run) -> xr.Dataset:
         few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]
     changes = {name: CHANGES[name] for name in names}
-    data = run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode, "change"))).data
+    data = run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))).data
     return summed_up(data.drop_attrs(deep=False), heads)

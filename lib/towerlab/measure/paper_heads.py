@@ -39,7 +39,7 @@ from towerlab.measure.conditions import Changes, Encode
 from towerlab.measure.increases import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
-from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.observations import observations, with_dims
 from towerlab.measure.paper import encoded_sets
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
@@ -80,11 +80,11 @@ def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[li
 def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode) -> xr.Dataset:
     """`attention` and `reading` of some heads at labels, and answers to the query of the other class: see the module."""
     plain, flipped = (label_reads(model, encode([CHANGES[name](e.prompt) for e in encoded]), heads, ranks=False) for name in ASKED)
-    variables = variables_of(
-        "paper_ablations", attention=np.stack([plain["attention"], flipped["attention"]]), reading=plain["reading"].values,
-        flipped_log_prob_true=flipped["log_prob_true"].values, flipped_log_prob_other=flipped["log_prob_other"].values,
-    )  # fmt: skip
-    return observations(encoded, variables, change=list(ASKED), named_head=[*map(str, heads)])
+    arrays = {
+        "attention": np.stack([plain["attention"], flipped["attention"]], 1), "reading": plain["reading"].values,
+        "flipped_log_prob_true": flipped["log_prob_true"].values, "flipped_log_prob_other": flipped["log_prob_other"].values,
+    }  # fmt: skip
+    return observations("paper_ablations", encoded, arrays, change=list(ASKED), named_head=[*map(str, heads)])
 
 
 def _prompts(run: Run) -> tuple[list[Encoded], list[Encoded]]:
@@ -130,7 +130,7 @@ def _paper_ablations(run: Run) -> Recording:
     zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets), stage="zeroed."))
     looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode), stage="looks.")).data
     lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
-    of_heads = xr.Dataset(variables_of(name, **lists, log_prob_lost=lost.fillna(0).values))
+    of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.fillna(0).values}))
     sizes = {"rank": range(1, 1 + len(foo_heads)), "layer": range(model.n_layers), "head": range(model.n_heads)}
     every = xr.merge([zeroed.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override")
     control = zeroed.control

@@ -29,13 +29,13 @@ from twotowers import choose
 from twotowers.errors import TwoTowersError
 
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import observations, read_prompts, variables_of
+from towerlab.measure.observations import observations, read_batches, read_prompts, with_dims
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import Capture, plain_z
 from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import halved, run_batches
+from towerlab.model.memory import halved
 from towerlab.model.model import Model, widen
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, Prompt
@@ -53,7 +53,8 @@ def of_prompts(model: Model, at: Sequence[int], encoded: Sequence[Encoded], shuf
     """
     some = [encoded[i] for i in at]
     each = [function_vector_scores(model, encoded, shuffled, at), *task_subspace_scores(model, some).values()]
-    return observations(some, {"score": (("ranking", "prompt", "layer", "head"), np.stack(each))}, ranking=list(EACH))
+    score = ("ranking", "prompt", "layer", "head"), np.stack(each)
+    return observations("rankings", some, {"score": score}, ranking=list(EACH))
 
 
 def scores(model: Model, heads: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
@@ -62,7 +63,7 @@ def scores(model: Model, heads: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
     induction, control = (induction_scores(model, repeat) for repeat in (True, False))
     of = {name: values.transpose("layer", "head").values for name, values in choose.rankings(heads).items()}
     of |= {"induction": induction} | dict(zip(EACH, data["score"].mean("prompt").values, strict=True))
-    variables = variables_of("rankings", score=np.stack(list(of.values())), induction_control=control)
+    variables = with_dims("rankings", {"score": np.stack(list(of.values())), "induction_control": control})
     return xr.Dataset(variables, {"ranking": list(of), "layer": range(model.n_layers), "head": range(model.n_heads)})
 
 
@@ -133,20 +134,17 @@ def function_vector_scores(
     """
     z = widen(plain_z(model, encoded))
     means = torch.stack([_task_mean(z, encoded, i) for i in at])
-    out = np.empty((len(at), model.n_layers, model.n_heads))
-    heads = list(np.ndindex(out.shape[1:]))
+    every = model.n_layers, model.n_heads
 
     @torch.inference_mode()
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         last = LastPosition(model, batch)
         z = dict(enumerate(means[index].transpose(0, 1)))
-        edits = [feed([head], z) for head in heads]
-        _, log_prob = last.answers([UNCHANGED, *edits])
+        _, log_prob = last.answers([UNCHANGED, *(feed([head], z) for head in np.ndindex(every))])
         p = log_prob[..., 0].exp()
-        out[index] = (p[1:] - p[:1]).unflatten(0, out.shape[1:]).movedim(-1, 0).numpy()
+        return {"score": (p[1:] - p[0]).T.unflatten(1, every)}
 
-    run_batches("function vectors", [shuffled[i] for i in at], 4096, run)
-    return out
+    return read_batches("function vectors", [shuffled[i] for i in at], 4096, run)["score"]
 
 
 def _task_mean(z: Float[Tensor, "prompt layer head d_head"], encoded: Sequence[Encoded], i: int) -> Tensor:

@@ -32,7 +32,7 @@ def other_halves(run: Run, name: str, encoded: Sequence[Encoded]) -> list[list[t
     """The `turns` of a recipe for the entry "NAME, other halves": of every prompt, the set that locating prompts of other class pairs
     and other label pairs choose. None where a turn's locating prompts name no heads."""
     locating = of_labels(Recording(run.measured("locating")), "arbitrary").data
-    prompts = observations(encoded, {}).assign(at=("prompt", range(len(encoded))))
+    prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     turns = []
     for chooses, judges in choose.turns(locating, prompts):
         heads = choose.head_sets(chooses, run.settings.top_k)[name]

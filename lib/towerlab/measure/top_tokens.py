@@ -29,7 +29,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.heads import Head, check_inside, listed
+from twotowers.heads import Head, listed
 from twotowers.store import RELATIONS
 
 from towerlab.measure.chain import JUDGING, Run
@@ -50,11 +50,10 @@ TOP = 10
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
     """See the module. The mean that is taken out is one over all prompts.
 
-    Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for a head outside the model
-    and prompts as `measure.heads`.
+    Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for prompts as
+    `measure.heads`.
     """
     heads = list(dict.fromkeys(Head(*head) for head in heads))
-    check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 
@@ -86,7 +85,8 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) 
         of_labels[:, [head.layer == 0 for head in heads], WHAT.index("key, attention only")] = empty
         variables[name] = (("prompt", "listed_head", "what", "place", "mean", "rank"), of_labels)
         variables[f"query_{name}"] = (("prompt", "listed_head", "mean", "rank"), of[:, :, -1])
-    return observations(encoded, variables, **listed(heads), what=list(WHAT), mean=list(MEAN), rank=np.arange(1, ids.shape[-1] + 1))
+    names = {"what": list(WHAT), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
+    return observations("top_tokens", encoded, variables, **listed(heads), **names)
 
 
 def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Float[Tensor, "batch d_model"]:

@@ -23,18 +23,18 @@ from itertools import product
 
 import torch
 import xarray as xr
+from torch import Tensor
 from twotowers import choose
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
 from towerlab.measure.directions import at_positions, directions_of_run, of_other_labels, random_directions
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, DRAWS, by_increase, other_halves, present, random_sets
-from towerlab.model.edits import Edit, steer
+from towerlab.model.edits import steer
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -54,29 +54,28 @@ def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficie
         coefficients: of the query's direction and of the keys', every pair of them.
 
     Cost: a run of each prompt, and one of the last position alone for each name and pair of coefficients. Raises TwoTowersError for
-    heads outside the model, and for a class pair without a direction.
+    a class pair without a direction.
     """
-    for heads, of in moved.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
+    for _, of in moved.values():
         if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
             raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
     layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
-    answers = Answers(encoded, len(moved), len(coefficients), len(coefficients))
+    shape = len(moved), len(coefficients), len(coefficients)
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         at = torch.tensor([e.label_positions for e in batch])
         vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
-        edits: dict[tuple, Edit] = {}
-        for h, (heads, of) in enumerate(moved.values()):
-            query, keys = vectors[id(of)]
-            for (q, by_query), (k, by_keys) in product(enumerate(coefficients), repeat=2):
-                scaled = {layer: by_query * query[layer] for layer in query}, {layer: by_keys * keys[layer] for layer in keys}
-                edits[h, q, k] = steer(heads, *scaled, at)
-        answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
+        edits = []
+        for heads, of in moved.values():
+            for by in product(coefficients, repeat=2):  # the query's, and that of keys
+                scaled = ({layer: c * x[layer] for layer in x} for c, x in zip(by, vectors[id(of)], strict=True))
+                edits.append(steer(heads, *scaled, at))
+        answered = LastPosition(model, batch).answers(edits)
+        return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
 
-    run_batches("towers moved", encoded, 2048, run)
     every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
-    return observations(encoded, answers.variables("heads", *every), heads=list(moved), **every)
+    arrays = read_batches("towers moved", encoded, 2048, run)
+    return observations("tower_grid", encoded, arrays, heads=list(moved), **every)
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.errors import TwoTowersError
+from twotowers.heads import check_inside
 
 from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
 from towerlab.model.capture import capture, label_log_probs
@@ -68,7 +69,8 @@ class LastPosition:
 
     @torch.inference_mode()
     def answers(self, edits: Sequence[Edit], max_rows: int = 1024) -> TopAndLogProbs:
-        """As `edits.answers`. Memory: `max_rows` rows at a time. Raises TwoTowersError for edits of other positions."""
+        """As `edits.answers`. Memory: `max_rows` rows at a time. Raises TwoTowersError for edits of other positions
+        and of heads outside the model."""
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
         for chunk, final in self.finals(edits, max_rows):
@@ -90,6 +92,8 @@ class LastPosition:
         """(indices of some edits, the final residual streams under them), until all are done: see `answers`."""
         if any(edit.at is not None for edit in edits):
             raise TwoTowersError("an edit of other positions than the last: give it to edits.answers")
+        for edit in edits:
+            check_inside(edit.heads, self.model.n_layers, self.model.n_heads, self.model.name)
         yield from self.in_chunks(
             [edit.first_layer for edit in edits], lambda chunk: self._final([edits[i] for i in chunk]), max_rows
         )
