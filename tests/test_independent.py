@@ -6,15 +6,12 @@ import tiny_blocks
 from conftest import TINY, tiny
 from independent import Formulas, log_softmax
 from tolerances import LOGITS
-from towerlab.measure.ablations import ablations, single_ablations
+from towerlab.measure.ablations import EDGES, ablations, closed_edges, knockouts, single_ablations
 from towerlab.measure.answers import answers
-from towerlab.measure.directions import class_directions
-from towerlab.measure.heads import heads
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import heads, increases
 from towerlab.measure.interchanges import interchanges, pairs_of
-from towerlab.measure.knockouts import EDGES, closed_edges, knockouts
 from towerlab.measure.label_reads import label_reads, towers
-from towerlab.measure.tower_grid import tower_grid
+from towerlab.measure.tower_grid import class_directions, tower_grid
 from towerlab.model import loading
 from towerlab.model.unembed import NORMS
 from towerlab.prompts.blocks import draw_blocks
@@ -196,7 +193,7 @@ def test_every_head_ablated_alone(pair, where, float64):
 def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
     model, by_hand, encoded, _ = pair
     edges = EDGES | {"nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
-    monkeypatch.setattr("towerlab.measure.knockouts.EDGES", edges)
+    monkeypatch.setattr("towerlab.measure.ablations.EDGES", edges)
     data = knockouts(model, encoded, range(model.n_layers + 1))
     for name, maker in edges.items():
         closed = closed_edges(encoded, maker).numpy()

@@ -8,7 +8,7 @@ from reference import Reference, log_prob
 from towerlab.measure.case import WEIGHTS, case
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import attention_in
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.paper import encoded_sets, in_context_heads, random_partners, summed_up, with_readings
 from towerlab.model.token_text import Lexicon

@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 import xarray as xr
-from towerlab.measure import directions
 from towerlab.measure import heads as heads_module
+from towerlab.measure import tower_grid
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.cost import cost
@@ -45,17 +45,17 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     def labels(encoded):
         return {"/".join(e.prompt.labels) for e in encoded}
 
-    monkeypatch.setattr(directions, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
+    monkeypatch.setattr(tower_grid, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
     run = Run(Settings(k=1, separator="space", labels=LABELS))
     few = run.few()
-    halves = directions.of_other_labels(run, few)
+    halves = tower_grid.of_other_labels(run, few)
     assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
     for at, of_directions in halves:
         theirs, mine = of_directions.attrs["labels"], labels([few[i] for i in at])
         assert not theirs & mine and theirs | mine == set(LABELS)
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
     with pytest.raises(NotTestable, match="at least two"):
-        directions.of_other_labels(alone, alone.few())
+        tower_grid.of_other_labels(alone, alone.few())
 
 
 @pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels

@@ -4,8 +4,7 @@ import numpy as np
 import tiny_blocks
 import xarray as xr
 from conftest import refused, tiny
-from towerlab.measure.directions import class_directions, random_directions
-from towerlab.measure.tower_grid import tower_grid, without_negative
+from towerlab.measure.tower_grid import class_directions, random_directions, tower_grid, without_negative
 from twotowers.heads import Head
 
 

@@ -30,8 +30,8 @@ from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head, check_inside, named
 
 from towerlab.measure.conditions import true_first
-from towerlab.measure.directions import BLOCKS, class_directions
 from towerlab.measure.heads import heads as measure_heads
+from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.model import loading, query_key
 from towerlab.model.capture import Capture, capture, logit_difference_rows
 from towerlab.model.edits import edited, everywhere, steer, zero

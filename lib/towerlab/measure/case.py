@@ -7,7 +7,7 @@ Every variable has a dimension `prompt` of length one. "The word" is the true la
 all blocks `block_increase`; of the named heads
 
 - `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank): top words of values and keys at label
-  positions and of the last query, as in `measure.top_tokens`, nothing taken out (v1 table 1);
+  positions and of the last query, as in `measure.label_reads`, nothing taken out (v1 table 1);
 - `attention`, `place_increase` (prompt, named_head, place): weight of the last position on each label, and the increase of the true
   label by this label's value with that weight: the paper's subhead (v1 appendix E), nats;
 - `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0 to 1 (v1 figure 7), nats.
@@ -36,11 +36,10 @@ from torch import Tensor
 from twotowers.heads import Head
 
 from towerlab.measure.chain import Run
-from towerlab.measure.heads import at_labels
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import at_labels, increases
+from towerlab.measure.label_reads import top_tokens
 from towerlab.measure.observations import observations, read_prompts
 from towerlab.measure.paper import case_of
-from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, norm_eps, rms, widen

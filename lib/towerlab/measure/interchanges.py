@@ -38,6 +38,7 @@ from towerlab.prompts.blocks import donors_of, draw_blocks, texts_of_one_length
 from towerlab.prompts.prompt import Encoded, encode_all
 from towerlab.prompts.variants import with_query
 
+
 class Pair(NamedTuple):
     """The prompt that runs, and the prompt that parts are taken from; `kind` says in what they differ: query, keys or values."""
 

@@ -3,6 +3,8 @@
     data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
     (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
     towers(model, encoded, [Head(18, 6)])                    # queries, and keys at label positions, as vectors
+    data = top_tokens(model, heads, encoded)                 # words: a few prompts, as every reading of every place is kept
+    data.sel(what="key", mean="taken out")["token"]          # (prompt, head, place, rank)
 
 `vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables, (prompt, listed_head, place):
 
@@ -15,21 +17,39 @@
 
 Which label stands at a place follows from the coordinates `true` (does it carry the query's label?), `true_label` and
 `labels`. And the model's answers (prompt,). The recipe `label_reads` keeps the ranks; `paper` all but `other_rank`.
+
+*Words*, recipe `top_tokens`. Readings at the label positions, `token`, `relation` (prompt, head, what, mean, place, rank):
+
+- "value": the value-output vector `W_O^h W_V^h norm(x)`, what the head would write from there (v1 table 1);
+- "key": the layer's input, which the key matrix reads; the same for all heads of a layer;
+- "key, attention only": the attention outputs gathered so far, that is the layer's input minus the embedding and minus
+  all earlier FFN outputs (as in the authors' code). Empty in layer 0.
+
+And at the last position the same three with query_ before their names (prompt, head, mean, rank): the query before
+rotation, carried through W_K into the space that the key matrix reads.
+
+`mean`: "kept", or "taken out": less the mean over the prompts at the same place, as most of an unchanged key or query is
+the same in every prompt and says nothing of its text. bs-values have the final norm's scale frozen (nats). Stop words
+and punctuation are passed over, unless they are labels. `relation` is an index of RELATIONS: how the token relates to the
+demonstration of its place (to the query, for queries). A label of several tokens is known by its first, as everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable
 from twotowers.heads import Head, listed
 from twotowers.schema import LISTED
+from twotowers.store import RELATIONS
 
-from towerlab.measure.chain import Run
+from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.heads import at_labels, label_readings
 from towerlab.measure.observations import ANSWERS, answers_in, observations, read_prompts
 from towerlab.measure.recipe import Recipe
@@ -37,7 +57,13 @@ from towerlab.measure.sets import present, random_sets
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, check_labels_left, label_values
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.model.token_text import Lexicon, content_words
+from towerlab.prompts.blocks import class_words
+from towerlab.prompts.prompt import Encoded, Prompt
+
+WHAT = ("value", "key", "key, attention only")
+MEAN = ("kept", "taken out")
+TOP = 10
 
 
 def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True) -> xr.Dataset:
@@ -111,3 +137,82 @@ def _towers(run: Run) -> Recipe:
         raise NotTestable("no head attends more to labels of the query's class")
     best = [*run.sets["by attention"][:1], *run.sets["by writing"][:1]]
     return Recipe(towers, run.judging(0.5), (list(dict.fromkeys(best)),))
+
+
+def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
+    """See the module. The mean that is taken out is one over all prompts.
+
+    Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for prompts as
+    `measure.heads`.
+    """
+    heads = list(dict.fromkeys(Head(*head) for head in heads))
+    check_labels_left(encoded)
+    lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
+
+    readings = [*([*range(len(encoded[0].label_positions))] * len(WHAT)), None]  # of what, at which place; last the query
+
+    def read(capture: Capture) -> dict[str, Tensor]:
+        at, vectors = capture.label_positions[..., None].expand(-1, -1, model.d_model), []
+        for layer, head in heads:
+            value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
+            attention_sum = capture.stream_attention[:layer].sum(0) if layer else torch.zeros_like(capture.stream_inputs[0])
+            keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], attention_sum)]
+            query = carried_query(capture, model, layer, head)[:, None]
+            vectors.append(torch.cat([x.to(value) for x in (value, *keys, query)], 1))
+        return {"vectors": torch.stack(vectors, 1), "scale": unembed.norm_scale(capture.resid_final, model.unembedding)}
+
+    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
+    labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
+    stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
+    x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
+    both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, reading, mean, d_model)
+    scales = scale[:, None, None, None].expand(both.shape[:-1])
+    ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
+    relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
+    for (i, e), (r, place) in product(enumerate(encoded), enumerate(readings)):
+        relation[i, :, r] = _codes(ids[i, :, r], e, place, class_words(), lexicon)
+    variables: dict = {}
+    for name, of, empty in (("token", token, ""), ("relation", relation, 0)):
+        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(WHAT), -1, *of.shape[3:])
+        of_labels[:, [head.layer == 0 for head in heads], WHAT.index("key, attention only")] = empty
+        variables[name] = (("prompt", "listed_head", "what", "place", "mean", "rank"), of_labels)
+        variables[f"query_{name}"] = (("prompt", "listed_head", "mean", "rank"), of[:, :, -1])
+    names = {"what": list(WHAT), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
+    return observations("top_tokens", encoded, variables, **listed(heads), **names)
+
+
+def carried_query(capture: Capture, model: Model, layer: int, head: int) -> Float[Tensor, "batch d_model"]:
+    """The last query, before rotation and with its scaling, carried through W_K (needs "streams")."""
+    normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1])
+    query = query_key.queries(model, layer, normed)[:, head]
+    return query_key.query_in_input_space(model, layer, head, query, normed)
+
+
+def relations_of(prompt: Prompt, place: int | None, words: Mapping[str, Iterable[str]]) -> dict[str, int]:
+    """Word (lower case) -> its relation to the demonstration at `place`, or to the query (None), as a code.
+
+    What stands in the prompt says nothing of its class: words of other texts have no relation. A word of both classes is of its own.
+    """
+    parts = [(d.text, d.label, d.cls) for d in prompt.demonstrations] + [(prompt.query, prompt.true_label, prompt.cls)]
+    text, label, cls = parts[-1 if place is None else place]
+    groups: list[tuple[str, Iterable[str]]] = []  # later ones win
+    groups += [("other class", words.get(of, ())) for _, _, of in parts if of != cls]
+    groups += [("own class", words.get(cls, ()))]
+    groups += [("none", content_words(other)) for other, _, _ in parts]
+    groups += [("own text", content_words(text))]
+    groups += [("own label" if word == label else "other label", [word]) for word in prompt.labels]
+    return {word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group}
+
+
+def _codes(ids: np.ndarray, e: Encoded, place: int | None, words: Mapping[str, Iterable[str]], lexicon: Lexicon) -> np.ndarray:
+    """`relations_of` tokens. A label's token may be a piece of it."""
+    codes = relations_of(e.prompt, place, words)
+    codes |= {lexicon.plain[token]: codes[label.casefold()] for label, token in e.label_ids.items()}
+    return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
+
+
+def _top_tokens(run: Run) -> Recipe:
+    """Words read in three located heads and in the two best by attention, on a block of every class pair."""
+    heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
+    encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
+    return Recipe(top_tokens, list(heads), (encoded,), along="listed_head")

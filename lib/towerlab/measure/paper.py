@@ -7,7 +7,7 @@ On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A), or the 
 
 Recipe `paper`, prompts as they are:
 
-- `increase` (prompt, layer, head), `block_increase` (prompt, layer, kind): v1 section 3.1, as in `measure.increases`, nats;
+- `increase` (prompt, layer, head), `block_increase` (prompt, layer, kind): v1 section 3.1, as in `measure.heads`, nats;
 - `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the heads with the largest mean increase on a set, and
   for each a random head of its layer that is not among them (v1 section 4.3); where no such head is left, of the nearest layer;
 - `own_rank`, `attention`, `reading` (prompt, named_head, place), of every head that either of them names: as in
@@ -37,7 +37,7 @@ from twotowers.heads import Head
 
 from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.conditions import attention_in
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.observations import with_dims
 from towerlab.measure.recipe import Recipe

@@ -36,7 +36,7 @@ from twotowers.recording import Recording, each_part, own, with_shared
 from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import Changes, Encode
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
 from towerlab.measure.observations import observations, with_dims
