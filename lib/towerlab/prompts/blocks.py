@@ -103,10 +103,7 @@ def draw_blocks(
     often. The four prompts of a block follow one another: order, mirror, and both again with the labels exchanged.
     Raises TwoTowersError for an unknown class, equal labels, and a class with fewer than k + 2 texts.
     """
-    pairs, labels = list(pairs or class_pairs()), list(labels or label_pairs())
-    texts = class_words() if texts is None else texts
-    if n < 1 or form.k < 1 or form.separator not in SEPARATORS:
-        raise TwoTowersError(f"{n} blocks of the form '{form}': give at least 1, k of at least 1 and a known separator")
+    pairs, labels, texts = list(pairs or class_pairs()), list(labels or label_pairs()), texts or class_words()
     _check(pairs, labels, texts, form.k)
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
     rounds = -(-n // len(pairs))
@@ -166,18 +163,13 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
     order ("TFFT": which places hold the query's class); form; text. Where all prompts have as many demonstrations also
     true (prompt, place).
     """
-    columns = {
-        "block": [p.block for p in prompts],
-        "pair": [p.dataset for p in prompts],
-        "labels": ["/".join(p.labels) for p in prompts],
-        "cls": [p.cls for p in prompts],
-        "query": [p.query for p in prompts],
-        "true_label": [p.true_label for p in prompts],
-        "true_first": [p.true_label == p.labels[0] for p in prompts],
-        "order": [p.order for p in prompts],
-        "text": [p.text for p in prompts],
-    }
-    out: dict = {name: ("prompt", np.array(values)) for name, values in columns.items()}
+    rows = [
+        {
+            "block": p.block, "pair": p.dataset, "labels": "/".join(p.labels), "cls": p.cls, "query": p.query,
+            "true_label": p.true_label, "true_first": p.true_label == p.labels[0], "order": p.order, "text": p.text,
+        } for p in prompts
+    ]  # fmt: skip
+    out: dict = {name: ("prompt", np.array([row[name] for row in rows])) for name in rows[0]}
     if len({len(p.demonstrations) for p in prompts}) == 1:
         out["true"] = (("prompt", "place"), np.array([p.is_true for p in prompts]))
     return out
@@ -194,7 +186,7 @@ def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
 
 
 def texts_of_one_length(
-    tokenizer, form: Form, pairs: Sequence[str] | None = None, texts: Mapping[str, Sequence[str]] | None = None
+    tokenizer, form: Form, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """Class -> those of its texts that have as many tokens as one another and as those of the other class of its pair.
 
@@ -202,8 +194,8 @@ def texts_of_one_length(
     and within it; of the lengths, the one that leaves the scarcer class most texts. Pairs with a class of fewer than
     k + 2 such texts are left out. `texts` as in `draw_blocks`.
     """
-    texts, out = class_words() if texts is None else texts, {}
-    for pair in pairs or class_pairs():
+    out = {}
+    for pair in pairs:
         lengths = {cls: _lengths(texts[cls], tokenizer, form) for cls in pair.split("/")}
         counts = [Counter(of_text.values()) for of_text in lengths.values()]
         length = max(sorted(counts[0] | counts[1]), key=lambda length: min(count[length] for count in counts))

@@ -106,16 +106,16 @@ def other_query(prompt: Prompt) -> Prompt:
     return with_query(prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls)
 
 
-ORDERS = patterns(CASE)[::-1]
-"""Every order of two true and two false demonstrations; the paper's first"""
+ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}
+"""Every order of two true and two false demonstrations, the paper's first -> a prompt in that order"""
 CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "as it is": lambda prompt: prompt,
     "labels exchanged": exchanged_labels,
     "one true fewer": one_fewer,
-    "true first": partial(in_order, pattern=ORDERS[-1]),
-    "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, ORDERS[-1])),
+    "true first": ORDERS["TTFF"],
+    "true first, labels exchanged": lambda prompt: exchanged_labels(ORDERS["TTFF"](prompt)),
     "query of the other class": other_query,
-    **{order: partial(in_order, pattern=order) for order in ORDERS[1:-1]},
+    **{order: change for order, change in ORDERS.items() if order not in ("FFTT", "TTFF")},
 }
 """Name -> how a prompt of a set is changed. The first, the fourth and those named after an order are all six orders (EMNLP table 8,
 as summarised)"""

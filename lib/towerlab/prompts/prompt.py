@@ -55,8 +55,6 @@ class Prompt:
     block: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.labels, str):
-            raise TwoTowersError(f"labels='{self.labels}' is one word: give a tuple, such as ('foo', 'bar')")
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
         check_labels(self.labels, self.true_label)

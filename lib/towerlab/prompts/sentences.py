@@ -17,7 +17,7 @@ import html
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from twotowers.paths import data_folder
 
 from towerlab.cache import user_cache
 from towerlab.progress import say
+from towerlab.prompts import blocks
 
 PAIRS = {
     "sentences": ("negative/positive", "science/sport"),
@@ -48,8 +49,7 @@ _SENTIMENT = {"0": "negative", "1": "positive"}
 _TREC = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human", "LOC": "location", "NUM": "number"}
 _AGNEWS = {"1": "world", "2": "sports", "3": "business", "4": "technology"}
 # The share of annotators who said hate, to its first digit: hate from a half on.
-_ETHOS = {share: "acceptable" for share in ("0", "0.0", "0.1", "0.2", "0.3", "0.4")}
-_ETHOS |= {share: "hate" for share in ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0", "1")}
+_ETHOS = {f"{tenths / 10}": "hate" if tenths >= 5 else "acceptable" for tenths in range(11)} | {"0": "acceptable", "1": "hate"}
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "sst2": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _SENTIMENT),
     "trec": ("latin-1", r"(?P<cls>[A-Z]+)(:\S*)? (?P<text>.*)", _TREC),
@@ -88,12 +88,13 @@ class Pin(Row):
 
 @cache
 def class_pairs(suite: str) -> tuple[str, ...]:
-    """The class pairs of a suite: those of PAIRS that are there, and other classes of one's own sentences two by two.
+    """The class pairs of a suite: of words, those of `blocks`; else those of PAIRS that are there, and other classes of one's own
+    sentences two by two.
 
     Raises TwoTowersError where there is one class alone; one without a partner is left out, and told.
     """
     if suite != "sentences":
-        return PAIRS[suite]
+        return blocks.class_pairs() if suite == "words" else PAIRS[suite]
     path = data_folder() / "sentences" / "own.csv"
     classes = list(dict.fromkeys(row.cls for row in read_table(path, Sentence)))
     known = tuple(pair for pair in PAIRS[suite] if {*pair.split("/")} <= {*classes})
@@ -106,8 +107,8 @@ def class_pairs(suite: str) -> tuple[str, ...]:
 
 
 @cache
-def class_texts(suite: str) -> dict[str, list[str]]:
-    """Class -> sentences of a suite of PAIRS; of the published sets as `set_texts`.
+def class_texts(suite: str) -> Mapping[str, list[str]]:
+    """Class -> texts of a suite; of the published sets as `set_texts`.
 
     Raises TwoTowersError when a file cannot be had.
     """
@@ -116,6 +117,8 @@ def class_texts(suite: str) -> dict[str, list[str]]:
         for row in read_table(data_folder() / "sentences" / "own.csv", Sentence, ("sentence",)):
             out.setdefault(row.cls, []).append(row.sentence)
         return dict(sorted(out.items()))
+    if suite == "words":
+        return blocks.class_words()
     return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
 
 

@@ -3,7 +3,7 @@
     blocks = draw_blocks(50, Form(2, "space"), seed=1)
     fewer = [one_fewer(p) for p in blocks]                # v1 section 5.1
     first = [in_order(p, patterns(p)[0]) for p in blocks] # true ones first, v1 section 5.2
-    factorial(blocks)                                     # order x label assignment x query class
+    factorial(blocks, patterns(blocks[0]))                # order x label assignment x query class
 
 Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt and its variants can
 be joined (`measure.answers.joined`) and resampled together. A pattern such as "FFTT" says which places hold
@@ -52,13 +52,8 @@ def patterns(prompt: Prompt) -> list[str]:
 
 
 def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
-    """The prompt with another query, a text of the class `cls`, whose label becomes the true one.
-
-    Raises TwoTowersError when no demonstration has the class.
-    """
-    label = next((d.label for d in prompt.demonstrations if d.cls == cls), None)
-    if label is None:
-        raise TwoTowersError(f"no demonstration has the class '{cls}': choose a class of the prompt")
+    """The prompt with another query, a text of the class `cls` of its demonstrations, whose label becomes the true one."""
+    label = next(d.label for d in prompt.demonstrations if d.cls == cls)
     return replace(prompt, query=query, cls=cls, true_label=label)
 
 
@@ -89,22 +84,21 @@ def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
     return out
 
 
-def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None) -> list[Prompt]:
-    """The first prompt of every block in all orders (or those given) x a query of either class x both assignments.
+def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
+    """The first prompt of every block in some orders x a query of either class x both assignments.
 
     A query of the other class is a random text of that class from the other prompts of the set. The design matrix
     (last label, mean place, match of query and label ...) follows from the coordinates order, labels and true_label.
     Raises TwoTowersError when no text of the other class is left.
     """
-    rng, texts = np.random.default_rng([0, 61]), _texts(blocks)
-    out = []
+    rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
-        other = next((d.cls for d in prompt.demonstrations if d.cls != prompt.cls), "")
-        free = [text for text in texts.get(other, ()) if text not in {d.text for d in prompt.demonstrations}]
+        other = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
+        free = [text for text in texts[other] if text not in {d.text for d in prompt.demonstrations}]
         if not free:
             raise TwoTowersError(f"no text of the class '{other}' is left for a query: draw more blocks")
         queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
-        for pattern, (query, cls) in product(orders or patterns(prompt), queries):
+        for pattern, (query, cls) in product(orders, queries):
             variant = with_query(in_order(prompt, pattern), query, cls)
             out += [variant, exchanged_labels(variant)]
     return sorted(out, key=lambda p: p.block)
@@ -112,11 +106,11 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None) -> 
 
 def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
     """Class -> the texts of the set that belong to it."""
-    out: dict[str, dict[str, None]] = {}
+    out: dict[str, list[str]] = {}
     for p in prompts:
         for text, cls in ((p.query, p.cls), *((d.text, d.cls) for d in p.demonstrations)):
-            out.setdefault(cls, {})[text] = None
-    return {cls: list(texts) for cls, texts in out.items()}
+            out.setdefault(cls, []).append(text)
+    return {cls: list(dict.fromkeys(texts)) for cls, texts in out.items()}
 
 
 def _rearrange(prompt: Prompt, places: Sequence[int]) -> Prompt:
