@@ -17,7 +17,6 @@ from towerlab.measure.sets import OTHER_HALVES, other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
 from twotowers import choose, schema
-from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.settings import Settings
@@ -48,14 +47,17 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     monkeypatch.setattr(tower_grid, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
     run = Run(Settings(k=1, separator="space", labels=LABELS))
     few = run.few()
-    halves = tower_grid.of_other_labels(run, few)
-    assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
-    for at, of_directions in halves:
+    run.__dict__["sets"] = {"by attention": [Head(0, 0)]}
+    (turns,) = tower_grid.other_labels(run, few)
+    assert sorted(i for at, _ in turns for i in at) == list(range(len(few)))
+    for at, moved in turns:
+        ((heads, of_directions),) = moved.values()
+        assert heads == [Head(0, 0)]
         theirs, mine = of_directions.attrs["labels"], labels([few[i] for i in at])
         assert not theirs & mine and theirs | mine == set(LABELS)
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
-    with pytest.raises(NotTestable, match="at least two"):
-        tower_grid.of_other_labels(alone, alone.few())
+    alone.__dict__["sets"] = run.sets
+    assert tower_grid.other_labels(alone, alone.few()) == []
 
 
 @pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels

@@ -143,9 +143,8 @@ def why(notebook: Path) -> str:
     """What went wrong in a notebook that papermill left unfinished, in one line: cell 3 says ValueError: ..."""
     try:
         whole = json.loads(notebook.read_text("utf8"))["cells"]
-        cells = [cell for cell in whole if not PAPERMILLS & {*cell["metadata"].get("tags", [])}]
-        outputs = [(i, o) for i, cell in enumerate(cells, 1) for o in cell.get("outputs", [])]
-        errors = [(i, o) for i, o in outputs if o["output_type"] == "error"]
+        cells = [cell.get("outputs", []) for cell in whole if not PAPERMILLS & {*cell["metadata"].get("tags", [])}]
+        errors = [(i, o) for i, outputs in enumerate(cells, 1) for o in outputs if o["output_type"] == "error"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"papermill could not start it: see {notebook.parents[1] / 'log' / notebook.name.removesuffix(FAILED)}.txt"
     if not errors:

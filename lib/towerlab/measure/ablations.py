@@ -121,9 +121,9 @@ def closed_edges(batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]) ->
     return closed
 
 
-def default_cuts(n_layers: int, n: int = 7) -> list[int]:
-    """n cuts evenly spaced between the layers, with 0 and `n_layers` besides."""
-    return np.unique(np.linspace(0, n_layers, n + 2).round().astype(int)).tolist()
+def default_cuts(n_layers: int) -> list[int]:
+    """Seven cuts evenly spaced between the layers, with 0 and `n_layers` besides."""
+    return np.unique(np.linspace(0, n_layers, 9).round().astype(int)).tolist()
 
 
 @torch.inference_mode()

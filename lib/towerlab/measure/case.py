@@ -94,7 +94,7 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
         last = [increases_with(model, capture, layer, of, of.sum(0) - of) for layer, of in enumerate(vectors)]
         of_positions = [increases_with(model, capture, layer, subvalues(model, capture, layer)[head]) for layer, head in heads]
         every = {
-            "sum_error": torch.tensor(error, dtype=torch.float64), "n_parts": torch.tensor(n),
+            "sum_error": error, "n_parts": torch.tensor(n),
             "increase": torch.stack(alone), "increase_last": torch.stack(last), "position_increase": torch.stack(of_positions),
             "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1], "neuron_increase": of_neurons, "neuron_rank": ranks,
             "head_to_neuron": torch.stack([from_heads(model, capture, vectors, *at) for at in numbers.tolist()]),
@@ -117,7 +117,7 @@ def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_
     return torch.stack([subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)])
 
 
-def sum_of_parts(model: Model, capture: Capture) -> tuple[float, int]:
+def sum_of_parts(model: Model, capture: Capture) -> tuple[Tensor, int]:
     """(error, number) of the sum of all parts: see the module."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     for layer in range(model.n_layers):
@@ -127,7 +127,7 @@ def sum_of_parts(model: Model, capture: Capture) -> tuple[float, int]:
             total += widen(part.to(total.device))
         n += of_heads.shape[0] * of_heads.shape[1] + len(neurons) + len(biases)
     final = widen(capture.resid_final[0])
-    return float((total - final).abs().max() / final.abs().max()), n
+    return (total - final).abs().max() / final.abs().max(), n
 
 
 def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.paths import data_folder, is_own, shipped_models, slug
-from twotowers.recording import Recording, each_part
+from twotowers.recording import Recording, each_part, with_shared
 from twotowers.settings import Settings
 from twotowers.store import NOT_TESTABLE
 
@@ -37,7 +37,7 @@ from towerlab.measure.recipe import Recipe, load_made, make
 from towerlab.model import files, packages
 from towerlab.progress import say
 from towerlab.prompts import sentences
-from towerlab.prompts.blocks import class_pairs, draw_blocks
+from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.paper_sets import paper_prompts, sentence_sets
 from towerlab.prompts.prompt import Encoded, Prompt, encode_all
 
@@ -142,9 +142,9 @@ class Run:
     def made(self, name: str) -> Recording:
         """The measurement, made anew."""
         result = recipe(name)(self)
-        if isinstance(result, Recipe):
-            return self.make(name, result)
-        return result if isinstance(result, Recording) else Recording(result)
+        recording = self.make(name, result) if isinstance(result, Recipe) else result
+        data, control = recording if isinstance(recording, Recording) else (recording, None)
+        return Recording(data, None if control is None else with_shared(control, data))
 
     def n_parts(self, name: str) -> int:
         """Parts of about a minute each. More parts cost more where a model is large: see `model.increase`."""
@@ -222,12 +222,12 @@ class Run:
     @cached_property
     def pairs(self) -> tuple[str, ...]:
         """The class pairs of the suite."""
-        return class_pairs() if self.settings.suite == "words" else sentences.class_pairs(self.settings.suite)
+        return sentences.class_pairs(self.settings.suite)
 
     @cached_property
-    def texts(self) -> Mapping[str, list[str]] | None:
-        """Class -> texts of the suite; None: the word lists."""
-        return None if self.settings.suite == "words" else sentences.class_texts(self.settings.suite)
+    def texts(self) -> Mapping[str, list[str]]:
+        """Class -> texts of the suite."""
+        return sentences.class_texts(self.settings.suite)
 
     @cached_property
     def form(self) -> Form:
@@ -239,10 +239,10 @@ class Run:
         keep = (grid["k"] == (k or grid["k"])) & (grid["separator"] == (separator or grid["separator"]))
         return choose.form(grid.isel(prompt=keep.values))
 
-    def blocks(self, n: int, seed: int, form: Form | None = None, pairs: Sequence[str] = ()) -> list[Prompt]:
-        """n blocks, of all class pairs or of some."""
-        seeds = [self.settings.seed, seed]
-        return draw_blocks(n, form or self.form, seed=seeds, pairs=pairs or self.pairs, labels=self.labels, texts=self.texts)
+    def blocks(self, n: int, seed: int, form: Form | None = None, **of: Any) -> list[Prompt]:
+        """n blocks, of all class pairs, label pairs and texts, or of some: as of `draw_blocks`."""
+        of = {"pairs": self.pairs, "labels": self.labels, "texts": self.texts} | of
+        return draw_blocks(n, form or self.form, seed=[self.settings.seed, seed], **of)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return encode_all(prompts, self.model.tokenizer, self.model.context)

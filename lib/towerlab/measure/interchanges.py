@@ -1,6 +1,6 @@
 """What moves the answer when only a head's query, keys or values come from another prompt. Chapter 11.
 
-    encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form)), tokenizer)
+    encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form, pairs, texts)), tokenizer)
     pairs = pairs_of(encoded, tokenizer)
     measured = interchanges(model, pairs, {"by attention": [(18, 6)]})
 
@@ -34,7 +34,7 @@ from towerlab.model.capture import label_log_probs
 from towerlab.model.edits import exchange
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
-from towerlab.prompts.blocks import donors_of, draw_blocks, texts_of_one_length
+from towerlab.prompts.blocks import donors_of, texts_of_one_length
 from towerlab.prompts.prompt import Encoded, encode_all
 from towerlab.prompts.variants import with_query
 
@@ -118,9 +118,7 @@ def _interchanges(run: Run) -> Recipe:
     classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
-    seed = [run.settings.seed, JUDGING]
     twice = run.repeatable(classes)  # a query comes from another block of the pair
-    blocks = draw_blocks(max(2, run.n_few), run.form, seed=seed, pairs=twice, labels=run.labels, texts=texts)
-    pairs = pairs_of(run.encode(blocks), run.model.tokenizer)
-    sets = present({BY_ATTENTION: run.sets[BY_ATTENTION]})
+    pairs = pairs_of(run.encode(run.blocks(max(2, run.n_few), JUDGING, pairs=twice, texts=texts)), run.model.tokenizer)
+    sets = present(run.sets, BY_ATTENTION)
     return Recipe(interchanges, pairs, (), sets, random_sets(run, sets, AT_LAST))

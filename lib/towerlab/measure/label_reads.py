@@ -72,7 +72,6 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for no
     prompts, prompts without a true and a false demonstration, and unequal numbers of demonstrations.
     """
-    heads = list(dict.fromkeys(Head(*head) for head in heads))
     check_labels_left(encoded)
     layers, numbers = map(list, zip(*heads, strict=True))
 
@@ -102,6 +101,15 @@ def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head)
     return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
+def query_and_keys(
+    model: Model, capture: Capture, layer: int
+) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch place kv_head d_head"]]:
+    """The last position's queries, scaled, and the keys at label positions; both before rotation (needs "streams")."""
+    x = query_key.normed(model, layer, capture.stream_inputs[layer])
+    at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
+    return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, x.gather(1, at))
+
+
 def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
     """`query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head, place, component).
 
@@ -111,13 +119,11 @@ def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> x
     check_labels_left(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        queries, keys = [], []
-        for layer, head in heads:
-            x = query_key.normed(model, layer, capture.stream_inputs[layer])
-            at = capture.label_positions[:, :, None].expand(-1, -1, x.shape[-1])
-            queries.append(query_key.queries(model, layer, x[:, -1])[:, head])
-            keys.append(query_key.keys(model, layer, x.gather(1, at))[:, :, model.value_head(head)])
-        return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(keys, 1)}
+        both = [(head, *query_and_keys(model, capture, layer)) for layer, head in heads]
+        return {
+            "query_vector": torch.stack([query[:, head] for head, query, _ in both], 1),
+            "key_vector": torch.stack([keys[:, :, model.value_head(head)] for head, _, keys in both], 1),
+        }
 
     arrays = read_prompts("towers", model, encoded, {"streams"}, read)
     return observations("towers", encoded, arrays, **listed(heads))
@@ -145,7 +151,6 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) 
     Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for prompts as
     `measure.heads`.
     """
-    heads = list(dict.fromkeys(Head(*head) for head in heads))
     check_labels_left(encoded)
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 

@@ -45,11 +45,11 @@ from twotowers import choose
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import observations, read_batches
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
-from towerlab.model.capture import capture, check_labels_left, plain_z
-from towerlab.model.edits import UNCHANGED, Edit, Places, Weights, attend, edited, feed, places_of, preference, reversed_weights
+from towerlab.model.capture import check_labels_left, plain_z
+from towerlab.model.edits import UNCHANGED, Edit, Places, Weights, answers, attend, feed, places_of, preference, reversed_weights
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
@@ -99,11 +99,8 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
         with reading_all(model, read):
             last = LastPosition(model, batch)
         makes: list[Make] = [partial(attend, weights=weights), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
-        plain, swapped, effect = _effects(last, attend(every_head, weights), makes)
-        all_reversed = [swapped]
-        for at in positions_reversed(batch):
-            with edited(model, attend(every_head, weights, at)):
-                all_reversed.append(_differences(last, capture(model, batch).resid_final))
+        plain, effect = _effects(last, makes)
+        all_reversed = answers(model, batch, [attend(every_head, weights, at) for at in positions_reversed(batch)])
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
         stand = [[(e.label_positions, e.query_span, e.last) for e in prompts] for prompts in (batch, partners)]
@@ -112,8 +109,9 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
         theirs = _preferences(last, LastPosition(model, others), places)
         theirs[~torch.tensor(fits)] = torch.nan
         return {
-            "logit_difference": plain, "logit_difference_all_reversed": torch.stack(all_reversed, 1), "effect": effect,
-            "direct_effect": _direct_effects(last, makes), "preference": torch.stack([_preferences(last, last, places), theirs], 1),
+            "logit_difference": plain, "effect": effect, "direct_effect": _direct_effects(last, makes),
+            "logit_difference_all_reversed": answers_of(batch, *all_reversed)["logit_difference"],
+            "preference": torch.stack([_preferences(last, last, places), theirs], 1),
         }  # fmt: skip
 
     arrays = read_batches("looks", encoded, 2048, run)
@@ -153,15 +151,14 @@ def _preferences(last: LastPosition, other: LastPosition, places: Places) -> Flo
     return torch.stack(each, 1)
 
 
-def _effects(last: LastPosition, all_reversed: Edit, makes: Sequence[Make]) -> tuple[Tensor, Tensor, Tensor]:
-    """Logit differences (batch), plain and with all heads reversed; effects of each head (batch, contrast, layer, head)."""
+def _effects(last: LastPosition, makes: Sequence[Make]) -> tuple[Tensor, Tensor]:
+    """Plain logit differences (batch), and effects of each head (batch, contrast, layer, head)."""
     every = last.model.n_layers, last.model.n_heads
-    edits = [UNCHANGED, all_reversed, *(make([head]) for make in makes for head in np.ndindex(every))]
+    edits = [UNCHANGED, *(make([head]) for make in makes for head in np.ndindex(every))]
     differences = torch.empty(len(edits), len(last.batch), dtype=torch.double)
     for rows, final in last.finals(edits):
         differences[rows] = _differences(last, final)
-    plain, swapped, *_ = differences
-    return plain, swapped, (plain - differences[2:]).T.unflatten(1, (len(makes), *every))
+    return differences[0], (differences[0] - differences[1:]).T.unflatten(1, (len(makes), *every))
 
 
 def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> Float[Tensor, "batch contrast layer head"]:
@@ -175,10 +172,10 @@ def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> Float[Tensor, 
 
 
 def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
-    """Those of POSITIONS after the first."""
-    at = torch.zeros(len(POSITIONS) - 1, len(batch), len(batch[0].ids), dtype=torch.bool)
+    """POSITIONS."""
+    at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        at[0, row, slice(*e.query_span)] = at[1, row, e.query_span[0] :] = at[2, row] = True
+        at[0, row, -1] = at[1, row, slice(*e.query_span)] = at[2, row, e.query_span[0] :] = at[3, row] = True
     return at
 
 
@@ -190,4 +187,4 @@ def _looks(run: Run) -> xr.Dataset:
     words, encoded = run.settings.suite == "words", run.few()
     alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))).data
     senders = choose.by_effect(alone, SENDERS) if words else []
-    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,), stage="ways.")).data)
+    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,))).data)

@@ -98,7 +98,7 @@ def minority_shortcut(capture: Capture, model: Model, heads: Heads) -> Float[Ten
         for position, demonstration in zip(e.label_positions, e.prompt.demonstrations, strict=True):
             factor[row, position] = a_v * (demonstration.label == label)
     total = torch.zeros_like(capture.resid_final)
-    for layer, head in dict.fromkeys(heads):
+    for layer, head in heads:
         values = capture.values[layer][:, model.value_head(head)]
         z = torch.einsum("bp,bpk->bk", (capture.weights[layer][:, head] * factor).to(values), values)
         total += z @ model.output_weight(layer)[head].to(total)
@@ -152,6 +152,6 @@ def recency_shortcut(model: Model, heads: Heads, seen: dict[Head, Float[Tensor, 
 def _mitigations(run: Run) -> Recipe:
     """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
     check_one_can_go(run)
-    sets = present({"located": run.sets["located"]})
+    sets = present(run.sets, "located")
     changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
     return Recipe(remedied, run.few(), (changes, run.encode), sets, random_sets(run, sets, AT_LAST))

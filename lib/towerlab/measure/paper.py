@@ -59,15 +59,13 @@ FEW_SENTENCES = 20
 """Prompts of a set of sentences that are changed, at least"""
 
 
-def in_context_heads(increase: xr.DataArray, n: int | None = None) -> list[Head]:
-    """The paper's in-context heads: the largest mean increase over prompts, whatever its sign.
+def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
+    """The paper's in-context heads on one set: the largest mean increase over its prompts, whatever its sign.
 
-    Args:
-        increase: (prompt, layer, head), nats.
-        n: how many; default 20, as in the paper, or 5 of a model with fewer than 200 heads.
+    They are 20, as in the paper, or 5 of a model with fewer than 200 heads.
     """
-    mean = increase.mean("prompt")
-    return choose.top(mean, n or (20 if mean.size >= 200 else 5), least=-np.inf)
+    mean = paper["increase"].isel(prompt=(paper["pair"] == name).values).mean("prompt")
+    return choose.top(mean, 20 if mean.size >= 200 else 5, least=-np.inf)
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
@@ -84,7 +82,7 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
 def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
     """The increases of these prompts, with the lists of heads that they give and what these heads read off the labels."""
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
-    first = [in_context_heads(data["increase"].isel(prompt=(data["pair"] == name).values)) for name in sets]
+    first = [in_context_heads(data, name) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
     every = dict.fromkeys([*(head for heads in first for head in heads), *(head for heads in random for head in heads if head)])
     names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
@@ -131,8 +129,7 @@ def case_of(run: Run) -> tuple[Model, Encoded, list[Head]]:
         sets = paper["word_set"].values.tolist()
         name = CASE_OF[suite] if CASE_OF[suite] in sets else sets[0]
         prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name])[0]
-    heads = in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == prompt.dataset).values))
-    return run.model, _encoded(run, [prompt])[0], heads
+    return run.model, _encoded(run, [prompt])[0], in_context_heads(paper, prompt.dataset)
 
 
 def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -151,8 +148,7 @@ def _paper(run: Run) -> xr.Dataset:
     """The paper's sets as they are: increases, the heads that are largest by them, ranks and attention in these heads; in a quick
     look only the two sets whose lists of heads the paper shows."""
     encoded = encoded_sets(run, WORD_SETS if run.n_prompts > QUICK_PROMPTS else LISTED_SETS)
-    data = run.make("paper", Recipe(increases, encoded)).data
-    return with_readings(run.model, encoded, data.drop_attrs(deep=False))
+    return with_readings(run.model, encoded, run.make("paper", Recipe(increases, encoded)).data)
 
 
 def _paper_changes(run: Run) -> xr.Dataset:
@@ -163,5 +159,4 @@ def _paper_changes(run: Run) -> xr.Dataset:
         few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]
     changes = {name: CHANGES[name] for name in names}
-    data = run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))).data
-    return summed_up(data.drop_attrs(deep=False), heads)
+    return summed_up(run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))).data, heads)

@@ -31,7 +31,7 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
-from twotowers.recording import Recording, each_part, own, with_shared
+from twotowers.recording import Recording
 
 from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.chain import Run
@@ -46,7 +46,7 @@ from towerlab.measure.sets import random_sets
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import CHANGES, LABELS, ORDERS
 from towerlab.prompts.prompt import Encoded
-from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
+from towerlab.prompts.variants import exchanged_labels, one_fewer
 
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
 """Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on, that judge, under remedies.
@@ -54,11 +54,7 @@ Where a set has few, which is so of large models, a half of them judge, and a th
 DRAWS = 5
 FOO, BAR, TWELVE = "foo-heads", "bar-heads", "the twelve"
 ASKED = ("as it is", "query of the other class")
-REMEDIED: Changes = {
-    "one true fewer": one_fewer,
-    "one false fewer": partial(one_fewer, kind=False),
-    **{order: partial(in_order, pattern=order) for order in ORDERS},
-}
+REMEDIED: Changes = {"one true fewer": one_fewer, "one false fewer": partial(one_fewer, kind=False), **ORDERS}
 """Name -> how a prompt of a set is changed"""
 
 
@@ -120,21 +116,20 @@ def _paper_ablations(run: Run) -> Recording:
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     foo = run.measured("paper")["increase"]
     foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean("prompt")
-    bar = run.make(name, Recipe(increases, exchanged, stage="increase.")).data["increase"].mean("prompt")
-    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle), stage="alone.")).data
+    bar = run.make(name, Recipe(increases, exchanged)).data["increase"].mean("prompt")
+    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle))).data
     lost = singles["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve({"foo": foo, "bar": bar}, lost)
 
     judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
     sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
-    zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets), stage="zeroed."))
-    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode), stage="looks.")).data
+    zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets)))
+    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode))).data
     lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
     of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.fillna(0).values}))
     sizes = {"rank": range(1, 1 + len(foo_heads)), "layer": range(model.n_layers), "head": range(model.n_heads)}
     every = xr.merge([zeroed.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override")
-    control = zeroed.control
-    return Recording(every, None if control is None else with_shared(own(control, zeroed.data), every))
+    return Recording(every, zeroed.control)
 
 
 def _paper_remedies(run: Run) -> Recording:
@@ -143,4 +138,4 @@ def _paper_remedies(run: Run) -> Recording:
     sets = {TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]}
     recording = run.make("paper_remedies", Recipe(remedied, judges, (REMEDIED, run.encode), sets, _random(run, sets)))
     means = recording.data["attention_true"].mean("prompt")
-    return each_part(recording, lambda part: part.drop_vars("attention_true").assign(mean_attention_true=means))
+    return recording._replace(data=recording.data.assign(mean_attention_true=means))

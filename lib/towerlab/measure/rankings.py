@@ -37,7 +37,6 @@ from towerlab.model.edits import UNCHANGED, feed
 from towerlab.model.last_position import LastPosition
 from towerlab.model.memory import halved
 from towerlab.model.model import Model, widen
-from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import shuffled_labels
 
@@ -165,8 +164,7 @@ def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
 
 def _rankings(run: Run) -> xr.Dataset:
     """Known rankings of heads on blocks of four tasks: a function vector is a mean over blocks of one task."""
-    seed = [run.settings.seed, LOCATING]
-    few = draw_blocks(20, run.form, seed=seed, pairs=run.pairs[:4], labels=run.labels[:1], texts=run.texts)
+    few = run.blocks(20, LOCATING, pairs=run.pairs[:4], labels=run.labels[:1])
     located = choose.with_increase(run.measured("locating"), run.measured("norms"))
     encoded, shuffled = run.encode(few), run.encode(shuffled_labels(few))
     data = run.make("rankings", Recipe(of_prompts, range(len(few)), (encoded, shuffled))).data

@@ -3,7 +3,7 @@
     def _towers(run):
         return Recipe(towers, run.judging(0.5), (heads,))       # towers(model, encoded, heads), some prompts at a time
 
-A recipe of several stages calls `run.make(NAME, Recipe(..., stage="ways."))` for each and returns what comes of them.
+A recipe of several stages calls `run.make(NAME, Recipe(...))` for each, with functions of other names, and returns what comes of them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import xarray as xr
 from twotowers import schema, store
-from twotowers.recording import Recording, with_shared
+from twotowers.recording import Recording
 
 from towerlab.progress import part
 
@@ -45,8 +44,6 @@ class Recipe:
     turns: Sequence[Sequence[tuple[list[int], Sets]]] = ()
     """further entries along `heads`, each as its turns: which items, and the set of these, that other prompts choose"""
     along: str = "prompt"
-    stage: str = ""
-    """tells apart the parts of a measurement that is made in several stages"""
 
 
 def make(run: Run, name: str, recipe: Recipe) -> Recording:
@@ -58,14 +55,13 @@ def make(run: Run, name: str, recipe: Recipe) -> Recording:
     for number, turns in enumerate(recipe.turns):
         parts = []
         for turn, (at, sets) in enumerate(turns):
-            items, stage = [recipe.items[i] for i in at], f"{recipe.stage}turn {number}-{turn}."
-            part_of_turn = in_parts(run, name, replace(recipe, items=items, sets=sets, stage=stage))
-            parts.append(part_of_turn.assign_coords(at=("prompt", at)))
+            of_turn = replace(recipe, items=[recipe.items[i] for i in at], sets=sets)
+            parts.append(in_parts(run, name, of_turn, f"turn {number}-{turn}.").assign_coords(at=("prompt", at)))
         data = joined([data, joined(parts).sortby("at").drop_vars("at")], "heads")
     return Recording(data, control)
 
 
-def in_parts(run: Run, name: str, recipe: Recipe) -> xr.Dataset:
+def in_parts(run: Run, name: str, recipe: Recipe, turn: str = "") -> xr.Dataset:
     """The items some at a time: each part is kept beside the measurement's file until that is written, so that what was interrupted
     goes on after its last part. Equal settings make equal parts, interrupted or not."""
     arguments = recipe.arguments if recipe.sets is None else (recipe.sets, *recipe.arguments)
@@ -73,7 +69,7 @@ def in_parts(run: Run, name: str, recipe: Recipe) -> xr.Dataset:
     size = unit * math.ceil(len(items) / unit / run.n_parts(name))
     n = math.ceil(len(items) / size)
     for first in range(0, len(items), size):
-        path = run.path(name).with_name(f".{name}.{recipe.stage}{first}.part")
+        path = run.path(name).with_name(f".{name}.{recipe.measure.__name__}.{turn}{first}-{size}.part")
         recording = load_made(path, identity)
         if recording is None:
             start = time.monotonic()
@@ -83,8 +79,8 @@ def in_parts(run: Run, name: str, recipe: Recipe) -> xr.Dataset:
                 about = {"measurement": schema.PART, "identity": identity, "seconds": time.monotonic() - start}
                 store.save(recording, path, about)
                 recording = store.load(path)
-        parts.append(recording.data)
-    return parts[0] if n == 1 else joined([data.drop_attrs(deep=False) for data in parts], recipe.along)
+        parts.append(recording.data.drop_attrs(deep=False))
+    return parts[0] if n == 1 else joined(parts, recipe.along)
 
 
 def load_made(path: Path, identity: str = "") -> Recording | None:
@@ -111,9 +107,6 @@ def apart(both: xr.Dataset, control: Mapping[str, Sequence[Any]], drawn: str = "
     n = sum(map(len, control.values()))
     if not n:
         return Recording(both)
-    data, random = both.isel(heads=slice(-n)), both.isel(heads=slice(-n, None)).drop_vars("heads").rename(heads="draw")
-    random = random[[name for name, array in random.data_vars.items() if "draw" in array.dims]]
-    size = n // len(control)
-    parts = [random.isel(draw=slice(first, first + size)) for first in range(0, n, size)]
-    of_sets = xr.concat(parts, pd.Index(list(control), name="heads")).assign_coords(draw=range(size), control=drawn)
-    return Recording(data, with_shared(of_sets, data))
+    data, random, size = both.isel(heads=slice(-n)), both.isel(heads=slice(-n, None)).drop_vars("heads"), n // len(control)
+    by_set = random.coarsen(heads=size).construct(heads=("set", "draw")).rename(set="heads").transpose("heads", ...)
+    return Recording(data, by_set.assign_coords(heads=list(control), draw=range(size), control=drawn))

@@ -46,9 +46,9 @@ def by_increase(run: Run, k: int) -> list[Head]:
     return choose.head_sets(located, k)["by increase"]
 
 
-def present(sets: Mapping[str, list[Head]]) -> dict[str, list[Head]]:
-    """Sets in which the rule names heads. Raises NotTestable where it names none at all."""
-    not_empty = {name: heads for name, heads in sets.items() if heads}
+def present(sets: Mapping[str, list[Head]], *names: str) -> dict[str, list[Head]]:
+    """Those of some sets, or of all, in which the rule names heads. Raises NotTestable where it names none at all."""
+    not_empty = {name: sets[name] for name in names or sets if sets[name]}
     if not not_empty:
         raise NotTestable("no rule names any head of this model, as happens where it does not learn the task")
     return not_empty

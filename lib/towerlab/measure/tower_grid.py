@@ -38,10 +38,11 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from twotowers import choose
-from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.label_reads import query_and_keys
 from towerlab.measure.observations import answers_of, observations, read_batches, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import BY_ATTENTION, DRAWS, by_increase, other_halves, present, random_sets
@@ -76,10 +77,7 @@ def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
 
     def read(capture: Capture) -> dict[str, Tensor]:
         """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head, d_head)."""
-        at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
-        normed = [query_key.normed(model, layer, capture.stream_inputs[layer]) for layer in range(model.n_layers)]
-        last = [query_key.queries(model, layer, x[:, -1]) for layer, x in enumerate(normed)]
-        labels = [query_key.keys(model, layer, x.gather(1, at)) for layer, x in enumerate(normed)]
+        last, labels = zip(*(query_and_keys(model, capture, layer) for layer in range(model.n_layers)), strict=True)
         return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
 
     vectors, variables = read_prompts("class directions", model, encoded, {"streams"}, read, 1024), {}
@@ -145,8 +143,8 @@ def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficie
         edits = []
         for heads, of in moved.values():
             for by in product(coefficients, repeat=2):  # the query's, and that of keys
-                scaled = ({layer: c * x[layer] for layer in x} for c, x in zip(by, vectors[id(of)], strict=True))
-                edits.append(steer(heads, *scaled, at))
+                query, keys = ({layer: c * x[layer] for layer in x} for c, x in zip(by, vectors[id(of)], strict=True))
+                edits.append(steer(heads, query, keys, at))
         answered = LastPosition(model, batch).answers(edits)
         return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
 
@@ -166,23 +164,22 @@ def directions_of_run(run: Run) -> xr.Dataset:
     return class_directions(run.model, run.encode(_directing(run, BLOCKS)))
 
 
-def of_other_labels(run: Run, encoded: Sequence[Encoded]) -> list[tuple[list[int], xr.Dataset]]:
-    """Which of the prompts have labels of one half of the label pairs, with directions from prompts of the other half; of both.
-
-    Each direction comes from as many blocks as one of `directions_of_run`, on average. Raises NotTestable where a half lacks one
-    of the classes.
+def other_labels(run: Run, encoded: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
+    """The `turns` of a recipe for the heads by attention along directions from prompts with other labels: those with labels of one
+    half of the label pairs move along directions from the other half. None where there are no such heads, or where a half lacks one
+    of the classes. Each direction comes from as many blocks as one of `directions_of_run`, on average.
     """
-    first = {frozenset(pair.split("/")) for pair in run.labels[::2]}
-    directing, halves = run.encode(_directing(run, 2 * BLOCKS)), []
+    first, heads = {frozenset(pair.split("/")) for pair in run.labels[::2]}, run.sets[BY_ATTENTION]
+    directing, turns = run.encode(_directing(run, 2 * BLOCKS)), []
     for half in (True, False):
         at = [i for i, e in enumerate(encoded) if (frozenset(e.prompt.labels) in first) == half]
         pairs = {encoded[i].prompt.dataset for i in at}
         others = [e for e in directing if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half]
         asked = {(e.prompt.dataset, e.prompt.cls) for e in others}
-        if not at or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/")):
-            raise NotTestable("no half of its labels has blocks of both classes: give at least two label pairs")
-        halves.append((at, class_directions(run.model, others)))
-    return halves
+        if not heads or not at or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/")):
+            return []
+        turns.append((at, along(class_directions(run.model, others), {OTHER_LABELS: heads})))
+    return [turns]
 
 
 def _directing(run: Run, blocks: int) -> list[Prompt]:
@@ -205,19 +202,9 @@ def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
     return {name: (heads, directions) for name, heads in sets.items()}
 
 
-def other_labels(run: Run, few: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
-    """The `turns` of a recipe for the heads by attention along directions from prompts with other labels; none where it has no such
-    heads or prompts."""
-    try:
-        heads, halves = present({BY_ATTENTION: run.sets[BY_ATTENTION]})[BY_ATTENTION], of_other_labels(run, few)
-    except NotTestable:
-        return []
-    return [[(at, {OTHER_LABELS: (heads, directions)}) for at, directions in halves]]
-
-
 def _tower_grid_random(run: Run) -> Recipe:
     """Few coefficients on few prompts: the heads by attention; random sets of heads, and random directions."""
-    sets, directions = present({BY_ATTENTION: run.sets[BY_ATTENTION]}), directions_of_run(run)
+    sets, directions = present(run.sets, BY_ATTENTION), directions_of_run(run)
     random: list[tuple[Heads, xr.Dataset]] = [(heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]]
     for i in range(DRAWS):
         random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
