@@ -202,7 +202,7 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
             check_answer(data.sel(edges=name, cut=cut).isel(prompt=i), encoded[i], run)
 
 
-def test_exchanges(pair, float64):
+def test_exchanges(pair, small_batches, float64):
     model, by_hand, encoded, _ = pair
     pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[::5], [(0, 1), (1, 0)]
     data = interchanges(model, pairs, {"two": of})
@@ -212,7 +212,11 @@ def test_exchanges(pair, float64):
         k = changed_at(of, lambda layer, head, run=other, at=at: run.k[layer][head, at], at)
         v = changed_at(of, lambda layer, head, run=other, at=at: run.v[layer][head, at], at)
         run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
-        check_answer(data.sel(heads="two").isel(prompt=i), base, run)
+        got = data.isel(prompt=i)
+        check_answer(got.sel(heads="two"), base, run)
+        assert (got.pair_kind, got.query) == (kind, base.prompt.query)
+        for differs, of in ((got.base_logit_difference, by_hand.run(base.ids)), (got.source_logit_difference, other)):
+            np.testing.assert_allclose(differs, np.subtract(*of.logits[list(base.label_pair)]), **NEAR)
 
 
 def test_directions_and_both_towers_moved(pair, float64):
