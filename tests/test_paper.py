@@ -113,7 +113,8 @@ def test_sums_are_kept_of_some_heads_and_means_of_all(words):
     few = summed_up(data, ["1-0", "0-1"])
     by_hand = data["attention_true"].sel(condition="true first").isel(prompt=slice(2, 4)).mean("prompt")
     assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
-    assert (few["attention_other"].sel(named_head="0-1") == data["attention_other"].isel(layer=0, head=1).rename(condition="change")).all()
+    of_head = data["attention_other"].isel(layer=0, head=1).rename(condition="change")
+    assert (few["attention_other"].sel(named_head="0-1") == of_head).all()
 
 
 def test_the_case_by_hand(model, words, monkeypatch):

@@ -179,6 +179,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
 
     monkeypatch.setattr(heads_module, "heads", heads)
     straight, broken = (Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / name))) for name in "ab")
+    elsewhere = Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / "c")))
     stop_after = None
     straight.measured("heads")
     assert blocks == [0, 1, 2, 3]
@@ -193,3 +194,10 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     assert blocks == [0, 1, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]
     assert broken.measured("heads").attrs["seconds"] > before > 0  # of both runs
+    blocks.clear()
+    stop_after = [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        elsewhere.measured("heads")
+    stop_after = None
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 2)  # as on another device: parts of another size are made anew
+    xr.testing.assert_allclose(elsewhere.measured("heads"), straight.measured("heads"), rtol=2e-3, atol=1e-4)
