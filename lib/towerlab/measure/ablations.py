@@ -1,4 +1,5 @@
-"""What the model answers when sets of heads are ablated, one head by itself, or attention along edges below a cut. Chapters 6, 12.
+"""What the model answers when sets of heads are ablated, one head by itself, or attention along
+edges below a cut. Chapters 6, 12.
 
     data = ablations(model, encoded, {"twelve": twelve})          # v1 6.2; EMNLP, table 3
     data.says.sel(heads="twelve")                                 # (prompt,)
@@ -9,10 +10,11 @@
 
 Ablating a head replaces what it feeds to W_O by zero.
 
-Knockouts ask where a step is done. Claim 2 of v1 (section 4): shallow layers merge each demonstration's features into its label
-position, and the query's into the last position. A label that may not see its text there loses the class, and the answer with it.
-The colon between text and label sees the text too and can hand it on, so it is blocked as well. Attention knockout: Geva et al.
-2023; in halves of the layers, for label words: Wang et al. 2023.
+Knockouts ask where a step is done. Claim 2 of v1 (section 4): shallow layers merge each
+demonstration's features into its label position, and the query's into the last position. A label
+that may not see its text there loses the class, and the answer with it. The colon between text and
+label sees the text too and can hand it on, so it is blocked as well. Attention knockout: Geva et
+al. 2023; in halves of the layers, for label words: Wang et al. 2023.
 """
 
 from __future__ import annotations
@@ -48,38 +50,65 @@ Edges = list[tuple[Iterable[int], Iterable[int]]]
 
 
 def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all positions: (heads, prompt).
+    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all
+    positions: (heads, prompt).
 
-    `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is of layer l of L: about L - l
-    blocks.
+    `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is
+    of layer l of L: about L - l blocks.
     """
-    return observations("ablations", encoded, ablated(model, encoded, list(sets.values()), "all"), heads=[NONE, *sets])
+    return observations(
+        "ablations",
+        encoded,
+        ablated(model, encoded, list(sets.values()), "all"),
+        heads=[NONE, *sets],
+    )
 
 
-def single_ablations(model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0) -> xr.Dataset:
-    """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
+def single_ablations(
+    model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0
+) -> xr.Dataset:
+    """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all"
+    positions or the "last".
 
     - `log_prob_lost`: log-probability of the true label, plain minus ablated;
     - `logit_difference_lost`: the same of the true label's logit minus the other's.
 
-    Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads, each from its head's layer on.
+    Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads,
+    each from its head's layer on.
     """
-    heads = [[Head(layer, head)] for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
+    heads = [
+        [Head(layer, head)]
+        for layer in range(first_layer, model.n_layers)
+        for head in range(model.n_heads)
+    ]
     answered, lost = ablated(model, encoded, heads, positions), {}
-    for name, of in (("log_prob_lost", answered["log_prob_true"]), ("logit_difference_lost", answered["logit_difference"])):
+    for name, of in (
+        ("log_prob_lost", answered["log_prob_true"]),
+        ("logit_difference_lost", answered["logit_difference"]),
+    ):
         of_heads = (of[:, :1] - of[:, 1:]).reshape(len(encoded), -1, model.n_heads)
         lost[name] = np.pad(of_heads, ((0, 0), (first_layer, 0), (0, 0)), constant_values=np.nan)
     return observations("singles", encoded, lost, positions=positions)
 
 
 @torch.inference_mode()
-def ablated(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions) -> dict[str, np.ndarray]:
-    """Answers (prompt, 1 + run): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
+def ablated(
+    model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions
+) -> dict[str, np.ndarray]:
+    """Answers (prompt, 1 + run): of the plain run, then with the heads of each of `runs` ablated at
+    `positions`."""
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         if positions == "last":
-            return answers_of(batch, *LastPosition(model, batch).answers([UNCHANGED, *map(zero, runs)]))
-        return answers_of(batch, *answers(model, batch, [UNCHANGED, *(zero(heads, everywhere(batch)) for heads in runs)]))
+            return answers_of(
+                batch, *LastPosition(model, batch).answers([UNCHANGED, *map(zero, runs)])
+            )
+        return answers_of(
+            batch,
+            *answers(
+                model, batch, [UNCHANGED, *(zero(heads, everywhere(batch)) for heads in runs)]
+            ),
+        )
 
     return read_batches("ablations", encoded, 1024, run)
 
@@ -89,14 +118,22 @@ TWELVE = 20
 
 
 def _singles(run: Run) -> Recipe:
-    """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
-    return Recipe(single_ablations, run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING)), ("last",))
+    """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the
+    EMNLP version's second list)."""
+    return Recipe(
+        single_ablations,
+        run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING)),
+        ("last",),
+    )
 
 
 def _ablations(run: Run) -> Recipe:
-    """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets matched to them."""
+    """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets
+    matched to them."""
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
-    twelve = {"paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)}
+    twelve = {
+        "paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)
+    }
     return Recipe(ablations, run.few(), (), twelve, random_sets(run, twelve))
 
 
@@ -112,7 +149,9 @@ EDGES: dict[str, Callable[[Encoded], Edges]] = {
 }
 
 
-def closed_edges(batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]) -> Bool[Tensor, "batch query position"]:
+def closed_edges(
+    batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]
+) -> Bool[Tensor, "batch query position"]:
     """Which attention the edges close, for prompts of one length: see `edits.knockout`."""
     closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
     for row, encoded in enumerate(batch):
@@ -128,11 +167,12 @@ def default_cuts(n_layers: int) -> list[int]:
 
 @torch.inference_mode()
 def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
-    """Answers with no attention along each of EDGES in layers 0 to l - 1, for each cut l: (edges, cut, prompt).
+    """Answers with no attention along each of EDGES in layers 0 to l - 1, for each cut l: (edges,
+    cut, prompt).
 
-    The first cut is 0, which blocks nothing; one at the number of layers is the full block, the positive control. Cost for each of
-    the edges: two whole runs, and for each cut one of the layers from it on. Raises TwoTowersError for a position that may not
-    attend to itself.
+    The first cut is 0, which blocks nothing; one at the number of layers is the full block, the
+    positive control. Cost for each of the edges: two whole runs, and for each cut one of the layers
+    from it on. Raises TwoTowersError for a position that may not attend to itself.
     """
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
@@ -140,12 +180,17 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
         for maker in EDGES.values():
             each.append(answer(model, batch))
             everywhere = knockout(model, range(model.n_layers), closed_edges(batch, maker))
-            with block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut, edited(model, everywhere):
+            with (
+                block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut,
+                edited(model, everywhere),
+            ):
                 answer(model, batch)
             for cut in cuts[1:]:
                 with restarted(model, cut, shut[cut - 1]):
                     each.append(answer(model, batch))
-        top, log_prob = (torch.stack(of).unflatten(0, (len(EDGES), len(cuts))) for of in zip(*each, strict=True))
+        top, log_prob = (
+            torch.stack(of).unflatten(0, (len(EDGES), len(cuts))) for of in zip(*each, strict=True)
+        )
         return answers_of(batch, top, log_prob)
 
     arrays = read_batches("knockouts", encoded, 1024, run)
@@ -153,7 +198,8 @@ def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> 
 
 
 def _knockouts(run: Run) -> Recipe:
-    """Attention knocked out below cuts spread over the layers, one of them at the layer of the first head by writing."""
+    """Attention knocked out below cuts spread over the layers, one of them at the layer of the
+    first head by writing."""
     first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
     cuts = sorted({*default_cuts(run.model.n_layers), first})
     return Recipe(knockouts, run.few(), (cuts,))

@@ -1,4 +1,5 @@
-"""Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5; EMNLP section 6). Chapter 5.
+"""Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5;
+EMNLP section 6). Chapter 5.
 
 data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
 """
@@ -43,37 +44,55 @@ CONDITIONS: Changes = {
     "true nearest": true_nearest,
     "true first": true_first,
 }
-"""Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind is removed"""
+"""Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind
+is removed"""
 
 
 def in_changes(
-    encoded: Sequence[Encoded], changes: Changes, encode: Encode, read: Callable[[str, list[Encoded]], dict[str, np.ndarray]]
+    encoded: Sequence[Encoded],
+    changes: Changes,
+    encode: Encode,
+    read: Callable[[str, list[Encoded]], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Name -> (prompt, change, ...), of what `read(name, encoded)` gives of the prompts in each of some changes."""
-    each = [read(name, encode([change(e.prompt) for e in encoded])) for name, change in changes.items()]
+    """Name -> (prompt, change, ...), of what `read(name, encoded)` gives of the prompts in each of
+    some changes."""
+    each = [
+        read(name, encode([change(e.prompt) for e in encoded])) for name, change in changes.items()
+    ]
     return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
 
 
-def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode) -> xr.Dataset:
-    """`attention_true`, `attention_other` (condition, prompt, layer, head): attention on all labels of a kind, of the prompts in
-    each of some changes; and answers."""
+def attention_in(
+    model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode
+) -> xr.Dataset:
+    """`attention_true`, `attention_other` (condition, prompt, layer, head): attention on all labels
+    of a kind, of the prompts in each of some changes; and answers."""
 
     def read(capture: Capture) -> dict[str, Tensor]:
         weights = at_labels(capture, capture.weights).float()
         true = torch.tensor([e.prompt.is_true for e in capture.prompts]).to(weights)[:, None, None]
-        sums = {"attention_true": (weights * true).sum(-1), "attention_other": (weights * (1 - true)).sum(-1)}
+        sums = {
+            "attention_true": (weights * true).sum(-1),
+            "attention_other": (weights * (1 - true)).sum(-1),
+        }
         return sums | answers_in(capture)
 
     def read_all(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
         return read_prompts(f"conditions, {name}", model, changed, {"weights"}, read)
 
-    return observations("conditions", encoded, in_changes(encoded, changes, encode, read_all), condition=list(changes))
+    return observations(
+        "conditions",
+        encoded,
+        in_changes(encoded, changes, encode, read_all),
+        condition=list(changes),
+    )
 
 
 def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.Dataset:
-    """`attention_in` CONDITIONS, and of the plain prompts `attention_left` (true labels without the last true demonstration) and
-    `attention_removed` (everything of the last true demonstration): left / (1 - removed) is what the softmax alone would give to the
-    true labels once that demonstration is removed. Raises TwoTowersError where a kind would lose its only demonstration.
+    """`attention_in` CONDITIONS, and of the plain prompts `attention_left` (true labels without the
+    last true demonstration) and `attention_removed` (everything of the last true demonstration):
+    left / (1 - removed) is what the softmax alone would give to the true labels once that
+    demonstration is removed. Raises TwoTowersError where a kind would lose its only demonstration.
     """
 
     def read(capture: Capture) -> dict[str, Tensor]:
@@ -81,7 +100,8 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
             true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]
             left.append(weights[..., [e.label_positions[place] for place in true[:-1]]].sum(-1))
-            starts = [start for start, _ in (*e.text_spans, e.query_span)]  # of demonstrations: text, colon, label and separator
+            # of demonstrations: text, colon, label and separator
+            starts = [start for start, _ in (*e.text_spans, e.query_span)]
             removed.append(weights[..., starts[true[-1]] : starts[true[-1] + 1]].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
@@ -90,9 +110,13 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
 
 
 def check_one_can_go(run: Run) -> None:
-    """Raises NotTestable where the form has one demonstration of each class, so that none can be removed."""
+    """Raises NotTestable where the form has one demonstration of each class, so that none can be
+    removed."""
     if run.form.k < 2:
-        raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
+        raise NotTestable(
+            "its best-learned form has one demonstration of each class, and none can be removed: "
+            "give k=2"
+        )
 
 
 def _conditions(run: Run) -> Recipe:

@@ -1,25 +1,29 @@
-"""Every head of the model, one observation a prompt: where it looks, what it writes, and the paper's increase. Chapters 1, 3 to 5, 8.
+"""Every head of the model, one observation a prompt: where it looks, what it writes, and the
+paper's increase. Chapters 1, 3 to 5, 8.
 
     data = heads(model, encoded)          # one forward pass
     data = increases(model, encoded)      # and one walk over the vocabulary; the final norm frozen
 
 Variables of `heads`, all at the last position, of the heads (layer, head):
 
-- `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the score before the softmax (nats) but
-  for a constant of the prompt and head, so scores are compared by it;
-- `reading` (prompt, layer, head): logit of a label's own token minus that of the other label in the value-output vector
-  of its position, mean over label positions (nats). Above zero the head would write the label that stands there.
-- `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum alpha reading` (nats): how much
-  the head writes of whatever labels it looks at, right or wrong;
-- `contribution` (prompt, layer, head): logit of the true label minus the other in what the head writes from all label
-  positions, `sum alpha vo` (nats): label-position logit difference. Equals the difference of the paper's increases.
+- `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the score
+  before the softmax (nats) but for a constant of the prompt and head, so scores are compared by it;
+- `reading` (prompt, layer, head): logit of a label's own token minus that of the other label in the
+  value-output vector of its position, mean over label positions (nats). Above zero the head would
+  write the label that stands there.
+- `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum alpha
+  reading` (nats): how much the head writes of whatever labels it looks at, right or wrong;
+- `contribution` (prompt, layer, head): logit of the true label minus the other in what the head
+  writes from all label positions, `sum alpha vo` (nats): label-position logit difference. Equals
+  the difference of the paper's increases.
 
-Of the blocks, `block_logit_difference` (prompt, layer, kind = attention or FFN): true minus other (nats). And the model's answers.
-The final norm is frozen.
+Of the blocks, `block_logit_difference` (prompt, layer, kind = attention or FFN): true minus other
+(nats). And the model's answers. The final norm is frozen.
 
 Variables of `increases`, in nats:
 
-- `increase` (prompt, layer, head): log-probability increase of the true label (v1 section 3.1, appendix E);
+- `increase` (prompt, layer, head): log-probability increase of the true label (v1 section 3.1,
+  appendix E);
 - `block_increase` (prompt, layer, kind = attention or FFN): that of a whole block (v1 fig 2).
 """
 
@@ -37,7 +41,14 @@ from towerlab.measure.chain import Run
 from towerlab.measure.observations import answers_in, observations, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.model import unembed
-from towerlab.model.capture import Capture, captures, check_labels_left, label_values, logit_difference_rows, own_label_sign
+from towerlab.model.capture import (
+    Capture,
+    captures,
+    check_labels_left,
+    label_values,
+    logit_difference_rows,
+    own_label_sign,
+)
 from towerlab.model.increase import increases_along
 from towerlab.model.memory import halved
 from towerlab.model.model import Model
@@ -45,13 +56,15 @@ from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 KINDS = ("attention", "FFN")
-GROUP_BYTES = 320 << 20  # captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
+# captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
+GROUP_BYTES = 320 << 20
 
 
 def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """See the module.
 
-    Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and unequal numbers of them.
+    Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and
+    unequal numbers of them.
     """
     check_labels_left(encoded)
 
@@ -67,7 +80,9 @@ def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
             **answers_in(capture),
         }
 
-    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model))
+    arrays = read_prompts(
+        "heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model)
+    )
     return observations("heads", encoded, arrays, kind=list(KINDS))
 
 
@@ -77,17 +92,23 @@ def tokens_at_once(model: Model) -> int:
 
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
-    """Logit of each label position's own label minus the other label's, in its value-output vector (nats)."""
+    """Logit of each label position's own label minus the other label's, in its value-output vector
+    (nats)."""
     rows, out = logit_difference_rows(capture, model), []
     own = own_label_sign(capture, rows)
     for layer in range(model.n_layers):
         # Linear in the vector, so the rows go through W_O once for all positions.
         through = torch.einsum("bd,hkd->bhk", rows, model.output_weight(layer).to(rows))
-        out.append(torch.einsum("bhpk,bhk->bhp", label_values(capture, model, layer).to(rows), through) * own[:, None])
+        out.append(
+            torch.einsum("bhpk,bhk->bhp", label_values(capture, model, layer).to(rows), through)
+            * own[:, None]
+        )
     return torch.stack(out, 1)
 
 
-def at_labels(capture: Capture, x: Float[Tensor, "layer batch head position"]) -> Float[Tensor, "batch layer head place"]:
+def at_labels(
+    capture: Capture, x: Float[Tensor, "layer batch head position"]
+) -> Float[Tensor, "batch layer head place"]:
     """Weights or scores of the last position, on every label position."""
     at = capture.label_positions[None, :, None].expand(len(x), -1, x.shape[2], -1)
     return x.gather(3, at).transpose(0, 1)
@@ -111,7 +132,8 @@ def _heads(run: Run) -> Recipe:
 
 
 def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") -> xr.Dataset:
-    """See the module. `norm`: how the final norm is read (`model.unembed`). Raises TwoTowersError for another `norm`."""
+    """See the module. `norm`: how the final norm is read (`model.unembed`). Raises TwoTowersError
+    for another `norm`."""
     unembed.check_norm(norm)
     n, layers = len(encoded), model.n_layers
     increase, block_increase = np.empty((n, layers, model.n_heads)), np.empty((n, layers, 2))
@@ -122,27 +144,36 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
             torch.cat([capture.resid_pre for capture in group], 1),
             torch.cat([capture.z for capture in group], 1),
             torch.cat([capture.ffn_output for capture in group], 1),
-            unembed.norm_scale(torch.cat([capture.resid_final for capture in group]), model.unembedding),
+            unembed.norm_scale(
+                torch.cat([capture.resid_final for capture in group]), model.unembedding
+            ),
             torch.cat([capture.true_ids for capture in group]),
             norm,
         )
 
     stream = captures(model, encoded, max_tokens=tokens_at_once(model))
     with progress("increases", n) as bar:
-        for group, (of_attention, of_ffn, of_heads) in halved(walk, groups(stream, max(GROUP_BYTES, model.bytes // 16))):
+        for group, (of_attention, of_ffn, of_heads) in halved(
+            walk, groups(stream, max(GROUP_BYTES, model.bytes // 16))
+        ):
             index = [i for capture in group for i in capture.index]
             increase[index] = of_heads.cpu().numpy()
             block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
             bar.update(len(index))
-    return observations("paper", encoded, {"increase": increase, "block_increase": block_increase}, kind=list(KINDS))
+    return observations(
+        "paper", encoded, {"increase": increase, "block_increase": block_increase}, kind=list(KINDS)
+    )
 
 
 def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
-    """Captures of several batches together, so that one walk over the vocabulary serves many prompts."""
+    """Captures of several batches together, so that one walk over the vocabulary serves many
+    prompts."""
     group: list[Capture] = []
     group_bytes = 0
     for capture in stream:
-        size = sum(t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output))
+        size = sum(
+            t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output)
+        )
         if group and group_bytes + size > limit:
             yield group
             group, group_bytes = [], 0
@@ -160,9 +191,12 @@ def _increases(run: Run) -> Recipe:
 def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """`increase` (norm, prompt, layer, head)."""
     each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
-    return xr.concat(each, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override")
+    return xr.concat(
+        each, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override"
+    )
 
 
 def _norms(run: Run) -> Recipe:
-    """The paper's increase of every head on the locating blocks, with the final norm frozen and recomputed for each vector."""
+    """The paper's increase of every head on the locating blocks, with the final norm frozen and
+    recomputed for each vector."""
     return Recipe(of_norms, run.locating())

@@ -1,14 +1,16 @@
-"""What moves the answer when only a head's query, keys or values come from another prompt. Chapter 11.
+"""What moves the answer when only a head's query, keys or values come from another prompt. Chapter
+11.
 
     encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form, pairs, texts)), tokenizer)
     pairs = pairs_of(encoded, tokenizer)
     measured = interchanges(model, pairs, {"by attention": [(18, 6)]})
 
-Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt of a block is the
-base of three pairs; in each, the source's true label is the other one:
+Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt
+of a block is the base of three pairs; in each, the source's true label is the other one:
 
 - *query*: the source asks a query of the other class after the same demonstrations;
-- *keys*: texts of the two classes have changed places, labels and query stay: label positions hold the other class;
+- *keys*: texts of the two classes have changed places, labels and query stay: label positions hold
+  the other class;
 - *values*: the labels are exchanged, texts and query stay: label positions hold the other label.
 
 A key holds its position, so both prompts of a pair have their labels at the same positions.
@@ -40,7 +42,8 @@ from towerlab.prompts.variants import with_query
 
 
 class Pair(NamedTuple):
-    """The prompt that runs, and the prompt that parts are taken from; `kind` says in what they differ: query, keys or values."""
+    """The prompt that runs, and the prompt that parts are taken from; `kind` says in what they
+    differ: query, keys or values."""
 
     kind: str
     base: Encoded
@@ -50,16 +53,19 @@ class Pair(NamedTuple):
 def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     """The pairs that whole blocks of prompts give: first of queries, then of keys, of values.
 
-    Query pairs take a query of the same length from the prompts of the other class of the same class pair. Dropped are
-    pairs whose labels do not stand at the same positions (draw the texts with `blocks.texts_of_one_length`), and prompts
-    that no query fits. Raises TwoTowersError when no pair is left, or a prompt's block is not whole.
+    Query pairs take a query of the same length from the prompts of the other class of the same
+    class pair. Dropped are pairs whose labels do not stand at the same positions (draw the texts
+    with `blocks.texts_of_one_length`), and prompts that no query fits. Raises TwoTowersError when
+    no pair is left, or a prompt's block is not whole.
     """
     pairs, donors = _query_pairs(encoded, tokenizer), donors_of(encoded)
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
         pairs += [Pair(kind, e, encoded[i]) for e, i in zip(encoded, donors[donor], strict=True)]
     alike = [pair for pair in pairs if _labels_of(pair.base) == _labels_of(pair.source)]
     if not alike:
-        raise TwoTowersError("no two prompts have their labels at the same positions: draw texts of one length")
+        raise TwoTowersError(
+            "no two prompts have their labels at the same positions: draw texts of one length"
+        )
     return alike
 
 
@@ -68,17 +74,27 @@ def _labels_of(encoded: Encoded) -> tuple:
 
 
 def _query_pairs(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
-    """Each prompt with the first query that fits, of the blocks after its own and then of those before it."""
+    """Each prompt with the first query that fits, of the blocks after its own and then of those
+    before it."""
     bases, sources = [], []
     for e in encoded:
         prompt, texts = e.prompt, {d.text for d in e.prompt.demonstrations}
-        for other in sorted(encoded, key=lambda other: (other.prompt.block < prompt.block, other.prompt.block)):
+        for other in sorted(
+            encoded, key=lambda other: (other.prompt.block < prompt.block, other.prompt.block)
+        ):
             of, same_length = other.prompt, _query_length(other) == _query_length(e)
-            if of.dataset == prompt.dataset and of.cls != prompt.cls and of.query not in texts and same_length:
+            if (
+                of.dataset == prompt.dataset
+                and of.cls != prompt.cls
+                and of.query not in texts
+                and same_length
+            ):
                 bases.append(e)
                 sources.append(with_query(prompt, of.query, of.cls))
                 break
-    return [Pair("query", *pair) for pair in zip(bases, encode_all(sources, tokenizer), strict=True)]
+    return [
+        Pair("query", *pair) for pair in zip(bases, encode_all(sources, tokenizer), strict=True)
+    ]
 
 
 def _query_length(encoded: Encoded) -> int:
@@ -86,39 +102,66 @@ def _query_length(encoded: Encoded) -> int:
 
 
 def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """Answers of every pair's base with what its kind says taken from its source, in some heads: (heads, prompt).
+    """Answers of every pair's base with what its kind says taken from its source, in some heads:
+    (heads, prompt).
 
-    A kind is the last position's "query", or the "keys" or "values" at label positions; `heads`: the names of `sets`.
-    `base_logit_difference` and `source_logit_difference` (prompt) are of both prompts as they are. The true label is that of
-    the base throughout, so what moves towards the source moves `log_prob_true - log_prob_other` down. Coordinates of a
-    prompt are those of the base, with `pair_kind`. Cost: a run of each base and source, and one of the
-    last position alone for each set. Memory: keys and values of both, for 1,024 tokens.
+    A kind is the last position's "query", or the "keys" or "values" at label positions; `heads`:
+    the names of `sets`. `base_logit_difference` and `source_logit_difference` (prompt) are of both
+    prompts as they are. The true label is that of the base throughout, so what moves towards the
+    source moves `log_prob_true - log_prob_other` down. Coordinates of a prompt are those of the
+    base, with `pair_kind`. Cost: a run of each base and source, and one of the last position alone
+    for each set. Memory: keys and values of both, for 1,024 tokens.
     """
-    return joined([_of_kind(kind, model, list(of_kind), sets) for kind, of_kind in groupby(pairs, lambda pair: pair.kind)])
+    return joined(
+        [
+            _of_kind(kind, model, list(of_kind), sets)
+            for kind, of_kind in groupby(pairs, lambda pair: pair.kind)
+        ]
+    )
 
 
 @torch.inference_mode()
-def _of_kind(kind: str, model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
+def _of_kind(
+    kind: str, model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]
+) -> xr.Dataset:
     def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
-        base, source = LastPosition(model, batch), LastPosition(model, [pairs[i].source for i in index])
+        base, source = (
+            LastPosition(model, batch),
+            LastPosition(model, [pairs[i].source for i in index]),
+        )
         at = torch.tensor([e.label_positions for e in batch])
-        answered = answers_of(batch, *base.answers([exchange(heads, kind, source.plain, at) for heads in sets.values()]))
-        plain = {"base": base.plain_answer(), "source": label_log_probs(source.capture.logits, batch)}  # the base's labels
-        differences = {name: answers_of(batch, *of)["logit_difference"] for name, of in plain.items()}
+        answered = answers_of(
+            batch,
+            *base.answers([exchange(heads, kind, source.plain, at) for heads in sets.values()]),
+        )
+        # the base's labels
+        plain = {
+            "base": base.plain_answer(),
+            "source": label_log_probs(source.capture.logits, batch),
+        }
+        differences = {
+            name: answers_of(batch, *of)["logit_difference"] for name, of in plain.items()
+        }
         return answered | {f"{name}_logit_difference": x for name, x in differences.items()}
 
     bases = [pair.base for pair in pairs]
     arrays = read_batches(f"interchanges, {kind}", bases, 1024, run)
-    return observations("interchanges", bases, arrays, heads=list(sets), pair_kind=("prompt", [kind] * len(pairs)))
+    return observations(
+        "interchanges", bases, arrays, heads=list(sets), pair_kind=("prompt", [kind] * len(pairs))
+    )
 
 
 def _interchanges(run: Run) -> Recipe:
-    """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens, so that labels stand alike."""
+    """Queries, keys or values of heads taken from another prompt, whose texts have as many tokens,
+    so that labels stand alike."""
     texts = texts_of_one_length(run.model.tokenizer, run.form, run.pairs, run.texts)
     classes = [pair for pair in run.pairs if set(pair.split("/")) <= set(texts)]
     if not classes:
         raise NotTestable("no two classes have texts of the same number of tokens")
     twice = run.repeatable(classes)  # a query comes from another block of the pair
-    pairs = pairs_of(run.encode(run.blocks(max(2, run.n_few), JUDGING, pairs=twice, texts=texts)), run.model.tokenizer)
+    pairs = pairs_of(
+        run.encode(run.blocks(max(2, run.n_few), JUDGING, pairs=twice, texts=texts)),
+        run.model.tokenizer,
+    )
     sets = present(run.sets, BY_ATTENTION)
     return Recipe(interchanges, pairs, (), sets, random_sets(run, sets, AT_LAST))

@@ -1,34 +1,39 @@
-"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
+"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold.
+Chapter 12.
 
     measured = one_by_one(model, encoded)                # whole blocks of four prompts
     measured.assign(ways(model, encoded, choose.by_effect(measured, 8)))
     own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
     text_part, label_part = (own + other) / 2, (own - other) / 2
 
-The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt with the same texts in
-the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
-places, and the same right answer; *both exchanged* is both.
+The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt
+with the same texts in the same order and the two labels exchanged; *texts exchanged* has the
+demonstrations of the two classes in each other's places, and the same right answer; *both
+exchanged* is both.
 
-**What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of the query's
-class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
-prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
-about to be said turns round (label part).
+**What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of
+the query's class minus that on the others, with the prompt's own query and with that of the prompt
+with exchanged labels; keys are the prompt's own. A query that knows the query's text alone keeps
+its preference (text part); one that asks for the label that is about to be said turns round (label
+part).
 
-**What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
-minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
-reversed, values stay (`model.edits`); *labels exchanged*, *texts exchanged*: what it feeds to W_O is that of the other
-prompt: which label, which place. All that comes later responds. `direct_effect`: the same
-with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
+**What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other
+label, nats) of the plain run minus that under one edit of one head at the last position, so towards
+the other label. *reversed*: its preference is reversed, values stay (`model.edits`); *labels
+exchanged*, *texts exchanged*: what it feeds to W_O is that of the other prompt: which label, which
+place. All that comes later responds. `direct_effect`: the same with all else held at the plain run,
+so that only what the head itself writes reaches the final norm, which is recomputed.
 
-**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
-itself, `effect_by_route` (route, sender, prompt): effects of *labels exchanged* where what it writes is read by the final norm
-alone ("direct"), by the attention of later layers ("later queries", with the last position's own key and value), by MLPs, or by
-all of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
+**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts
+of *reversed*), each by itself, `effect_by_route` (route, sender, prompt): effects of *labels
+exchanged* where what it writes is read by the final norm alone ("direct"), by the attention of
+later layers ("later queries", with the last position's own key and value), by MLPs, or by all of
+them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
 
-**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
-preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
-end), and at every position. Each has the weights of the plain run, reversed; values are those of the run.
-`logit_difference` (prompt) is plain."""
+**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit
+difference with the preferences of all heads reversed at once, at the last position, in the query's
+text, in both (from the query's text to the end), and at every position. Each has the weights of the
+plain run, reversed; values are those of the run. `logit_difference` (prompt) is plain."""
 
 from __future__ import annotations
 
@@ -49,7 +54,18 @@ from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import check_labels_left, plain_z
-from towerlab.model.edits import UNCHANGED, Edit, Places, Weights, answers, attend, feed, places_of, preference, reversed_weights
+from towerlab.model.edits import (
+    UNCHANGED,
+    Edit,
+    Places,
+    Weights,
+    answers,
+    attend,
+    feed,
+    places_of,
+    preference,
+    reversed_weights,
+)
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
@@ -71,19 +87,27 @@ ROUTES = {
 }
 
 
-def donated(z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]) -> Make:
-    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts' donors."""
-    return partial(feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])})
+def donated(
+    z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]
+) -> Make:
+    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts'
+    donors."""
+    return partial(
+        feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])}
+    )
 
 
 @torch.inference_mode()
-def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
+def one_by_one(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS
+) -> xr.Dataset:
     """All but the ways. `contrasts`: the first of CONTRASTS, or more.
 
-    Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
-    prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
-    head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads feed to W_O at the last
-    position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
+    Where labels do not stand at the same positions once they are exchanged, `preference` has no
+    number for the other prompt's query. Cost: eight runs of whole prompts, and for every head and
+    contrast a run of the last position from the head's layer up. Memory: keys, values and attention
+    of 2,048 tokens, and what all heads feed to W_O at the last position of all prompts. Raises
+    TwoTowersError for blocks that are not whole, and as `heads` on prompts.
     """
     check_labels_left(encoded)
     z, donors = plain_z(model, encoded), donors_of(encoded)
@@ -98,24 +122,37 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
 
         with reading_all(model, read):
             last = LastPosition(model, batch)
-        makes: list[Make] = [partial(attend, weights=weights), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
+        makes: list[Make] = [
+            partial(attend, weights=weights),
+            *(donated(z, donors[contrast], index) for contrast in contrasts[1:]),
+        ]
         plain, effect = _effects(last, makes)
-        all_reversed = answers(model, batch, [attend(every_head, weights, at) for at in positions_reversed(batch)])
+        all_reversed = answers(
+            model, batch, [attend(every_head, weights, at) for at in positions_reversed(batch)]
+        )
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        stand = [[(e.label_positions, e.query_span, e.last) for e in prompts] for prompts in (batch, partners)]
+        stand = [
+            [(e.label_positions, e.query_span, e.last) for e in prompts]
+            for prompts in (batch, partners)
+        ]
         fits = [own == other for own, other in zip(*stand, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
         theirs = _preferences(last, LastPosition(model, others), places)
         theirs[~torch.tensor(fits)] = torch.nan
         return {
-            "logit_difference": plain, "effect": effect, "direct_effect": _direct_effects(last, makes),
+            "logit_difference": plain, "effect": effect,
+            "direct_effect": _direct_effects(last, makes),
             "logit_difference_all_reversed": answers_of(batch, *all_reversed)["logit_difference"],
             "preference": torch.stack([_preferences(last, last, places), theirs], 1),
         }  # fmt: skip
 
     arrays = read_batches("looks", encoded, 2048, run)
-    names = {"query_of": list(QUERIES), "contrast": list(contrasts), "reversed_position": list(POSITIONS)}
+    names = {
+        "query_of": list(QUERIES),
+        "contrast": list(contrasts),
+        "reversed_position": list(POSITIONS),
+    }
     return observations("looks", encoded, arrays, **names)
 
 
@@ -129,7 +166,11 @@ def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.
         make = donated(z, donors, index)
         final = routed(last, [(make([head]), route) for route in ROUTES.values() for head in heads])
         differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
-        return {"effect_by_route": (differences[0] - differences[1:]).T.unflatten(1, (len(ROUTES), len(heads)))}
+        return {
+            "effect_by_route": (differences[0] - differences[1:]).T.unflatten(
+                1, (len(ROUTES), len(heads))
+            )
+        }
 
     arrays = read_batches("ways", encoded, 2048, run)
     layer, number = ([head[axis] for head in heads] for axis in (0, 1))
@@ -142,7 +183,9 @@ def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions 
     return logit_differences(last.model, final, last.batch).double().cpu()
 
 
-def _preferences(last: LastPosition, other: LastPosition, places: Places) -> Float[Tensor, "batch layer head"]:
+def _preferences(
+    last: LastPosition, other: LastPosition, places: Places
+) -> Float[Tensor, "batch layer head"]:
     """Preferences of the last position with the queries of another run."""
     each = []
     for layer, state in last.plain.items():
@@ -161,12 +204,16 @@ def _effects(last: LastPosition, makes: Sequence[Make]) -> tuple[Tensor, Tensor]
     return differences[0], (differences[0] - differences[1:]).T.unflatten(1, (len(makes), *every))
 
 
-def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> Float[Tensor, "batch contrast layer head"]:
+def _direct_effects(
+    last: LastPosition, makes: Sequence[Make]
+) -> Float[Tensor, "batch contrast layer head"]:
     """Direct effects of each head."""
     final, every = last.capture.resid_final, (last.model.n_layers, last.model.n_heads)
     each = []
     for make, layer in product(makes, range(every[0])):
-        alone = [final + message(last, make([(layer, head)]), layer)[:, 0] for head in range(every[1])]
+        alone = [
+            final + message(last, make([(layer, head)]), layer)[:, 0] for head in range(every[1])
+        ]
         each.append(_differences(last, torch.stack(alone)))
     return (_differences(last, final) - torch.cat(each)).T.unflatten(1, (len(makes), *every))
 
@@ -175,16 +222,21 @@ def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch posi
     """POSITIONS."""
     at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        at[0, row, -1] = at[1, row, slice(*e.query_span)] = at[2, row, e.query_span[0] :] = at[3, row] = True
+        at[0, row, -1] = at[1, row, slice(*e.query_span)] = at[2, row, e.query_span[0] :] = at[
+            3, row
+        ] = True
     return at
 
 
 def _looks(run: Run) -> xr.Dataset:
-    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
+    """Every head at the last position: what it asks, sends and does, which way it goes, and how
+    much all of them account for.
 
     On sentences, which are long, swapped attention alone, and no ways.
     """
     words, encoded = run.settings.suite == "words", run.few()
-    alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))).data
+    alone = run.make(
+        "looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))
+    ).data
     senders = choose.by_effect(alone, SENDERS) if words else []
     return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,))).data)

@@ -3,8 +3,8 @@
     arrays = read_prompts("heads", model, encoded, {"weights"}, read)      # name -> (prompt, ...)
     data = observations("heads", encoded, arrays)
 
-A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those of `data/variables.csv`, the
-prompt first. Its file: `store.save`.
+A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those
+of `data/variables.csv`, the prompt first. Its file: `store.save`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ Arrays = Mapping[str, Any]
 """Name -> values (prompt, ...); or with dimensions of its own, as xarray takes them"""
 
 
-def observations(measurement: str, encoded: Sequence[Encoded], arrays: Arrays, **coordinates: Any) -> xr.Dataset:
-    """A dataset over prompts, with their properties and those given as coordinates; layers and heads count from 0.
+def observations(
+    measurement: str, encoded: Sequence[Encoded], arrays: Arrays, **coordinates: Any
+) -> xr.Dataset:
+    """A dataset over prompts, with their properties and those given as coordinates; layers and
+    heads count from 0.
 
     All of ANSWERS have the dimensions of the measurement's logit difference.
     """
-    data, of_prompts = xr.Dataset(with_dims(measurement, arrays)), about([e.prompt for e in encoded])
+    data, of_prompts = (
+        xr.Dataset(with_dims(measurement, arrays)),
+        about([e.prompt for e in encoded]),
+    )
     if "place" not in data.dims:
         of_prompts.pop("true", None)
     numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}
@@ -45,27 +51,40 @@ def observations(measurement: str, encoded: Sequence[Encoded], arrays: Arrays, *
 
 
 def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
-    """Arrays with the dimensions that the schema gives to the variables of a measurement, in its order."""
+    """Arrays with the dimensions that the schema gives to the variables of a measurement, in its
+    order."""
     dims = {name: about.dims for name, about in variables()[measurement].items()}
     dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
 
-
     def of(name: str, x: Any) -> Any:
-        return x if isinstance(x, tuple) else xr.Variable(sorted(dims[name], key="prompt".__ne__), x).transpose(*dims[name])
+        return (
+            x
+            if isinstance(x, tuple)
+            else xr.Variable(sorted(dims[name], key="prompt".__ne__), x).transpose(*dims[name])
+        )
 
     return {name: of(name, x) for name, x in arrays.items()}
 
 
 def read_batches(
-    what: str, encoded: Sequence[Encoded], max_tokens: int, run: Callable[[list[int], list[Encoded]], Mapping[str, Tensor]]
+    what: str,
+    encoded: Sequence[Encoded],
+    max_tokens: int,
+    run: Callable[[list[int], list[Encoded]], Mapping[str, Tensor]],
 ) -> dict[str, np.ndarray]:
-    """Name -> (prompt, ...), of what `run(index, batch)` gives of each batch, name -> (batch, ...): see `memory.run_batches`."""
+    """Name -> (prompt, ...), of what `run(index, batch)` gives of each batch, name -> (batch, ...):
+    see `memory.run_batches`."""
     out: dict[str, np.ndarray] = {}
 
     def keep(index: list[int], batch: list[Encoded]) -> None:
         for name, x in run(index, batch).items():
-            array = (x.float() if x.dtype.itemsize < 4 and x.is_floating_point() else x).cpu().numpy()  # NumPy has no bfloat16
-            out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[index] = array
+            # NumPy has no bfloat16
+            array = (
+                (x.float() if x.dtype.itemsize < 4 and x.is_floating_point() else x).cpu().numpy()
+            )
+            out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[index] = (
+                array
+            )
 
     run_batches(what, encoded, max_tokens, keep)
     return out
@@ -80,23 +99,31 @@ def read_prompts(
     max_tokens: int = 4096,
 ) -> dict[str, np.ndarray]:
     """The same of what `read` gives of each batch's capture."""
-    return read_batches(what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index)))
+    return read_batches(
+        what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index))
+    )
 
 
 def answers_of(
-    batch: Sequence[Encoded], top: Int[Tensor, "*versions batch"], log_prob: Float[Tensor, "*versions batch label"]
+    batch: Sequence[Encoded],
+    top: Int[Tensor, "*versions batch"],
+    log_prob: Float[Tensor, "*versions batch label"],
 ) -> dict[str, Tensor]:
     """The model's answers to one batch, in any versions of it: (batch, *versions).
 
-    `log_prob_true`, `log_prob_other` (nats), their difference, and `says` (the top token: 0 true label, 1 other label, 2 another
-    token). Raises TwoTowersError for numbers that are not finite: an average over them would pass for a result.
+    `log_prob_true`, `log_prob_other` (nats), their difference, and `says` (the top token: 0 true
+    label, 1 other label, 2 another token). Raises TwoTowersError for numbers that are not finite:
+    an average over them would pass for a result.
     """
     if not log_prob.isfinite().all():
         raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
     true, other = log_prob.unbind(-1)
     is_label = top[..., None] == torch.tensor([e.label_pair for e in batch])
     says = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
-    return {name: x.movedim(-1, 0) for name, x in zip(ANSWERS, (true, other, true - other, says), strict=True)}
+    return {
+        name: x.movedim(-1, 0)
+        for name, x in zip(ANSWERS, (true, other, true - other, says), strict=True)
+    }
 
 
 def answers_in(capture: Capture) -> dict[str, Tensor]:

@@ -1,30 +1,36 @@
-"""Both towers moved at once along the directions between two classes, over a grid of coefficients. Chapter 11.
+"""Both towers moved at once along the directions between two classes, over a grid of coefficients.
+Chapter 11.
 
     directions = class_directions(model, encode_all(draw_blocks(200, form, seed=1), tokenizer))     # locating blocks
     queries, keys = at_positions(model, batch, directions, [18])       # what a coefficient of 1 adds in layer 18
     measured = tower_grid(model, judging, {"by attention": (heads, directions)}, (-1.0, 0.0, 1.0))
     measured["logit_difference"].sel(query_coefficient=1.0, key_coefficient=-1.0)     # (heads, prompt)
 
-With u the mean query of the pair's first class minus that of the second, and v the same of keys at label positions:
+With u the mean query of the pair's first class minus that of the second, and v the same of keys at
+label positions:
 
-- u is added to the query of the last position, so a positive coefficient is towards the first class;
-- v is added at label positions of the first class, and taken away at those of the second, as the last position of the moved
-  heads sees them. (Added at all alike it could not move attention between labels.) The distance between the classes' keys
-  becomes 1 + 2 coefficient of what it was: -1 exchanges them, -1/2 leaves none. So a positive coefficient is towards the
-  query's class, whichever that is.
+- u is added to the query of the last position, so a positive coefficient is towards the first
+  class;
+- v is added at label positions of the first class, and taken away at those of the second, as the
+  last position of the moved heads sees them. (Added at all alike it could not move attention
+  between labels.) The distance between the classes' keys becomes 1 + 2 coefficient of what it was:
+  -1 exchanges them, -1/2 leaves none. So a positive coefficient is towards the query's class,
+  whichever that is.
 
-With c = 1/2 for a query of the pair's first class and -1/2 for one of the second, the difference between the scores of the two
-classes goes as (c + query coefficient) (1 + 2 key coefficient) where they are two vectors' product. That is algebra of a head's
-score; whether the answer follows it can fail.
+With c = 1/2 for a query of the pair's first class and -1/2 for one of the second, the difference
+between the scores of the two classes goes as (c + query coefficient) (1 + 2 key coefficient) where
+they are two vectors' product. That is algebra of a head's score; whether the answer follows it can
+fail.
 
-The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024) within heads: they change what a head
-attends to, and nothing that it reads or writes there.
+The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024) within heads:
+they change what a head attends to, and nothing that it reads or writes there.
 
-Recipe `tower_grid`: seven coefficients by seven, in the heads by attention, in those that other class pairs and label pairs
-choose, in those without negative heads, in the heads by increase, and in those by attention along directions from prompts with
-other labels. Recipe `tower_grid_random`: coefficients of -1, 0
-and 1 on the first prompts, in the heads by attention. Its control has twenty random sets of heads along the class directions, then
-the heads by attention along twenty random directions.
+Recipe `tower_grid`: seven coefficients by seven, in the heads by attention, in those that other
+class pairs and label pairs choose, in those without negative heads, in the heads by increase, and
+in those by attention along directions from prompts with other labels. Recipe `tower_grid_random`:
+coefficients of -1, 0 and 1 on the first prompts, in the heads by attention. Its control has twenty
+random sets of heads along the class directions, then the heads by attention along twenty random
+directions.
 """
 
 from __future__ import annotations
@@ -45,7 +51,14 @@ from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.label_reads import query_and_keys
 from towerlab.measure.observations import answers_of, observations, read_batches, read_prompts
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import BY_ATTENTION, DRAWS, by_increase, other_halves, present, random_sets
+from towerlab.measure.sets import (
+    BY_ATTENTION,
+    DRAWS,
+    by_increase,
+    other_halves,
+    present,
+    random_sets,
+)
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
 from towerlab.model.edits import steer
@@ -54,37 +67,55 @@ from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 
 BLOCKS = 8
-"""of each class pair, from which its direction comes: from fewer it would be that of single words"""
+"""of each class pair, from which its direction comes: from fewer it would be that of single
+words"""
 COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
 PROMPTS = 100
-"""On which random sets and random directions are tried: each costs nine runs of the last position"""
+"""On which random sets and random directions are tried: each costs nine runs of the last
+position"""
 OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
 def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """Mean of the pair's first class minus that of its second, of every head: one direction a class pair.
+    """Mean of the pair's first class minus that of its second, of every head: one direction a class
+    pair.
 
-    `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a key: nats); `keys` (pair,
-    layer, kv_head, d_head): of label positions by the class of their text, before rotation. Both after a norm of queries
-    and keys where the model has one. Memory: both of all these prompts. Raises TwoTowersError for a pair whose prompts ask one
-    class only.
+    `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a key:
+    nats); `keys` (pair, layer, kv_head, d_head): of label positions by the class of their text,
+    before rotation. Both after a norm of queries and keys where the model has one. Memory: both of
+    all these prompts. Raises TwoTowersError for a pair whose prompts ask one class only.
     """
     names = sorted({e.prompt.dataset for e in encoded})
     for name in names:
         if len({e.prompt.cls for e in encoded if e.prompt.dataset == name}) < 2:
-            raise TwoTowersError(f"{name}: one of the classes is asked in no prompt: draw at least two blocks a pair")
+            raise TwoTowersError(
+                f"{name}: one of the classes is asked in no prompt: draw at least two blocks a pair"
+            )
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head, d_head)."""
-        last, labels = zip(*(query_and_keys(model, capture, layer) for layer in range(model.n_layers)), strict=True)
+        """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head,
+        d_head)."""
+        last, labels = zip(
+            *(query_and_keys(model, capture, layer) for layer in range(model.n_layers)), strict=True
+        )
         return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
 
-    vectors, variables = read_prompts("class directions", model, encoded, {"streams"}, read, 1024), {}
-    asked, shown = [e.prompt.cls for e in encoded], [[d.cls for d in e.prompt.demonstrations] for e in encoded]
+    vectors, variables = (
+        read_prompts("class directions", model, encoded, {"streams"}, read, 1024),
+        {},
+    )
+    asked, shown = (
+        [e.prompt.cls for e in encoded],
+        [[d.cls for d in e.prompt.demonstrations] for e in encoded],
+    )
     for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
         first, second = (
-            [vectors[name][np.array(classes) == pair.split("/")[side]].mean(0, dtype=float) for pair in names] for side in (0, 1)
+            [
+                vectors[name][np.array(classes) == pair.split("/")[side]].mean(0, dtype=float)
+                for pair in names
+            ]
+            for side in (0, 1)
         )
         variables[name] = (("pair", "layer", head, "d_head"), np.array(first) - np.array(second))
     return xr.Dataset(variables, coords={"pair": names})
@@ -103,17 +134,28 @@ def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.D
 
 def at_positions(
     model: Model, batch: Sequence[Encoded], directions: xr.Dataset, layers: Sequence[int]
-) -> tuple[dict[int, Float[Tensor, "batch head d_head"]], dict[int, Float[Tensor, "batch kv_head label d_head"]]]:
-    """Layer -> what a dose of 1 adds to the query of each prompt's last position, and to the keys at its labels."""
+) -> tuple[
+    dict[int, Float[Tensor, "batch head d_head"]],
+    dict[int, Float[Tensor, "batch kv_head label d_head"]],
+]:
+    """Layer -> what a dose of 1 adds to the query of each prompt's last position, and to the keys
+    at its labels."""
     of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
     last = torch.tensor(batch[0].last, device=model.device)
     at = torch.tensor([e.label_positions for e in batch], device=model.device)[:, None]
-    first = [[d.cls == e.prompt.dataset.split("/")[0] for d in e.prompt.demonstrations] for e in batch]
+    first = [
+        [d.cls == e.prompt.dataset.split("/")[0] for d in e.prompt.demonstrations] for e in batch
+    ]
     sign = torch.where(torch.tensor(first), 1, -1).to(at)[:, None, :, None]
     queries, keys = {}, {}
     for layer in layers:
-        query, key = (torch.tensor(of_prompt[name].isel(layer=layer).values) for name in ("query", "keys"))
-        query, key = (x.to(model.device, torch.promote_types(model.dtype, torch.float32)) for x in (query, key))
+        query, key = (
+            torch.tensor(of_prompt[name].isel(layer=layer).values) for name in ("query", "keys")
+        )
+        query, key = (
+            x.to(model.device, torch.promote_types(model.dtype, torch.float32))
+            for x in (query, key)
+        )
         key = (key[:, :, None] * sign).expand(-1, -1, at.shape[-1], -1)
         queries[layer] = query_key.rotated(model, layer, query, last.expand(query.shape[:-1]))
         keys[layer] = query_key.rotated(model, layer, key, at.expand(key.shape[:-1]))
@@ -121,19 +163,25 @@ def at_positions(
 
 
 @torch.inference_mode()
-def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]) -> xr.Dataset:
-    """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient, prompt).
+def tower_grid(
+    model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]
+) -> xr.Dataset:
+    """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient,
+    prompt).
 
     Args:
-        moved: name -> heads, and the directions that they are moved along (`directions.class_directions` of other prompts).
+        moved: name -> heads, and the directions that they are moved along
+            (`directions.class_directions` of other prompts).
         coefficients: of the query's direction and of the keys', every pair of them.
 
-    Cost: a run of each prompt, and one of the last position alone for each name and pair of coefficients. Raises TwoTowersError for
-    a class pair without a direction.
+    Cost: a run of each prompt, and one of the last position alone for each name and pair of
+    coefficients. Raises TwoTowersError for a class pair without a direction.
     """
     for _, of in moved.values():
         if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
-            raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
+            raise TwoTowersError(
+                f"no direction for {min(missing)}: locate on prompts of the same class pairs"
+            )
     layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
     shape = len(moved), len(coefficients), len(coefficients)
 
@@ -143,7 +191,10 @@ def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficie
         edits = []
         for heads, of in moved.values():
             for by in product(coefficients, repeat=2):  # the query's, and that of keys
-                query, keys = ({layer: c * x[layer] for layer in x} for c, x in zip(by, vectors[id(of)], strict=True))
+                query, keys = (
+                    {layer: c * x[layer] for layer in x}
+                    for c, x in zip(by, vectors[id(of)], strict=True)
+                )
                 edits.append(steer(heads, query, keys, at))
         answered = LastPosition(model, batch).answers(edits)
         return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
@@ -154,7 +205,8 @@ def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficie
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
-    """The heads with the largest mean attention difference of those that raise, on average, the label that they read."""
+    """The heads with the largest mean attention difference of those that raise, on average, the
+    label that they read."""
     means = choose.rankings(locating)
     return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
@@ -165,18 +217,27 @@ def directions_of_run(run: Run) -> xr.Dataset:
 
 
 def other_labels(run: Run, encoded: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
-    """The `turns` of a recipe for the heads by attention along directions from prompts with other labels: those with labels of one
-    half of the label pairs move along directions from the other half. None where there are no such heads, or where a half lacks one
-    of the classes. Each direction comes from as many blocks as one of `directions_of_run`, on average.
+    """The `turns` of a recipe for the heads by attention along directions from prompts with other
+    labels: those with labels of one half of the label pairs move along directions from the other
+    half. None where there are no such heads, or where a half lacks one of the classes. Each
+    direction comes from as many blocks as one of `directions_of_run`, on average.
     """
     first, heads = {frozenset(pair.split("/")) for pair in run.labels[::2]}, run.sets[BY_ATTENTION]
     directing, turns = run.encode(_directing(run, 2 * BLOCKS)), []
     for half in (True, False):
         at = [i for i, e in enumerate(encoded) if (frozenset(e.prompt.labels) in first) == half]
         pairs = {encoded[i].prompt.dataset for i in at}
-        others = [e for e in directing if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half]
+        others = [
+            e
+            for e in directing
+            if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half
+        ]
         asked = {(e.prompt.dataset, e.prompt.cls) for e in others}
-        if not heads or not at or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/")):
+        if (
+            not heads
+            or not at
+            or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/"))
+        ):
             return []
         turns.append((at, along(class_directions(run.model, others), {OTHER_LABELS: heads})))
     return [turns]
@@ -193,7 +254,9 @@ def _tower_grid(run: Run) -> Recipe:
     sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
     sets["without negative heads"] = without_negative(run.measured("locating"), k)
     halves = other_halves(run, BY_ATTENTION, few)
-    turns = [[(at, along(directions, of)) for at, of in turn] for turn in halves] + other_labels(run, few)
+    turns = [[(at, along(directions, of)) for at, of in turn] for turn in halves] + other_labels(
+        run, few
+    )
     return Recipe(tower_grid, few, (COEFFICIENTS,), along(directions, present(sets)), turns=turns)
 
 
@@ -203,10 +266,15 @@ def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
 
 
 def _tower_grid_random(run: Run) -> Recipe:
-    """Few coefficients on few prompts: the heads by attention; random sets of heads, and random directions."""
+    """Few coefficients on few prompts: the heads by attention; random sets of heads, and random
+    directions."""
     sets, directions = present(run.sets, BY_ATTENTION), directions_of_run(run)
-    random: list[tuple[Heads, xr.Dataset]] = [(heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]]
+    random: list[tuple[Heads, xr.Dataset]] = [
+        (heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]
+    ]
     for i in range(DRAWS):
         random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
     few, moved = run.few()[:PROMPTS], along(directions, sets)
-    return Recipe(tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions")
+    return Recipe(
+        tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"
+    )
