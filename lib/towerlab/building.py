@@ -1,4 +1,8 @@
-"""The book built by Snakemake, and what went wrong told in words: `twotowers book`."""
+"""The book built by Snakemake, and what went wrong told in words: `twotowers book`.
+
+>>> settings(["blocks=20 seed=1"], model="mini-gpt2")
+{'blocks': '20', 'seed': '1', 'model': 'mini-gpt2'}
+"""
 
 from __future__ import annotations
 
@@ -70,9 +74,19 @@ def check_notebooks(root: Path) -> None:
 def build(
     values: dict[str, str], jobs: int | None, threads: int, profile: str | None = None
 ) -> bool:
-    """Bring measurements, chapters and pages up to date; whether all went well. A chapter that
-    fails stops no other, and the pages are built with its last good one. Raises TwoTowersError
-    while another build is at work."""
+    """Bring measurements, chapters and pages up to date; whether all went well.
+
+    A chapter that fails stops no other, and the pages are built with its last good one.
+
+    Args:
+        values: settings, as words.
+        jobs: how many at a time; None: one, or what the profile says.
+        threads: of each job.
+        profile: of Snakemake.
+
+    Raises:
+        TwoTowersError: while another build is at work.
+    """
     root = data_folder().parent
     below = root / "_build"
     check_notebooks(root)

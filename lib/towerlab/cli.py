@@ -1,9 +1,12 @@
 """The command line: measure a model, record it for the book, build the book.
 
 twotowers measure heads towers --model path/to/model --blocks 20
-twotowers record smollm2-135m --blocks 200      # into data/measurements; interrupted, the same command takes it up
+twotowers record smollm2-135m --blocks 200      # interrupted, the same command takes it up
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 twotowers models                                # those with a name; with names: fetch them now
+
+>>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
+'20'
 """
 
 from __future__ import annotations

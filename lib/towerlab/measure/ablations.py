@@ -1,20 +1,19 @@
-"""What the model answers when sets of heads are ablated, one head by itself, or attention along
-edges below a cut. Chapters 6, 12.
+"""What the model answers when sets of heads are ablated, or one head by itself, or attention along
+edges. Chapters 6 and 12.
 
-    data = ablations(model, encoded, {"twelve": twelve})          # v1 6.2; EMNLP, table 3
-    data.says.sel(heads="twelve")                                 # (prompt,)
-    data = single_ablations(model, encoded, "last")
-    data.log_prob_lost.mean("prompt")                             # (layer, head): the ranking of the EMNLP version
-    data = knockouts(model, encoded, default_cuts(model.n_layers))
-    data.sel(edges="labels and colons to own text", cut=18)       # blocked in layers 0 to 17
-
-Ablating a head replaces what it feeds to W_O by zero.
+Ablating a head replaces what it feeds to W_O by zero (v1 6.2; EMNLP, table 3).
 
 Knockouts ask where a step is done. Claim 2 of v1 (section 4): shallow layers merge each
 demonstration's features into its label position, and the query's into the last position. A label
 that may not see its text there loses the class, and the answer with it. The colon between text and
 label sees the text too and can hand it on, so it is blocked as well. Attention knockout: Geva et
 al. 2023; in halves of the layers, for label words: Wang et al. 2023.
+
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = ablations(run.model, run.few(), {"two": [(0, 1), (1, 0)]})
+    >>> data["heads"].values.tolist(), data["logit_difference"].dims
+    (['none', 'two'], ('heads', 'prompt'))
 """
 
 from __future__ import annotations
@@ -50,11 +49,16 @@ Edges = list[tuple[Iterable[int], Iterable[int]]]
 
 
 def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all
-    positions: (heads, prompt).
+    """Answers with each set of heads ablated at all positions.
 
-    `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is
-    of layer l of L: about L - l blocks.
+    The cost of a set whose lowest head is of layer l of L: about L - l blocks.
+
+    Args:
+        sets: name -> heads.
+
+    Returns:
+        `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over (heads,
+            prompt): `heads` are the names of `sets` after "none", the plain run.
     """
     return observations(
         "ablations",
@@ -67,14 +71,18 @@ def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads
 def single_ablations(
     model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0
 ) -> xr.Dataset:
-    """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all"
-    positions or the "last".
+    """What each head alone is worth: nats lost when it is ablated.
 
-    - `log_prob_lost`: log-probability of the true label, plain minus ablated;
-    - `logit_difference_lost`: the same of the true label's logit minus the other's.
+    Cost: as many runs as heads, each from its head's layer on.
 
-    Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads,
-    each from its head's layer on.
+    Args:
+        positions: where heads are ablated.
+        first_layer: heads below it are not tried.
+
+    Returns:
+        `log_prob_lost` (prompt, layer, head): log-probability of the true label, plain minus
+            ablated, and `logit_difference_lost`, the same of the true label's logit minus the
+            other's. Above zero the head helps the true label; NaN below `first_layer`.
     """
     heads = [
         [Head(layer, head)]
@@ -95,8 +103,12 @@ def single_ablations(
 def ablated(
     model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions
 ) -> dict[str, np.ndarray]:
-    """Answers (prompt, 1 + run): of the plain run, then with the heads of each of `runs` ablated at
-    `positions`."""
+    """Answers of the plain run, then with heads ablated, over (prompt, 1 + run).
+
+    Args:
+        runs: the heads of each run after the plain one.
+        positions: where they are ablated.
+    """
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         if positions == "last":
@@ -167,12 +179,19 @@ def default_cuts(n_layers: int) -> list[int]:
 
 @torch.inference_mode()
 def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
-    """Answers with no attention along each of EDGES in layers 0 to l - 1, for each cut l: (edges,
-    cut, prompt).
+    """Answers with no attention along each of EDGES in the layers below each cut.
 
-    The first cut is 0, which blocks nothing; one at the number of layers is the full block, the
-    positive control. Cost for each of the edges: two whole runs, and for each cut one of the layers
-    from it on. Raises TwoTowersError for a position that may not attend to itself.
+    Cost for each of the edges: two whole runs, and for each cut one of the layers from it on.
+
+    Args:
+        cuts: for a cut l, layers 0 to l - 1 are blocked. The first cut is 0, which blocks nothing;
+            one at the number of layers is the full block, the positive control.
+
+    Returns:
+        Answers over (edges, cut, prompt).
+
+    Raises:
+        TwoTowersError: for a position that may not attend to itself.
     """
 
     def run(_, batch: list[Encoded]) -> dict[str, Tensor]:

@@ -1,36 +1,15 @@
-"""One whole prompt, the paper's own: through the heads (v1 section 3.1, table 1, figures 2 and 7),
-and taken apart (appendix E).
+"""One whole prompt, the paper's own: through the heads, and taken apart (v1 section 3.1, table 1,
+figures 2 and 7; appendix E).
 
-    data = case(model, encode(CASE, model.tokenizer), heads)
-    data = parts(model, encode(CASE, model.tokenizer), heads)
+Every variable has a dimension `prompt` of length one. "The word" is the true label's token.
 
-Every variable has a dimension `prompt` of length one. "The word" is the true label's token;
-increases are in nats. Recipe `case`: of all blocks `block_increase`; of the named heads
-
-- `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank): top
-  words of values and keys at label positions and of the last query, as in `measure.label_reads`,
-  nothing taken out (v1 table 1);
-- `attention`, `place_increase` (prompt, named_head, place): weight of the last position on each
-  label, and the increase of the true label by this label's value with that weight: the paper's
-  subhead (v1 appendix E), nats;
-- `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0 to 1
-  (v1 figure 7), nats.
-
-Recipe `parts`: the final vector as a sum, parts in another order, positions of a head, neurons.
-
-- `sum_error` (prompt,): largest difference between the final vector and the sum of the embedding,
-  every head at every position, every neuron and the biases, as a share of its largest component;
-  `n_parts`: how many parts these are;
-- `increase`, `increase_last` (prompt, layer, head): increase by a head's vector alone, and after
-  all other heads of its layer;
-- `position_increase` (prompt, named_head, position): increase by each position's share of a head's
-  vector;
-- `neuron_layer`, `neuron_number`, `neuron_increase`, `neuron_rank` (prompt, neuron): the neurons
-  with the largest increase, and the word's rank in what each writes. They are searched for among
-  the CANDIDATES with the largest first-order increase;
-- `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a gated
-  FFN: its gate's) with what a head wrote before, as the FFN's norm with its scale frozen hands it
-  on; 0 for heads that come later.
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import CASE
+    >>> from towerlab.prompts.prompt import encode
+    >>> model = load("mini-gpt2")
+    >>> data = parts(model, encode(CASE, model.tokenizer), [Head(1, 0)])
+    >>> float(data["sum_error"][0]) < 1e-5          # embedding, heads, neurons and biases add up
+    True
 """
 
 from __future__ import annotations
@@ -59,7 +38,19 @@ NEURONS, CANDIDATES = 20, 200
 
 
 def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
-    """See the module."""
+    """The prompt through the heads: words, attention against increase, and increases of blocks.
+
+    Returns:
+        `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank):
+            top words of values and keys at label positions and of the last query, as in
+            `top_tokens`, nothing taken out (v1 table 1).
+        `attention`, `place_increase` (prompt, named_head, place): weight of the last position on
+            each label, and the increase of the true label by this label's value with that weight:
+            the paper's subhead (v1 appendix E), nats.
+        `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0
+            to 1 (v1 figure 7), nats.
+        `block_increase` (prompt, layer, kind): as in `heads.increases`.
+    """
     one, names = [encoded], [str(head) for head in heads]
     words = top_tokens(model, heads, one).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head", "relation", "query_relation"])
@@ -97,8 +88,11 @@ def increases_with(
     vectors: Float[Tensor, "*vectors d_model"],
     before: Tensor | float = 0.0,
 ) -> Float[Tensor, "*vectors"]:
-    """Increase of the true label (nats) by each vector, added to what enters the layer at the last
-    position and `before`."""
+    """Increase of the true label (nats) by each vector, at the last position.
+
+    Args:
+        vectors: each is added to what enters the layer and `before`.
+    """
     scale, start = (
         unembed.norm_scale(capture.resid_final, model.unembedding)[0],
         capture.resid_pre[layer, 0] + before,
@@ -113,7 +107,24 @@ def increases_with(
 
 
 def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
-    """See the module. One forward pass."""
+    """The final vector as a sum, parts in another order, positions of a head, neurons; from one
+    forward pass.
+
+    Returns:
+        `sum_error` (prompt,): largest difference between the final vector and the sum of the
+            embedding, every head at every position, every neuron and the biases, as a share of its
+            largest component; `n_parts`: how many parts these are.
+        `increase`, `increase_last` (prompt, layer, head): increase by a head's vector alone, and
+            after all other heads of its layer, nats.
+        `position_increase` (prompt, named_head, position): increase by each position's share of a
+            head's vector, nats.
+        `neuron_layer`, `neuron_number`, `neuron_increase` (nats), `neuron_rank` (prompt, neuron):
+            the neurons with the largest increase, and the word's rank in what each writes. They are
+            searched for among the CANDIDATES with the largest first-order increase.
+        `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a
+            gated FFN: its gate's) with what a head wrote before, as the FFN's norm with its scale
+            frozen hands it on; 0 for heads that come later.
+    """
 
     def read(capture: Capture) -> dict[str, Tensor]:
         vectors, (error, n) = head_vectors(model, capture), sum_of_parts(model, capture)
@@ -131,7 +142,8 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
         every = {
             "sum_error": error, "n_parts": torch.tensor(n),
             "increase": torch.stack(alone), "increase_last": torch.stack(last),
-            "position_increase": torch.stack(of_positions), "head_to_neuron": torch.stack(to_neurons),
+            "position_increase": torch.stack(of_positions),
+            "head_to_neuron": torch.stack(to_neurons),
             "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1],
             "neuron_increase": of_neurons, "neuron_rank": ranks,
         }  # fmt: skip
@@ -158,7 +170,7 @@ def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_
 
 
 def sum_of_parts(model: Model, capture: Capture) -> tuple[Tensor, int]:
-    """(error, number) of the sum of all parts: see the module."""
+    """`sum_error` and `n_parts` of `parts`."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     for layer in range(model.n_layers):
         of_heads, neurons = subvalues(model, capture, layer), capture.neurons[layer, 0]
@@ -171,8 +183,12 @@ def sum_of_parts(model: Model, capture: Capture) -> tuple[Tensor, int]:
 
 
 def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]:
-    """(layer and number, increase, rank of the word) of the neurons with the largest increase,
-    largest first."""
+    """The neurons with the largest increase, largest first.
+
+    Returns:
+        Layer and number (neuron, 2), increase in nats, and the rank of the word in what each
+            writes.
+    """
     unembedding, word, each = model.unembedding, capture.true_ids, []
     scale = unembed.norm_scale(capture.resid_final, unembedding)[0]
     # What an FFN adds to: the layer's input, and the attention's output unless both run in
@@ -209,7 +225,7 @@ def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]
 def from_heads(
     model: Model, capture: Capture, vectors: Tensor, layer: int, neuron: int
 ) -> Float[Tensor, "layer head"]:
-    """What each head gives to the input of a neuron: see `head_to_neuron`."""
+    """What each head gives to the input of a neuron: `head_to_neuron` of `parts`."""
     x, own = capture.resid_pre[layer, 0], layer
     if not model.parallel:
         # its FFN reads this layer's heads, too

@@ -1,12 +1,14 @@
 """The chain of measurements of one model: what each is made from, and its file.
 
-    run = Run(Settings(model="smollm2-135m", blocks=200))
-    run.measured("heads")        # opened where it stands, else measured, with all that it needs, and saved
+Answers on a grid of forms -> the form -> heads on locating blocks -> sets of heads -> everything
+else, on other blocks. A file says in its attributes what made it. Files below `out` are a cache:
+what was made otherwise is made again. No torch until something is measured.
 
-    answers on a grid of forms -> the form -> heads on locating blocks -> sets of heads -> everything else, on other blocks
-
-A file says in its attributes what made it. Files below `out` are a cache: what was made otherwise
-is made again. No torch until something is measured.
+    >>> run = Run(Settings(model="mini-gpt2", blocks=200))
+    >>> run.path("heads").name                  # `run.measured("heads")` opens or makes it
+    'heads.nc'
+    >>> run.n_few, run.passes("heads")
+    (50, 960.0)
 """
 
 from __future__ import annotations
@@ -199,9 +201,9 @@ class Run:
         return store.identity(name, self.settings, self.fingerprint)
 
     def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
-        model = self.model
+        model, about = self.model, store.about(name)
         return {
-            "measurement": name, "version": store.about(name).version, "identity": identity,
+            "measurement": name, "version": about.version, "identity": identity,
             "model": self.name, "fingerprint": self.fingerprint, "quantisation": model.quantisation,
             "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
             "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
@@ -210,7 +212,7 @@ class Run:
             "machine": ", ".join([f"{platform.system()} {platform.machine()}",
                                   f"{os.cpu_count()} cores", self.settings.device]),
             "libraries": ", ".join(f"{of} {version(of)}" for of in ("torch", "transformers")),
-            "labels_left_out": "" if store.about(name).on == "prompts" else ", ".join(self.unsayable),
+            "labels_left_out": ", ".join(() if about.on == "prompts" else self.unsayable),
             "licence": "MIT",
         }  # fmt: skip
 

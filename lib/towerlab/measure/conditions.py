@@ -1,7 +1,7 @@
 """Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5;
 EMNLP section 6). Chapter 5.
 
-data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
+    data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
 """
 
 from __future__ import annotations
@@ -54,8 +54,16 @@ def in_changes(
     encode: Encode,
     read: Callable[[str, list[Encoded]], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Name -> (prompt, change, ...), of what `read(name, encoded)` gives of the prompts in each of
-    some changes."""
+    """What is read of prompts in each of some changes.
+
+    Args:
+        changes: name -> how a prompt is changed.
+        encode: prompts -> encoded ones.
+        read: name and prompts of a change -> name -> (prompt, ...).
+
+    Returns:
+        Name -> (prompt, change, ...).
+    """
     each = [
         read(name, encode([change(e.prompt) for e in encoded])) for name, change in changes.items()
     ]
@@ -65,8 +73,16 @@ def in_changes(
 def attention_in(
     model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode
 ) -> xr.Dataset:
-    """`attention_true`, `attention_other` (condition, prompt, layer, head): attention on all labels
-    of a kind, of the prompts in each of some changes; and answers."""
+    """Attention on labels, and answers, of the prompts in each of some changes.
+
+    Args:
+        changes: name -> how a prompt is changed.
+        encode: prompts -> encoded ones.
+
+    Returns:
+        `attention_true`, `attention_other` (condition, prompt, layer, head): attention on all
+            labels of a kind; and answers (condition, prompt).
+    """
 
     def read(capture: Capture) -> dict[str, Tensor]:
         weights = at_labels(capture, capture.weights).float()
@@ -89,10 +105,19 @@ def attention_in(
 
 
 def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.Dataset:
-    """`attention_in` CONDITIONS, and of the plain prompts `attention_left` (true labels without the
-    last true demonstration) and `attention_removed` (everything of the last true demonstration):
-    left / (1 - removed) is what the softmax alone would give to the true labels once that
-    demonstration is removed. Raises TwoTowersError where a kind would lose its only demonstration.
+    """`attention_in` CONDITIONS, and what the softmax alone would do when a demonstration goes.
+
+    Args:
+        encode: prompts -> encoded ones.
+
+    Returns:
+        That of `attention_in`, and of the plain prompts (prompt, layer, head) `attention_left`
+            (true labels without the last true demonstration) and `attention_removed` (everything of
+            the last true demonstration): left / (1 - removed) is what the softmax alone would give
+            to the true labels once that demonstration is removed.
+
+    Raises:
+        TwoTowersError: where a kind would lose its only demonstration.
     """
 
     def read(capture: Capture) -> dict[str, Tensor]:

@@ -1,30 +1,11 @@
 """Every head of the model, one observation a prompt: where it looks, what it writes, and the
 paper's increase. Chapters 1, 3 to 5, 8.
 
-    data = heads(model, encoded)          # one forward pass
-    data = increases(model, encoded)      # and one walk over the vocabulary; the final norm frozen
-
-Variables of `heads`, all at the last position, of the heads (layer, head):
-
-- `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the score
-  before the softmax (nats) but for a constant of the prompt and head, so scores are compared by it;
-- `reading` (prompt, layer, head): logit of a label's own token minus that of the other label in the
-  value-output vector of its position, mean over label positions (nats). Above zero the head would
-  write the label that stands there.
-- `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum alpha
-  reading` (nats): how much the head writes of whatever labels it looks at, right or wrong;
-- `contribution` (prompt, layer, head): logit of the true label minus the other in what the head
-  writes from all label positions, `sum alpha vo` (nats): label-position logit difference. Equals
-  the difference of the paper's increases.
-
-Of the blocks, `block_logit_difference` (prompt, layer, kind = attention or FFN): true minus other
-(nats). And the model's answers. The final norm is frozen.
-
-Variables of `increases`, in nats:
-
-- `increase` (prompt, layer, head): log-probability increase of the true label (v1 section 3.1,
-  appendix E);
-- `block_increase` (prompt, layer, kind = attention or FFN): that of a whole block (v1 fig 2).
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = heads(run.model, run.few())
+    >>> dict(data["attention"].sizes)
+    {'prompt': 4, 'layer': 4, 'head': 8, 'place': 4}
 """
 
 from __future__ import annotations
@@ -61,10 +42,30 @@ GROUP_BYTES = 320 << 20
 
 
 def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """See the module.
+    """What every head does at the last position, from one forward pass; the final norm is frozen.
 
-    Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and
-    unequal numbers of them.
+    Args:
+        encoded: prompts with as many demonstrations each.
+
+    Returns:
+        `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the
+            score before the softmax (nats) but for a constant of the prompt and head, so scores are
+            compared by it.
+        `reading` (prompt, layer, head): logit of a label's own token minus that of the other label
+            in the value-output vector of its position, mean over label positions (nats). Above zero
+            the head would write the label that stands there.
+        `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum
+            alpha reading` (nats): how much the head writes of whatever labels it looks at, right or
+            wrong.
+        `contribution` (prompt, layer, head): logit of the true label minus the other in what the
+            head writes from all label positions, `sum alpha vo` (nats). It equals the difference of
+            the paper's increases.
+        `block_logit_difference` (prompt, layer, kind): what an attention or FFN block adds to the
+            logit of the true label minus the other (nats). And the model's answers (prompt,).
+
+    Raises:
+        TwoTowersError: for no prompts, prompts without a true and a false demonstration, and
+            unequal numbers of demonstrations.
     """
     check_labels_left(encoded)
 
@@ -93,7 +94,8 @@ def tokens_at_once(model: Model) -> int:
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
     """Logit of each label position's own label minus the other label's, in its value-output vector
-    (nats)."""
+    (nats).
+    """
     rows, out = logit_difference_rows(capture, model), []
     own = own_label_sign(capture, rows)
     for layer in range(model.n_layers):
@@ -132,8 +134,21 @@ def _heads(run: Run) -> Recipe:
 
 
 def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") -> xr.Dataset:
-    """See the module. `norm`: how the final norm is read (`model.unembed`). Raises TwoTowersError
-    for another `norm`."""
+    """The paper's measure: by how much every head and block raises log p(true label) (v1 section
+    3.1, appendix E).
+
+    One forward pass, and one walk over the vocabulary for many prompts.
+
+    Args:
+        norm: how the final norm is read, one of `unembed.NORMS`.
+
+    Returns:
+        `increase` (prompt, layer, head), and `block_increase` (prompt, layer, kind) of attention
+            and FFN blocks (v1 fig 2), in nats.
+
+    Raises:
+        TwoTowersError: for another `norm`.
+    """
     unembed.check_norm(norm)
     n, layers = len(encoded), model.n_layers
     increase, block_increase = np.empty((n, layers, model.n_heads)), np.empty((n, layers, 2))
@@ -167,7 +182,11 @@ def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") ->
 
 def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
     """Captures of several batches together, so that one walk over the vocabulary serves many
-    prompts."""
+    prompts.
+
+    Args:
+        limit: bytes that a group may hold.
+    """
     group: list[Capture] = []
     group_bytes = 0
     for capture in stream:

@@ -1,10 +1,6 @@
 """What moves the answer when only a head's query, keys or values come from another prompt. Chapter
 11.
 
-    encoded = encode_all(draw_blocks(40, form, seed=2, texts=texts_of_one_length(tokenizer, form, pairs, texts)), tokenizer)
-    pairs = pairs_of(encoded, tokenizer)
-    measured = interchanges(model, pairs, {"by attention": [(18, 6)]})
-
 Interchange interventions (Geiger et al. 2021) on the paper's two towers (v1 section 4). Each prompt
 of a block is the base of three pairs; in each, the source's true label is the other one:
 
@@ -13,7 +9,11 @@ of a block is the base of three pairs; in each, the source's true label is the o
   the other class;
 - *values*: the labels are exchanged, texts and query stay: label positions hold the other label.
 
-A key holds its position, so both prompts of a pair have their labels at the same positions.
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=40, k=2, separator="space"))
+    >>> pairs = pairs_of(run.few(), run.model.tokenizer)
+    >>> sorted({pair.kind for pair in pairs})
+    ['keys', 'query', 'values']
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ class Pair(NamedTuple):
 def pairs_of(encoded: Sequence[Encoded], tokenizer) -> list[Pair]:
     """The pairs that whole blocks of prompts give: first of queries, then of keys, of values.
 
-    Query pairs take a query of the same length from the prompts of the other class of the same
-    class pair. Dropped are pairs whose labels do not stand at the same positions (draw the texts
-    with `blocks.texts_of_one_length`), and prompts that no query fits. Raises TwoTowersError when
-    no pair is left, or a prompt's block is not whole.
+    A key holds its position, so both prompts of a pair have their labels at the same positions;
+    other pairs are dropped (draw the texts with `blocks.texts_of_one_length`). Query pairs take a
+    query of the same length from the prompts of the other class of the same class pair; prompts
+    that no query fits have none.
+
+    Raises:
+        TwoTowersError: when no pair is left, or a prompt's block is not whole.
     """
     pairs, donors = _query_pairs(encoded, tokenizer), donors_of(encoded)
     for kind, donor in (("keys", "both exchanged"), ("values", "labels exchanged")):
@@ -102,15 +105,20 @@ def _query_length(encoded: Encoded) -> int:
 
 
 def interchanges(model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """Answers of every pair's base with what its kind says taken from its source, in some heads:
-    (heads, prompt).
+    """Answers of every pair's base with what its kind says taken from its source, in some heads.
 
-    A kind is the last position's "query", or the "keys" or "values" at label positions; `heads`:
-    the names of `sets`. `base_logit_difference` and `source_logit_difference` (prompt) are of both
-    prompts as they are. The true label is that of the base throughout, so what moves towards the
-    source moves `log_prob_true - log_prob_other` down. Coordinates of a prompt are those of the
-    base, with `pair_kind`. Cost: a run of each base and source, and one of the last position alone
-    for each set. Memory: keys and values of both, for 1,024 tokens.
+    What is taken is the last position's query, or the keys or values at label positions. The true
+    label is that of the base throughout, so what moves towards the source moves `logit_difference`
+    down. Cost: a run of each base and source, and one of the last position alone for each set.
+    Memory: keys and values of both, for 1,024 tokens.
+
+    Args:
+        sets: name -> heads.
+
+    Returns:
+        Answers over (heads, prompt), and `base_logit_difference`, `source_logit_difference`
+            (prompt,) of both prompts as they are (nats). Coordinates of a prompt are those of the
+            base, with `pair_kind`.
     """
     return joined(
         [

@@ -1,44 +1,15 @@
-"""What some heads read off each label position, closely: ranks in the vocabulary, attention,
-vectors. Chapters 1 to 4, 8, 9.
+"""What some heads read off each label position, closely: ranks in the vocabulary, words, vectors.
+Chapters 1 to 4, 8, 9.
 
-    data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
-    (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
-    towers(model, encoded, [Head(18, 6)])                    # queries, and keys at label positions, as vectors
-    data = top_tokens(model, heads, encoded)                 # words: a few prompts, as every reading of every place is kept
-    data.sel(what="key", mean="taken out")["token"]          # (prompt, head, place, rank)
+`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Which label
+stands at a place follows from the coordinates `true` (does it carry the query's label?),
+`true_label` and `labels`.
 
-`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables,
-(prompt, listed_head, place):
-
-- `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label that
-  stands there, and of the other label (1 = highest; equal logits share the best rank). A head that
-  writes one word wherever it looks ranks both alike, averaged over places;
-- `attention`: weight of the last position on the label position;
-- `reading`: logit of the label's own token minus that of the other label in vo, read with the final
-  norm's scale frozen (nats). Times `attention` it is what the position adds to the lead of its
-  label (EMNLP: "logit minus", as summarised).
-
-Which label stands at a place follows from the coordinates `true` (does it carry the query's
-label?), `true_label` and `labels`. And the model's answers (prompt,). The recipe `label_reads`
-keeps the ranks; `paper` all but `other_rank`.
-
-*Words*, recipe `top_tokens`. Readings at the label positions, `token`, `relation` (prompt, head,
-what, mean, place, rank):
-
-- "value": the value-output vector `W_O^h W_V^h norm(x)`, what the head would write from there (v1
-  table 1);
-- "key": the layer's input, which the key matrix reads; the same for all heads of a layer;
-- "key, attention only": the attention outputs gathered so far, that is the layer's input minus the
-  embedding and minus all earlier FFN outputs (as in the authors' code). Empty in layer 0.
-
-And at the last position the same three with query_ before their names (prompt, head, mean, rank):
-the query before rotation, carried through W_K into the space that the key matrix reads.
-
-`mean`: "kept", or "taken out": less the mean over the prompts at the same place, as most of an
-unchanged key or query is the same in every prompt and says nothing of its text. bs-values have the
-final norm's scale frozen (nats). Stop words and punctuation are passed over, unless they are
-labels. `relation` is an index of RELATIONS: how the token relates to the demonstration of its place
-(to the query, for queries). A label of several tokens is known by its first, as everywhere.
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = label_reads(run.model, run.few(), [Head(1, 0)])
+    >>> data["own_rank"].dims, data["listed_head"].values.tolist()
+    (('prompt', 'listed_head', 'place'), ['1-0'])
 """
 
 from __future__ import annotations
@@ -76,11 +47,30 @@ TOP = 10
 def label_reads(
     model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True
 ) -> xr.Dataset:
-    """See the module; `ranks`: whether both ranks are there. One forward pass, then one walk over
-    the vocabulary for each head.
+    """What heads would write of the label at each place: ranks, attention, readings, and the
+    model's answers (prompt,).
 
-    Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for no prompts,
-    prompts without a true and a false demonstration, and unequal numbers of demonstrations.
+    One forward pass, then one walk over the vocabulary for each head. Memory: d_head numbers for
+    every prompt, head and place. The recipe `label_reads` keeps the ranks; `paper` all but
+    `other_rank`.
+
+    Args:
+        ranks: whether both ranks are there.
+
+    Returns:
+        Over (prompt, listed_head, place):
+        `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label
+            that stands there, and of the other label (1 = highest; equal logits share the best
+            rank). A head that writes one word wherever it looks ranks both alike, averaged over
+            places. 1 / `own_rank` is what the paper's MRR averages (v1 section 4.3).
+        `attention`: weight of the last position on the label position.
+        `reading`: logit of the label's own token minus that of the other label in vo, read with the
+            final norm's scale frozen (nats). Times `attention` it is what the position adds to the
+            lead of its label (EMNLP: "logit minus", as summarised).
+
+    Raises:
+        TwoTowersError: for no prompts, prompts without a true and a false demonstration, and
+            unequal numbers of demonstrations.
     """
     check_labels_left(encoded)
     layers, numbers = map(list, zip(*heads, strict=True))
@@ -127,18 +117,22 @@ def query_and_keys(
     model: Model, capture: Capture, layer: int
 ) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch place kv_head d_head"]]:
     """The last position's queries, scaled, and the keys at label positions; both before rotation
-    (needs "streams")."""
+    (needs "streams").
+    """
     x = query_key.normed(model, layer, capture.stream_inputs[layer])
     at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
     return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, x.gather(1, at))
 
 
 def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
-    """`query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head, place,
-    component).
+    """Queries of heads at the last position, and their keys at label positions, as vectors.
 
     Both before any rotation to positions. The scaling is part of the query, so their product is the
     score (nats) as if no position were rotated.
+
+    Returns:
+        `query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head,
+            place, component).
     """
     check_labels_left(encoded)
 
@@ -174,10 +168,32 @@ def _towers(run: Run) -> Recipe:
 
 
 def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
-    """See the module. The mean that is taken out is one over all prompts.
+    """What heads read and look for, in words: values, keys and queries projected into the
+    vocabulary.
 
-    Memory: d_model numbers for every prompt, head, place and reading. Raises TwoTowersError for
-    prompts as `measure.heads`.
+    What is read at label positions, `what`: the "value" is the value-output vector, what the head
+    would write from there (v1 table 1). The "key" is the layer's input, which the key matrix reads,
+    the same for all heads of a layer. "key, attention only" are the attention outputs gathered so
+    far, that is the layer's input minus the embedding and minus all earlier FFN outputs (as in the
+    authors' code); it is empty in layer 0. At the last position it is the query before rotation,
+    carried through W_K into the space that the key matrix reads.
+
+    bs-values have the final norm's scale frozen (nats). Stop words and punctuation are passed over,
+    unless they are labels. A label of several tokens is known by its first. Memory: d_model numbers
+    for every prompt, head, place and reading.
+
+    Args:
+        encoded: a few prompts, as every reading of every place is kept.
+
+    Returns:
+        `token`, `relation` (prompt, listed_head, what, place, mean, rank), `query_token` and
+            `query_relation` (prompt, listed_head, mean, rank). A relation is an index of RELATIONS:
+            how the token relates to the demonstration of its place, or to the query. `mean` is
+            "kept", or "taken out": less the mean over the prompts at the same place, as most of an
+            unchanged key or query is the same in every prompt and says nothing of its text.
+
+    Raises:
+        TwoTowersError: for prompts, as `measure.heads`.
     """
     check_labels_left(encoded)
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
@@ -226,7 +242,8 @@ def carried_query(
     capture: Capture, model: Model, layer: int, head: int
 ) -> Float[Tensor, "batch d_model"]:
     """The last query, before rotation and with its scaling, carried through W_K (needs
-    "streams")."""
+    "streams").
+    """
     normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1])
     query = query_key.queries(model, layer, normed)[:, head]
     return query_key.query_in_input_space(model, layer, head, query, normed)
@@ -235,11 +252,17 @@ def carried_query(
 def relations_of(
     prompt: Prompt, place: int | None, words: Mapping[str, Iterable[str]]
 ) -> dict[str, int]:
-    """Word (lower case) -> its relation to the demonstration at `place`, or to the query (None), as
-    a code.
+    """How words relate to a demonstration, or to the query.
 
     What stands in the prompt says nothing of its class: words of other texts have no relation. A
     word of both classes is of its own.
+
+    Args:
+        place: the demonstration's; None for the query.
+        words: class -> its words.
+
+    Returns:
+        Word (lower case) -> index of RELATIONS.
     """
     parts = [(d.text, d.label, d.cls) for d in prompt.demonstrations] + [
         (prompt.query, prompt.true_label, prompt.cls)

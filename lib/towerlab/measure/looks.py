@@ -1,39 +1,18 @@
 """What every head asks, sends and does, and which way it goes: no set of heads, no threshold.
 Chapter 12.
 
-    measured = one_by_one(model, encoded)                # whole blocks of four prompts
-    measured.assign(ways(model, encoded, choose.by_effect(measured, 8)))
-    own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
-    text_part, label_part = (own + other) / 2, (own - other) / 2
-
 The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt
 with the same texts in the same order and the two labels exchanged; *texts exchanged* has the
-demonstrations of the two classes in each other's places, and the same right answer; *both
-exchanged* is both.
+demonstrations of the two classes in each other's places, and the same right answer.
 
-**What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of
-the query's class minus that on the others, with the prompt's own query and with that of the prompt
-with exchanged labels; keys are the prompt's own. A query that knows the query's text alone keeps
-its preference (text part); one that asks for the label that is about to be said turns round (label
-part).
-
-**What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other
-label, nats) of the plain run minus that under one edit of one head at the last position, so towards
-the other label. *reversed*: its preference is reversed, values stay (`model.edits`); *labels
-exchanged*, *texts exchanged*: what it feeds to W_O is that of the other prompt: which label, which
-place. All that comes later responds. `direct_effect`: the same with all else held at the plain run,
-so that only what the head itself writes reaches the final norm, which is recomputed.
-
-**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts
-of *reversed*), each by itself, `effect_by_route` (route, sender, prompt): effects of *labels
-exchanged* where what it writes is read by the final norm alone ("direct"), by the attention of
-later layers ("later queries", with the last position's own key and value), by MLPs, or by all of
-them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
-
-**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit
-difference with the preferences of all heads reversed at once, at the last position, in the query's
-text, in both (from the query's text to the end), and at every position. Each has the weights of the
-plain run, reversed; values are those of the run. `logit_difference` (prompt) is plain."""
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = one_by_one(run.model, run.few())
+    >>> own, exchanged = data["preference"]             # of whose query
+    >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2
+    >>> data["effect"].dims
+    ('contrast', 'prompt', 'layer', 'head')
+"""
 
 from __future__ import annotations
 
@@ -91,7 +70,8 @@ def donated(
     z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]
 ) -> Make:
     """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts'
-    donors."""
+    donors.
+    """
     return partial(
         feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])}
     )
@@ -101,13 +81,37 @@ def donated(
 def one_by_one(
     model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS
 ) -> xr.Dataset:
-    """All but the ways. `contrasts`: the first of CONTRASTS, or more.
+    """What each head asks for and does, one by one, and what all of them do together.
 
-    Where labels do not stand at the same positions once they are exchanged, `preference` has no
-    number for the other prompt's query. Cost: eight runs of whole prompts, and for every head and
-    contrast a run of the last position from the head's layer up. Memory: keys, values and attention
-    of 2,048 tokens, and what all heads feed to W_O at the last position of all prompts. Raises
-    TwoTowersError for blocks that are not whole, and as `heads` on prompts.
+    Cost: eight runs of whole prompts, and for every head and contrast a run of the last position
+    from the head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads
+    feed to W_O at the last position of all prompts.
+
+    Args:
+        encoded: whole blocks of four prompts.
+        contrasts: the first of CONTRASTS, or more.
+
+    Returns:
+        `preference` (query_of, prompt, layer, head): attention on labels of the query's class minus
+            that on the others, with the prompt's own query and with that of the prompt with
+            exchanged labels; keys are the prompt's own. A query that knows the query's text alone
+            keeps its preference (text part); one that asks for the label that is about to be said
+            turns round (label part). NaN where labels do not stand at the same positions once they
+            are exchanged.
+        `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of
+            the plain run minus that under one edit of one head at the last position, so towards the
+            other label. "reversed": its preference is reversed, values stay (`model.edits`).
+            "labels exchanged", "texts exchanged": what it feeds to W_O is that of the other prompt:
+            which label, which place. All that comes later responds.
+        `direct_effect` (contrast, prompt, layer, head): the same with all else held at the plain
+            run, so that only what the head itself writes reaches the final norm, which is
+            recomputed.
+        `logit_difference_all_reversed` (reversed_position, prompt): with the preferences of all
+            heads reversed at once, at the positions of POSITIONS. Each has the weights of the plain
+            run, reversed; values are those of the run. `logit_difference` (prompt,) is plain.
+
+    Raises:
+        TwoTowersError: for blocks that are not whole, and as `measure.heads`.
     """
     check_labels_left(encoded)
     z, donors = plain_z(model, encoded), donors_of(encoded)
@@ -158,7 +162,14 @@ def one_by_one(
 
 @torch.inference_mode()
 def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
-    """`effect_by_route` of some heads, each alone."""
+    """Which way goes what heads send, each alone.
+
+    Returns:
+        `effect_by_route` (route, sender, prompt): effects of "labels exchanged" (nats) where what
+            the head writes is read by the final norm alone ("direct"), by the attention of later
+            layers ("later queries", with the last position's own key and value), by MLPs, or by all
+            of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
+    """
     z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
 
     def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
@@ -219,7 +230,7 @@ def _direct_effects(
 
 
 def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
-    """POSITIONS."""
+    """Which positions each of POSITIONS names."""
     at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
         at[0, row, -1] = at[1, row, slice(*e.query_span)] = at[2, row, e.query_span[0] :] = at[

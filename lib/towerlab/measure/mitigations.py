@@ -1,10 +1,7 @@
 """The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our
 reading). Chapter 7.
 
-    data = remedied(model, encoded, {"located": heads, "others": ...}, CONDITIONS, encode)
-
-Remedies, each in every named set of heads; which one a change of the prompts calls for, its counts
-of labels say:
+Which remedy a change of the prompts calls for, its counts of labels say:
 
 - the majority shortcut, where they are unequal: what the heads write from the positions of the
   label with fewer demonstrations, `sum alpha vo`, times `a = a_c a_v`, is added to the last
@@ -12,11 +9,10 @@ of labels say:
   that of the other;
 - the recency shortcut, where they are equal: each head's output at the last position becomes
   SHARE[0] times itself plus SHARE[1] times the same values under attention whose scores lack the
-  position's influence (`without_position`). Later layers run on from there. The source says "a
-  shortcut beside the original"; half and half is our reading.
+  position's influence. The source says "a shortcut beside the original"; half and half is our
+  reading.
 
-The biases are differences of answers between prompts: balanced and one demonstration fewer
-(majority), orders of the demonstrations (recency). So contextual calibration and averages over
+The biases are differences of answers between prompts, so contextual calibration and averages over
 orders need no run of their own.
 """
 
@@ -58,12 +54,19 @@ def remedied(
     changes: Changes,
     encode: Encode,
 ) -> xr.Dataset:
-    """Answers (change, remedy, heads, prompt) to the prompts in each change, without ("none") and
-    with the remedy of that change; and `attention_true` (change, remedy, prompt, named_head):
-    attention on true labels, of each head in the first set that it is in.
+    """Answers to the prompts in each change, without ("none") and with the remedy of that change.
 
     Cost: for each change a forward pass, and one of the last position for each set. Memory:
     streams, keys and values of all layers and positions of a batch.
+
+    Args:
+        sets: name -> heads in which the remedy works.
+        changes: name -> how a prompt is changed.
+        encode: prompts -> encoded ones.
+
+    Returns:
+        Answers over (change, remedy, heads, prompt), and `attention_true` (change, remedy, prompt,
+            named_head): attention on true labels, of each head in the first set that it is in.
     """
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
@@ -113,6 +116,11 @@ def minority(prompt: Prompt) -> tuple[str | None, float]:
     equal counts.
 
     A label without demonstrations has no position to take anything from, so it is no minority.
+
+        >>> from towerlab.prompts.prompt import Demonstration
+        >>> three = [Demonstration(*of) for of in (("a", "foo"), ("b", "foo"), ("c", "bar"))]
+        >>> minority(Prompt(three, "d", "foo", ("foo", "bar")))
+        ('bar', 2.0)
     """
     counts = {
         label: sum(d.label == label for d in prompt.demonstrations) for label in prompt.labels
@@ -127,7 +135,8 @@ def minority_shortcut(
     capture: Capture, model: Model, heads: Heads
 ) -> Float[Tensor, "batch d_model"]:
     """a_v times what the heads write from the minority label's positions, sum of `alpha vo`. Zero
-    for equal counts."""
+    for equal counts.
+    """
     factor = torch.zeros_like(capture.weights[0, :, 0])
     for row, e in enumerate(capture.prompts):
         label, a_v = minority(e.prompt)
@@ -151,14 +160,17 @@ def without_position(
 ) -> tuple[
     Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]
 ]:
-    """Queries and keys without the position's influence, from the layer's input x; their products
-    are in nats.
+    """Queries and keys without the position's influence; their products are in nats.
 
     Rotary models: as if all tokens stood at one place (LongRoPE and YaRN still lengthen what they
-    turn). Learned positions: `position_part`, the position embedding, is taken out of the inputs of
-    W_Q and W_K; the norm between is linear once its scale is frozen at x, so they get `norm(x) -
-    gamma * centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in
-    every architecture.
+    turn). Learned positions: the position embedding is taken out of the inputs of W_Q and W_K; the
+    norm between is linear once its scale is frozen at x, so they get `norm(x) - gamma *
+    centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in every
+    architecture.
+
+    Args:
+        x: the layer's input.
+        position_part: the position embedding, where it is learned.
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:
@@ -180,8 +192,12 @@ def without_position(
 def recency_shortcut(
     model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture
 ) -> Edit:
-    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last
-    position is edited; `seen` is given the weights that take the place of each head's own."""
+    """The recency shortcut in some heads; later layers run on from there.
+
+    Args:
+        seen: is given the weights that take the place of each head's own.
+        capture: of the prompts whose last position is edited, with "streams".
+    """
     part = None
     if model.architecture.positions == "learned":
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))

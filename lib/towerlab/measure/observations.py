@@ -4,7 +4,11 @@
     data = observations("heads", encoded, arrays)
 
 A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those
-of `data/variables.csv`, the prompt first. Its file: `store.save`.
+of data/variables.csv, the prompt first. Its file: `store.save`.
+
+    >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
+    >>> {name: array.dims for name, array in with_dims("looks", arrays).items()}
+    {'effect_by_route': ('route', 'sender', 'prompt'), 'logit_difference': ('prompt',)}
 """
 
 from __future__ import annotations
@@ -35,10 +39,15 @@ Arrays = Mapping[str, Any]
 def observations(
     measurement: str, encoded: Sequence[Encoded], arrays: Arrays, **coordinates: Any
 ) -> xr.Dataset:
-    """A dataset over prompts, with their properties and those given as coordinates; layers and
-    heads count from 0.
+    """A dataset over prompts, with their properties and those given as coordinates.
 
-    All of ANSWERS have the dimensions of the measurement's logit difference.
+    Layers and heads count from 0. All of ANSWERS have the dimensions of the measurement's logit
+    difference.
+
+    Args:
+        measurement: whose variables these are, in data/variables.csv.
+        arrays: name -> values.
+        coordinates: of other dimensions than layer, head and prompt.
     """
     data, of_prompts = (
         xr.Dataset(with_dims(measurement, arrays)),
@@ -52,7 +61,8 @@ def observations(
 
 def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
     """Arrays with the dimensions that the schema gives to the variables of a measurement, in its
-    order."""
+    order.
+    """
     dims = {name: about.dims for name, about in variables()[measurement].items()}
     dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
 
@@ -72,8 +82,16 @@ def read_batches(
     max_tokens: int,
     run: Callable[[list[int], list[Encoded]], Mapping[str, Tensor]],
 ) -> dict[str, np.ndarray]:
-    """Name -> (prompt, ...), of what `run(index, batch)` gives of each batch, name -> (batch, ...):
-    see `memory.run_batches`."""
+    """What `run(index, batch)` gives of each batch, put together: see `memory.run_batches`.
+
+    Args:
+        what: the name of the bar.
+        max_tokens: of a batch, at most.
+        run: gives name -> (batch, ...).
+
+    Returns:
+        Name -> (prompt, ...).
+    """
     out: dict[str, np.ndarray] = {}
 
     def keep(index: list[int], batch: list[Encoded]) -> None:
@@ -98,7 +116,12 @@ def read_prompts(
     read: Callable[[Capture], Mapping[str, Tensor]],
     max_tokens: int = 4096,
 ) -> dict[str, np.ndarray]:
-    """The same of what `read` gives of each batch's capture."""
+    """What `read` gives of each batch's capture, put together as in `read_batches`.
+
+    Args:
+        record: what a capture holds beside the last position: see `capture.RECORDABLE`.
+        read: gives name -> (batch, ...).
+    """
     return read_batches(
         what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index))
     )
@@ -109,11 +132,19 @@ def answers_of(
     top: Int[Tensor, "*versions batch"],
     log_prob: Float[Tensor, "*versions batch label"],
 ) -> dict[str, Tensor]:
-    """The model's answers to one batch, in any versions of it: (batch, *versions).
+    """The model's answers to one batch, in any versions of it.
 
-    `log_prob_true`, `log_prob_other` (nats), their difference, and `says` (the top token: 0 true
-    label, 1 other label, 2 another token). Raises TwoTowersError for numbers that are not finite:
-    an average over them would pass for a result.
+    Args:
+        top: top tokens.
+        log_prob: of the true label and of the other, in nats.
+
+    Returns:
+        `log_prob_true`, `log_prob_other` (nats), their difference, and `says` (the top token: 0
+            true label, 1 other label, 2 another token), each (batch, *versions).
+
+    Raises:
+        TwoTowersError: for numbers that are not finite: an average over them would pass for a
+            result.
     """
     if not log_prob.isfinite().all():
         raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
@@ -127,5 +158,5 @@ def answers_of(
 
 
 def answers_in(capture: Capture) -> dict[str, Tensor]:
-    """Those of one batch's capture."""
+    """The answers of one batch's capture."""
     return answers_of(capture.prompts, *label_log_probs(capture.logits, capture.prompts))

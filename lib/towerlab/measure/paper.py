@@ -1,30 +1,10 @@
 """The paper's own protocol on its own sets (v1 sections 3 to 5): heads by mean increase, ranks and
 attention in their values.
 
-    data = with_readings(model, encoded, increases(model, encoded))    # prompts of `prompts.paper_sets`, all sets together
-    data["in_context_head"]                   # (word_set, rank): the heads with the largest mean increase, first first
-
 On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A), or the book's own.
 
-Recipe `paper`, prompts as they are:
-
-- `increase` (prompt, layer, head), `block_increase` (prompt, layer, kind): v1 section 3.1, as in
-  `measure.heads`, nats;
-- `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the heads with the
-  largest mean increase on a set, and for each a random head of its layer that is not among them (v1
-  section 4.3); where no such head is left, of the nearest layer;
-- `own_rank`, `attention`, `reading` (prompt, named_head, place), of every head that either of them
-  names: as in `measure.label_reads`. 1 / own_rank is what the paper's MRR averages; attention x
-  reading is EMNLP's logit minus, as summarised, for the label that stands there minus the other;
-- the model's answers (prompt,).
-
-Recipe `paper_changes`, every prompt in each change of `paper_sets.CHANGES`:
-
-- `attention_true`, `attention_other` (change, prompt, named_head): the last position's attention,
-  summed over labels of a kind;
-- `mean_attention_true`, `mean_attention_other` (change, word_set, layer, head): the same of every
-  head, mean over a set's prompts;
-- the model's answers (change, prompt).
+    >>> random_partners([Head(0, 0), Head(0, 1)], n_layers=2, n_heads=2)[0].layer
+    1
 """
 
 from __future__ import annotations
@@ -75,9 +55,11 @@ def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
-    """For each head a random one of its layer that is not among `heads`; where none is left one of
-    the nearest layer that has one, and None where the model has no other head. v1 section 4.3 draws
-    one random head of the same layer."""
+    """For each head a random one of its layer that is not among `heads` (v1 section 4.3).
+
+    Where none is left it is one of the nearest layer that has one, and None where the model has no
+    other head.
+    """
     rng, listed, out = np.random.default_rng([0, 45]), set(heads), []
     for layer, _ in heads:
         free = [
@@ -91,8 +73,19 @@ def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[
 
 
 def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
-    """The increases of these prompts, with the lists of heads that they give and what these heads
-    read off the labels."""
+    """The increases of prompts, with the lists of heads that they give and what these heads read
+    off the labels.
+
+    Args:
+        data: increases of these prompts, all sets together.
+
+    Returns:
+        The data with `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the
+            heads with the largest mean increase on a set, and for each a random head
+            (`random_partners`). Of every head that either of them names `own_rank`, `attention`,
+            `reading` (prompt, named_head, place), as in `label_reads`. And the model's answers
+            (prompt,).
+    """
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
     first = [in_context_heads(data, name) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
@@ -114,8 +107,17 @@ def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) ->
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
-    """`conditions.attention_in` with every prompt's sums for some heads, and of all heads the means
-    over each set's prompts."""
+    """Attention in changed prompts, less of it: every prompt's sums for some heads, means over
+    prompts for all.
+
+    Args:
+        data: of `conditions.attention_in`.
+        heads: names, such as "22-0".
+
+    Returns:
+        `attention_true`, `attention_other` (change, prompt, named_head), `mean_attention_true`,
+            `mean_attention_other` (change, word_set, layer, head), and answers (change, prompt).
+    """
     layer, head = (
         xr.DataArray([at[axis] for at in map(Head.parse, heads)], dims="named_head")
         for axis in (0, 1)

@@ -4,28 +4,10 @@ Chapters 6 and 7.
 Half of the prompts have foo as the true label, the others are the same with the labels exchanged.
 The first prompts of each set choose heads, others judge them.
 
-Recipe `paper_ablations`:
-
-- `log_prob_lost` (layer, head): what the true label loses when one head is zeroed at all positions,
-  nats; heads below the middle layer are not tried ("deep layers") and have 0;
-- `named_head`: the twelve, first by mean increase and first by that loss, taken in turn.
-  `foo_head`, `bar_head` (rank): the halves that raise foo more than bar, and least so (our
-  reading). An eighth of the heads, where a model has fewer than 96;
-- answers (heads, prompt) with "none", "the twelve", "foo-heads", "bar-heads" zeroed at all
-  positions, and random sets;
-- `attention` (change, prompt, named_head, place), as it is and with a query of the other class;
-  `reading` (prompt, named_head, place), its own label's logit minus the other's: attention x
-  reading is the logit minus of the label that stands there;
-- `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the query of the other
-  class.
-
-Recipe `paper_remedies`, in the twelve and in random sets:
-
-- answers (change, remedy, heads, prompt), without ("none") and with the remedy: the majority
-  shortcut where a demonstration is missing, the recency shortcut in all six orders
-  (`measure.mitigations`). Balanced prompts are FFTT, which the first leaves alone;
-- `mean_attention_true` (change, remedy, named_head): attention on true labels, mean over prompts,
-  in each head's own set.
+    >>> lost = xr.DataArray(np.arange(32.0).reshape(4, 8), dims=("layer", "head"))
+    >>> heads, foo_heads, bar_heads = twelve({"foo": -lost, "bar": lost}, lost)
+    >>> [str(head) for head in heads], len(foo_heads), len(bar_heads)
+    (['0-0', '3-7', '0-1', '3-6'], 2, 2)
 """
 
 from __future__ import annotations
@@ -73,7 +55,11 @@ REMEDIED: Changes = {
 def twelve(
     increase: Mapping[str, xr.DataArray], lost: xr.DataArray
 ) -> tuple[list[Head], list[Head], list[Head]]:
-    """(the twelve, foo-heads, bar-heads), each best first.
+    """The twelve heads, foo-heads and bar-heads, each best first.
+
+    The twelve are first by mean increase and first by what their ablation loses, taken in turn; an
+    eighth of the heads, where a model has fewer than 96. Foo-heads are the half that raises foo
+    more than bar, bar-heads the other (our reading).
 
     Args:
         increase: true label, foo or bar -> mean increase (layer, head), nats.
@@ -90,8 +76,19 @@ def twelve(
 def looked_at(
     model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode
 ) -> xr.Dataset:
-    """`attention` and `reading` of some heads at labels, and answers to the query of the other
-    class: see the module."""
+    """What heads attend to and read at labels, with the prompt's own query and with one of the
+    other class.
+
+    Args:
+        encode: prompts -> encoded ones.
+
+    Returns:
+        `attention` (change, prompt, named_head, place), as it is and with the other query;
+            `reading` (prompt, named_head, place), its own label's logit minus the other's (nats):
+            attention x reading is the logit minus of the label that stands there.
+            `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the other query,
+            nats.
+    """
     plain, flipped = (
         label_reads(model, encode([CHANGES[name](e.prompt) for e in encoded]), heads, ranks=False)
         for name in ASKED

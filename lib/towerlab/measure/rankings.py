@@ -1,24 +1,10 @@
 """Rankings of all heads, ours and those of the literature: which known heads are the ones located?
 Chapter 12.
 
-    data = scores(model, heads_of_locating_blocks, of_prompts(model, range(len(encoded)), encoded, shuffled))
-    data["score"].sel(ranking="function vector")          # (layer, head), larger is more
-
-`score` (ranking, layer, head), means over prompts:
-
-- "contribution", "increase", "attention difference", "writing": of a measurement `heads` (see
-  `choose.rankings`);
-- "induction": prefix matching, the mean attention from a random token to the one after its previous
-  occurrence (Olsson et al. 2022). `induction_control` (layer, head) is the attention over the same
-  distance where nothing is repeated;
-- "function vector": what a head's mean output over prompts of the task, put in its place at the
-  last position, adds to the true label's probability in prompts whose labels are shuffled (Todd et
-  al. 2024, causal indirect effect; Yin and Steinhardt 2025 compare these heads with induction
-  heads);
-- "task recognition", "task learning": subspace logit attribution (Yang, Cho and Inoue 2025, arXiv
-  2509.24164, as summarised). With a the head's output at the last position and W the unembedding
-  rows of the two labels: the norm of the projection of a on the span of W; and `a . (W_true -
-  W_other)` divided by that norm. No final norm is applied.
+    >>> from towerlab.model.loading import load
+    >>> scores_of_heads = induction_scores(load("mini-gpt2"))
+    >>> bool((scores_of_heads >= 0).all() and (scores_of_heads <= 1).all())
+    True
 """
 
 from __future__ import annotations
@@ -52,11 +38,18 @@ LENGTH, REPEATS = 25, 40  # of random tokens, each sequence said twice; and sequ
 def of_prompts(
     model: Model, at: Sequence[int], encoded: Sequence[Encoded], shuffled: Sequence[Encoded]
 ) -> xr.Dataset:
-    """`score` (ranking of EACH, prompt, layer, head) on the prompts `at`; the others are what
-    function vectors are means of.
+    """Scores of function vectors, task recognition and task learning, of each prompt.
 
-    `encoded`: whole blocks of few tasks; `shuffled[i]` is prompt i under
-    `variants.shuffled_labels`. Raises TwoTowersError as `function_vector_scores`.
+    Args:
+        at: which prompts get a score; the others are what function vectors are means of.
+        encoded: whole blocks of few tasks.
+        shuffled: prompt by prompt the same under `variants.shuffled_labels`.
+
+    Returns:
+        `score` (ranking of EACH, prompt, layer, head).
+
+    Raises:
+        TwoTowersError: as `function_vector_scores`.
     """
     some = [encoded[i] for i in at]
     each = [
@@ -68,8 +61,17 @@ def of_prompts(
 
 
 def scores(model: Model, heads: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
-    """The scores of every ranking, and the control of induction. `data`: of `of_prompts`; `heads`:
-    a measurement of `measure.heads`, of these prompts or others."""
+    """The scores of every ranking, means over prompts; larger is more.
+
+    Args:
+        heads: a measurement `heads` with increases, of these prompts or others.
+        data: of `of_prompts`.
+
+    Returns:
+        `score` (ranking, layer, head): those of `choose.rankings`, "induction", and those of EACH.
+            `induction_control` (layer, head): attention over the same distance where nothing is
+            repeated.
+    """
     induction, control = (induction_scores(model, repeat) for repeat in (True, False))
     of = {
         name: values.transpose("layer", "head").values
@@ -89,12 +91,16 @@ def scores(model: Model, heads: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
 
 @torch.inference_mode()
 def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "layer head"]:
-    """Mean attention from a token to the one after its previous occurrence, on LENGTH random tokens
-    said twice.
+    """Prefix matching: mean attention from a token to the one after its previous occurrence (Olsson
+    et al. 2022).
 
-    The tokens of a sequence are all different. With repeat=False the second half is new tokens, so
-    that only the distance is left. Raises TwoTowersError where the model's context or vocabulary is
-    too small.
+    It is measured on LENGTH random tokens, all different, said twice.
+
+    Args:
+        repeat: False makes the second half new tokens, so that only the distance is left.
+
+    Raises:
+        TwoTowersError: where the model's context or vocabulary is too small.
     """
     tokens, begin = ordinary_tokens(model)
     times = 2 if repeat else 1
@@ -140,7 +146,13 @@ def ordinary_tokens(model: Model) -> tuple[list[int], list[int]]:
 def task_subspace_scores(
     model: Model, encoded: Sequence[Encoded]
 ) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
-    """Scores of task recognition and task learning (see the module), from one forward pass."""
+    """Scores of task recognition and task learning, from one forward pass.
+
+    Subspace logit attribution (Yang, Cho and Inoue 2025, arXiv 2509.24164, as summarised). With a
+    the head's output at the last position and W the unembedding rows of the two labels, they are
+    the norm of the projection of a on the span of W, and `a . (W_true - W_other)` divided by that
+    norm. No final norm is applied.
+    """
 
     def read(capture: Capture) -> dict[str, Tensor]:
         weight, recognition, learning = model.unembedding.weight, [], []
@@ -166,14 +178,21 @@ def task_subspace_scores(
 def function_vector_scores(
     model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded], at: Sequence[int]
 ) -> Float[np.ndarray, "prompt layer head"]:
-    """What each head's mean output over its task adds to the true label's probability in the
-    prompts `at` of shuffled labels.
+    """What each head's mean output over its task adds to the true label's probability where labels
+    are shuffled.
 
-    A task says which class has which label. The mean is over prompts of the other blocks, each
-    query class with the same weight: over one class only, the mean would hold the answer and not
-    the task. Cost: one forward pass of both kinds of prompts, and one of the last position of
-    `shuffled` for each head. Raises TwoTowersError for a task whose other blocks do not ask either
-    class.
+    This is the causal indirect effect of Todd et al. 2024; Yin and Steinhardt 2025 compare these
+    heads with induction heads. The mean is put in the head's place at the last position. A task
+    says which class has which label. The mean is over prompts of the other blocks, each query class
+    with the same weight: over one class only, it would hold the answer and not the task. Cost: one
+    forward pass of both kinds of prompts, and one of the last position of `shuffled` for each head.
+
+    Args:
+        shuffled: prompt by prompt the same as `encoded` with shuffled labels.
+        at: which prompts get a score.
+
+    Raises:
+        TwoTowersError: for a task whose other blocks do not ask either class.
     """
     z = widen(plain_z(model, encoded))
     means = torch.stack([_task_mean(z, encoded, i) for i in at])

@@ -1,8 +1,8 @@
 """How a measurement is made, as data: which prompts, what is measured of them, in which sets of
 heads, beside which control.
 
-    def _towers(run):
-        return Recipe(towers, run.judging(0.5), (heads,))       # towers(model, encoded, heads), some prompts at a time
+    >>> with_random({"own": [(0, 1)]}, {"own": [[(0, 0)], [(1, 1)]]})
+    {'own': [(0, 1)], 'own, random 0': [(0, 0)], 'own, random 1': [(1, 1)]}
 
 A recipe of several stages calls `run.make(NAME, Recipe(...))` for each, with functions of other
 names, and returns what comes of them.
@@ -52,7 +52,7 @@ class Recipe:
 
 
 def make(run: Run, name: str, recipe: Recipe) -> Recording:
-    """What a recipe of a measurement makes, with its control and its turns."""
+    """What a recipe of a measurement of this name makes, with its control and its turns."""
     if recipe.sets is None:
         return Recording(in_parts(run, name, recipe))
     sets_and_random = with_random(recipe.sets, recipe.control)
@@ -73,9 +73,15 @@ def make(run: Run, name: str, recipe: Recipe) -> Recording:
 
 
 def in_parts(run: Run, name: str, recipe: Recipe, turn: str = "") -> xr.Dataset:
-    """The items some at a time: each part is kept beside the measurement's file until that is
-    written, so that what was interrupted goes on after its last part. Equal settings make equal
-    parts, interrupted or not."""
+    """The items of a recipe some at a time.
+
+    Each part is kept beside the measurement's file until that is written, so that what was
+    interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
+
+    Args:
+        name: of the measurement.
+        turn: tells the parts of one turn from those of others.
+    """
     arguments = recipe.arguments if recipe.sets is None else (recipe.sets, *recipe.arguments)
     items, identity, parts, unit = (
         recipe.items,
@@ -142,8 +148,13 @@ def with_random(sets: Sets, control: Mapping[str, Sequence[Any]]) -> Sets:
 def apart(
     both: xr.Dataset, control: Mapping[str, Sequence[Any]], drawn: str = "random sets"
 ) -> Recording:
-    """What was measured of sets `with_random`: data of the named ones, and the others along
-    `draw`."""
+    """What was measured of sets `with_random`: data of the named ones, and the others along `draw`.
+
+    Args:
+        both: over `heads`, the random sets last.
+        control: set -> its random sets.
+        drawn: what these are.
+    """
     n = sum(map(len, control.values()))
     if not n:
         return Recording(both)

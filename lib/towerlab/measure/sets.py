@@ -25,8 +25,11 @@ BY_ATTENTION, OTHER_HALVES = "by attention", "other halves"
 def random_sets(
     run: Run, sets: Mapping[str, Sequence[Head]], draws: int = DRAWS
 ) -> dict[str, list[list[Head]]]:
-    """Set -> random sets matched to it, none of whose heads stands in the set in question; in a
-    quick look at most DRAWS."""
+    """Set -> random sets matched to it, none of whose heads stands in the set in question.
+
+    Args:
+        draws: how many; in a quick look at most DRAWS.
+    """
     model, draws = run.model, min(draws, DRAWS) if run.settings.blocks < QUICK else draws
     group = model.n_heads // model.n_key_value_heads
     return {
@@ -38,9 +41,11 @@ def random_sets(
 def other_halves(
     run: Run, name: str, encoded: Sequence[Encoded]
 ) -> list[list[tuple[list[int], dict[str, list[Head]]]]]:
-    """The `turns` of a recipe for the entry "NAME, other halves": of every prompt, the set that
-    locating prompts of other class pairs and other label pairs choose. None where a turn's locating
-    prompts name no heads."""
+    """The `turns` of a recipe for the entry "NAME, other halves".
+
+    Each prompt has the set that locating prompts of other class pairs and other label pairs choose.
+    None where a turn's locating prompts name no heads.
+    """
     locating = of_labels(Recording(run.measured("locating")), "arbitrary").data
     prompts = observations("heads", encoded, {}).assign(at=("prompt", range(len(encoded))))
     turns = []

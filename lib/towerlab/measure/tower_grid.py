@@ -1,36 +1,15 @@
 """Both towers moved at once along the directions between two classes, over a grid of coefficients.
 Chapter 11.
 
-    directions = class_directions(model, encode_all(draw_blocks(200, form, seed=1), tokenizer))     # locating blocks
-    queries, keys = at_positions(model, batch, directions, [18])       # what a coefficient of 1 adds in layer 18
-    measured = tower_grid(model, judging, {"by attention": (heads, directions)}, (-1.0, 0.0, 1.0))
-    measured["logit_difference"].sel(query_coefficient=1.0, key_coefficient=-1.0)     # (heads, prompt)
-
-With u the mean query of the pair's first class minus that of the second, and v the same of keys at
-label positions:
-
-- u is added to the query of the last position, so a positive coefficient is towards the first
-  class;
-- v is added at label positions of the first class, and taken away at those of the second, as the
-  last position of the moved heads sees them. (Added at all alike it could not move attention
-  between labels.) The distance between the classes' keys becomes 1 + 2 coefficient of what it was:
-  -1 exchanges them, -1/2 leaves none. So a positive coefficient is towards the query's class,
-  whichever that is.
-
-With c = 1/2 for a query of the pair's first class and -1/2 for one of the second, the difference
-between the scores of the two classes goes as (c + query coefficient) (1 + 2 key coefficient) where
-they are two vectors' product. That is algebra of a head's score; whether the answer follows it can
-fail.
-
 The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024) within heads:
 they change what a head attends to, and nothing that it reads or writes there.
 
-Recipe `tower_grid`: seven coefficients by seven, in the heads by attention, in those that other
-class pairs and label pairs choose, in those without negative heads, in the heads by increase, and
-in those by attention along directions from prompts with other labels. Recipe `tower_grid_random`:
-coefficients of -1, 0 and 1 on the first prompts, in the heads by attention. Its control has twenty
-random sets of heads along the class directions, then the heads by attention along twenty random
-directions.
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=2, k=2, separator="space"))
+    >>> directions = class_directions(run.model, run.encode(run.blocks(4, 1, pairs=run.pairs[:2])))
+    >>> moved, judging = {"one": ([(2, 0)], directions)}, run.few()
+    >>> dict(tower_grid(run.model, judging, moved, (-1.0, 0.0, 1.0))["logit_difference"].sizes)
+    {'heads': 1, 'query_coefficient': 3, 'key_coefficient': 3, 'prompt': 8}
 """
 
 from __future__ import annotations
@@ -81,10 +60,16 @@ def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """Mean of the pair's first class minus that of its second, of every head: one direction a class
     pair.
 
-    `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a key:
-    nats); `keys` (pair, layer, kv_head, d_head): of label positions by the class of their text,
-    before rotation. Both after a norm of queries and keys where the model has one. Memory: both of
-    all these prompts. Raises TwoTowersError for a pair whose prompts ask one class only.
+    Memory: queries and keys of all these prompts.
+
+    Returns:
+        `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a
+            key: nats). `keys` (pair, layer, kv_head, d_head): of label positions by the class of
+            their text, before rotation. Both after a norm of queries and keys where the model has
+            one.
+
+    Raises:
+        TwoTowersError: for a pair whose prompts ask one class only.
     """
     names = sorted({e.prompt.dataset for e in encoded})
     for name in names:
@@ -138,8 +123,22 @@ def at_positions(
     dict[int, Float[Tensor, "batch head d_head"]],
     dict[int, Float[Tensor, "batch kv_head label d_head"]],
 ]:
-    """Layer -> what a dose of 1 adds to the query of each prompt's last position, and to the keys
-    at its labels."""
+    """What a coefficient of 1 adds to the query of each prompt's last position, and to the keys at
+    its labels.
+
+    With u the mean query of the pair's first class minus that of the second, and v the same of
+    keys, u is added to the query, so a positive coefficient is towards the first class. v is added
+    at label positions of the first class, and taken away at those of the second: added at all alike
+    it could not move attention between labels. The distance between the classes' keys becomes 1 + 2
+    coefficient of what it was: -1 exchanges them, -1/2 leaves none. So a positive coefficient is
+    towards the query's class, whichever that is.
+
+    Args:
+        directions: of `class_directions`.
+
+    Returns:
+        Layer -> vectors of queries, and layer -> vectors of keys; both after rotation.
+    """
     of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
     last = torch.tensor(batch[0].last, device=model.device)
     at = torch.tensor([e.label_positions for e in batch], device=model.device)[:, None]
@@ -166,16 +165,28 @@ def at_positions(
 def tower_grid(
     model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]
 ) -> xr.Dataset:
-    """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient,
-    prompt).
+    """Answers with the query and the keys of some heads moved.
 
-    Args:
-        moved: name -> heads, and the directions that they are moved along
-            (`directions.class_directions` of other prompts).
-        coefficients: of the query's direction and of the keys', every pair of them.
+    The last position's query is moved by a coefficient times the class direction of queries, and
+    the keys at label positions by another times that of keys, as the last position of these heads
+    sees them. With c = 1/2 for a query of the pair's first class and -1/2 for one of the second,
+    the difference between the scores of the two classes goes as (c + query coefficient) (1 + 2 key
+    coefficient) where they are two vectors' product. That is algebra of a head's score; whether the
+    answer follows it can fail.
 
     Cost: a run of each prompt, and one of the last position alone for each name and pair of
-    coefficients. Raises TwoTowersError for a class pair without a direction.
+    coefficients.
+
+    Args:
+        moved: name -> heads, and the directions that they are moved along (`class_directions` of
+            other prompts).
+        coefficients: of the query's direction and of the keys', every pair of them.
+
+    Returns:
+        Answers over (heads, query_coefficient, key_coefficient, prompt).
+
+    Raises:
+        TwoTowersError: for a class pair without a direction, and heads outside the model.
     """
     for _, of in moved.values():
         if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
@@ -205,8 +216,9 @@ def tower_grid(
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
-    """The heads with the largest mean attention difference of those that raise, on average, the
-    label that they read."""
+    """The k heads with the largest mean attention difference of those that raise, on average, the
+    label that they read.
+    """
     means = choose.rankings(locating)
     return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
@@ -217,10 +229,15 @@ def directions_of_run(run: Run) -> xr.Dataset:
 
 
 def other_labels(run: Run, encoded: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
-    """The `turns` of a recipe for the heads by attention along directions from prompts with other
-    labels: those with labels of one half of the label pairs move along directions from the other
-    half. None where there are no such heads, or where a half lacks one of the classes. Each
-    direction comes from as many blocks as one of `directions_of_run`, on average.
+    """Turns of a recipe for the heads by attention, along directions from prompts with other
+    labels.
+
+    Prompts with labels of one half of the label pairs move along directions from the other half,
+    each from as many blocks as one of `directions_of_run`, on average.
+
+    Returns:
+        One entry of `Recipe.turns`; none where there are no such heads, or where a half lacks one
+            of the classes.
     """
     first, heads = {frozenset(pair.split("/")) for pair in run.labels[::2]}, run.sets[BY_ATTENTION]
     directing, turns = run.encode(_directing(run, 2 * BLOCKS)), []
@@ -249,7 +266,11 @@ def _directing(run: Run, blocks: int) -> list[Prompt]:
 
 
 def _tower_grid(run: Run) -> Recipe:
-    """The whole grid, in the heads by attention and other sets."""
+    """The whole grid, in the heads by attention and other sets.
+
+    These are heads that other class pairs and label pairs choose, those without negative heads,
+    those by increase, and those by attention along directions from prompts with other labels.
+    """
     k, few, directions = run.settings.top_k, run.few(), directions_of_run(run)
     sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
     sets["without negative heads"] = without_negative(run.measured("locating"), k)
@@ -267,7 +288,11 @@ def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
 
 def _tower_grid_random(run: Run) -> Recipe:
     """Few coefficients on few prompts: the heads by attention; random sets of heads, and random
-    directions."""
+    directions.
+
+    The control has twenty random sets of heads along the class directions, then the heads by
+    attention along twenty random directions.
+    """
     sets, directions = present(run.sets, BY_ATTENTION), directions_of_run(run)
     random: list[tuple[Heads, xr.Dataset]] = [
         (heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]

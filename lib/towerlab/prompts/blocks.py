@@ -1,12 +1,15 @@
 """Blocks of prompts: the unit of drawing and of resampling.
 
-    blocks = draw_blocks(200, Form(4, "line break"), seed=1)     # 800 prompts over 20 class pairs and 10 label pairs
-    about(blocks)["pair"]                                        # what each prompt is, as coordinates of a measurement
-
 A block is four prompts with the same texts: one order of the demonstrations and its mirror (true
 ones stand where false ones stood), each under both assignments of two labels to the two classes.
 Over a block neither a place nor a label word tells the class, so the mean logit difference is what
 the model owes to the texts (the *choice*), and a liking for one label word cancels (the *bias*).
+
+    >>> prompts = draw_blocks(20, Form(4, "line break"), seed=1)
+    >>> len(prompts), len({prompt.dataset for prompt in prompts})
+    (80, 20)
+    >>> [prompt.order for prompt in draw_blocks(1, Form(1, "space"), seed=1)]
+    ['TF', 'FT', 'TF', 'FT']
 """
 
 from __future__ import annotations
@@ -106,10 +109,16 @@ def draw_blocks(
     """n blocks of four prompts each, class pairs in turn and label pairs in turn within each class
     pair.
 
-    `texts`: class -> texts to draw from; default the word lists. Within a class pair both classes
-    are asked equally often. The four prompts of a block follow one another: order, mirror, and both
-    again with the labels exchanged. Raises TwoTowersError for an unknown class, equal labels, and a
-    class with fewer than k + 2 texts.
+    Within a class pair both classes are asked equally often. The four prompts of a block follow one
+    another: order, mirror, and both again with the labels exchanged.
+
+    Args:
+        pairs: class pairs; default all of data/words/pairs.csv.
+        labels: label pairs; default all of data/words/labels.csv.
+        texts: class -> texts to draw from; default the word lists.
+
+    Raises:
+        TwoTowersError: for an unknown class, equal labels, and a class with fewer than k + 2 texts.
     """
     pairs, labels, texts = (
         list(pairs or class_pairs()),
@@ -188,10 +197,12 @@ def _block(
 def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], np.ndarray]]:
     """What each prompt is: coordinates of a measurement, as (dimensions, values).
 
-    block; pair ("animal/country": the clusters of every interval); labels ("foo/bar", sorted as the
-    pair gives them); cls (the query's class); query; true_label; true_first (the true label is the
-    pair's first: the sign of the bias); order ("TFFT": which places hold the query's class); form;
-    text. Where all prompts have as many demonstrations also true (prompt, place).
+    Returns:
+        `block`; `pair` ("animal/country": the clusters of every interval); `labels` ("foo/bar",
+            sorted as the pair gives them); `cls` (the query's class); `query`; `true_label`;
+            `true_first` (the true label is the pair's first: the sign of the bias); `order`
+            ("TFFT": which places hold the query's class); `text`. Where all prompts have as many
+            demonstrations also `true` (prompt, place).
     """
     rows = [
         {
@@ -207,8 +218,11 @@ def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], n
 
 
 def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Name of DONORS -> of every prompt, which prompt of its block is the donor. Blocks are as they
-    were drawn; TwoTowersError where one is not whole."""
+    """Name of DONORS -> of every prompt, which prompt of its block is the donor.
+
+    Raises:
+        TwoTowersError: for a block that is not whole, as it was drawn.
+    """
     for first in range(0, len(encoded), 4):
         four = [(e.prompt.dataset, e.prompt.block) for e in encoded[first : first + 4]]
         if len(four) < 4 or len(set(four)) > 1:
@@ -221,13 +235,18 @@ def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
 def texts_of_one_length(
     tokenizer, form: Form, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Class -> those of its texts that have as many tokens as one another and as those of the other
-    class of its pair.
+    """Texts that have as many tokens as one another and as those of the other class of their pair.
 
     So any two prompts of a pair have their labels at the same positions. Tokens are counted at the
     beginning of a prompt and within it; of the lengths, the one that leaves the scarcer class most
-    texts. Pairs with a class of fewer than k + 2 such texts are left out. `texts` as in
-    `draw_blocks`.
+    texts.
+
+    Args:
+        pairs: class pairs.
+        texts: class -> texts.
+
+    Returns:
+        Class -> texts, without pairs of which a class has fewer than k + 2 of them.
     """
     out = {}
     for pair in pairs:

@@ -1,10 +1,10 @@
 """The paper's own sets of prompts (v1, section 3): false demonstrations first, true ones nearest
 the query, labels foo and bar.
 
-    prompts = paper_prompts("sentiment/number", 100)            # false class / true class, "foo" true
-    prompts[0].text                                             # 'hate : bar calm : bar nine : foo six : foo two :'
-    [CHANGES["one true fewer"](p) for p in prompts]             # v1 section 5.1
-    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"])                    # v1 appendix A
+    prompts = paper_prompts("sentiment/number", 100)      # false class / true class, "foo" true
+    prompts[0].text                       # 'hate : bar calm : bar nine : foo six : foo two :'
+    [CHANGES["one true fewer"](p) for p in prompts]       # v1 section 5.1
+    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"])     # v1 appendix A
 
 Prompt i of a set is always the same, however many are drawn. A prompt's `dataset` is its set,
 `block` its number.
@@ -81,6 +81,7 @@ def paper_prompts(
         texts: class -> sentences; default the word lists. Both classes are drawn of all of these
             for each prompt, and half of each class's texts (by seed) are queries alone, the others
             demonstrations alone: as the paper's come from test and train (v1 appendix A).
+
     Raises:
         TwoTowersError: for an unknown class, and one with fewer than 2 K texts.
     """

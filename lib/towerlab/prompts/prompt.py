@@ -1,13 +1,17 @@
 """Prompts of demonstrations, and where their parts lie among the tokens (paper: v1 section 3, "Word
 datasets").
 
-    prompt = Prompt((Demonstration("like", "bar"), Demonstration("two", "foo")), "one", "foo", ("foo", "bar"))
-    prompt.text                                   # 'like : bar two : foo one :'
-    encoded = encode(prompt, tokenizer)
-    encoded.label_positions, encoded.last         # (2, 5), 7 under GPT-2's tokenizer
-
 Positions come from the tokenizer's own offsets: the character span of every part is known because
 the text is built here, so nothing is searched for in text or in decoded tokens.
+
+    >>> from towerlab.model.loading import load
+    >>> two = Demonstration("like", "bar"), Demonstration("two", "foo")
+    >>> prompt = Prompt(two, "one", "foo", ("foo", "bar"))
+    >>> prompt.text, prompt.order
+    ('like : bar two : foo one :', 'FT')
+    >>> encoded = encode(prompt, load("mini-gpt2").tokenizer)
+    >>> encoded.label_positions, encoded.last
+    ((2, 5), 7)
 """
 
 from __future__ import annotations
@@ -158,10 +162,16 @@ def encode_all(
     """Token ids and positions of many prompts, in their order.
 
     The followed token of a label is the one that follows the prompt's own ids when " label" is
-    appended. Raises TwoTowersError, naming the prompt, when: the tokenizer has no offsets; the
-    final ':' is not the last token; a label merges with its neighbours, has another token in the
-    prompt than at its end, is unknown to the vocabulary, or begins with the same token as another
-    label; a text or label holds a special token; the prompt is over `max_length` tokens.
+    appended.
+
+    Args:
+        max_length: tokens that the model reads.
+
+    Raises:
+        TwoTowersError: naming the prompt, when the tokenizer has no offsets; the final ':' is not
+            the last token; a label merges with its neighbours, has another token in the prompt than
+            at its end, is unknown to the vocabulary, or begins with the same token as another
+            label; a text or label holds a special token; the prompt is over `max_length` tokens.
     """
     prompts = list(prompts)
     if not getattr(tokenizer, "is_fast", False):

@@ -1,15 +1,17 @@
 """Sentences in place of words (paper: v1 appendices A to D): sixty of the book's own, and six
 published sets.
 
-    class_texts("sentences")["sport"]      # the book's own: data/sentences/own.csv, no download
-    class_texts("published")               # class -> sentences of six sets
-    PAIRS["published"]                     # the class pairs that prompts are drawn of
-    set_texts("trec")                      # class -> sentences of one published set
-
 A published file comes from the folder named by TWOTOWERS_DATA where that is set; else from the
 cache (TWOTOWERS_CACHE, by default the system's cache folder), downloaded there once.
 data/sentences/files.csv pins each to a commit and its SHA-256. No published sentence is in this
 repository, nor in any measurement (data/sentences/README.md).
+
+    >>> class_pairs("sentences")
+    ('negative/positive', 'science/sport')
+    >>> sorted(class_texts("sentences"))
+    ['negative', 'positive', 'science', 'sport']
+    >>> list(read("sst2", b"0\\tDull .\\nno line of the set"))
+    [('negative', 'Dull .')]
 """
 
 from __future__ import annotations

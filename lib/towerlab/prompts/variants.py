@@ -1,14 +1,14 @@
 """Variants of a prompt: one demonstration fewer, other orders, shuffled labels, other queries.
 
-    blocks = draw_blocks(50, Form(2, "space"), seed=1)
-    fewer = [one_fewer(p) for p in blocks]                # v1 section 5.1
-    first = [in_order(p, patterns(p)[0]) for p in blocks] # true ones first, v1 section 5.2
-    factorial(blocks, patterns(blocks[0]))                # order x label assignment x query class
+    >>> from towerlab.prompts.paper_sets import CASE
+    >>> one_fewer(CASE).text                              # v1 section 5.1
+    'love : bar like : bar eight : foo one :'
+    >>> in_order(CASE, patterns(CASE)[0]).text            # true ones first, v1 section 5.2
+    'eight : foo two : foo love : bar like : bar one :'
 
 Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt
-and its variants can be joined (`measure.answers.joined`) and resampled together. A pattern such as
-"FFTT" says which places hold demonstrations of the query's label (T); it is the coordinate `order`
-of a measurement.
+and its variants can be joined and resampled together. A pattern such as "FFTT" says which places
+hold demonstrations of the query's label (T); it is the coordinate `order` of a measurement.
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ def patterns(prompt: Prompt) -> list[str]:
 
 
 def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
-    """The prompt with another query, a text of the class `cls` of its demonstrations, whose label
-    becomes the true one."""
+    """The prompt with another query, whose label becomes the true one.
+
+    Args:
+        cls: the query's class, one of the demonstrations'.
+    """
     label = next(d.label for d in prompt.demonstrations if d.cls == cls)
     return replace(prompt, query=query, cls=cls, true_label=label)
 
@@ -112,8 +115,13 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
 
     A query of the other class is a random text of that class from the other prompts of the set. The
     design matrix (last label, mean place, match of query and label ...) follows from the
-    coordinates order, labels and true_label. Raises TwoTowersError when no text of the other class
-    is left.
+    coordinates order, labels and true_label.
+
+    Args:
+        orders: patterns such as "FFTT".
+
+    Raises:
+        TwoTowersError: when no text of the other class is left.
     """
     rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
