@@ -29,7 +29,7 @@ import pandas as pd
 import torch
 import transformers
 from towerlab.measure.ablations import single_ablations
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.model import attention, unembed
 from towerlab.model.architectures import ARCHITECTURES
 from towerlab.model.model import Model

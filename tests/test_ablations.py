@@ -1,7 +1,7 @@
-"""Ablations leave the model as it was, and what is refused. The numbers are in test_independent."""
+"""Ablations leave the model as it was. The numbers are in test_independent."""
 
 import pytest
-from conftest import random_prompts, refused, tiny
+from conftest import random_prompts
 from towerlab.measure.ablations import ablations
 
 
@@ -27,8 +27,3 @@ def test_the_model_stays_as_it_was_also_after_an_error(model):
     handle.remove()
     assert touched() == before
     del model.blocks[0].forward
-
-
-def test_unknown_heads_are_refused():
-    model, encoded = tiny("gpt2"), random_prompts(3)
-    refused("is not in", ablations, model, encoded, {"a": [(99, 0)]})

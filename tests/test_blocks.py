@@ -64,7 +64,6 @@ def test_coordinates_tell_what_a_prompt_is():
         (dict(pairs=["animal/nothing"]), "no class 'nothing'"),
         (dict(labels=["foo/foo"]), "equal labels or fewer than two"),
         (dict(form=Form(40, "space")), "smaller k"),
-        (dict(n=0), "at least 1"),
     ],
 )
 def test_refusals(wrong, message):

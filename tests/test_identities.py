@@ -6,8 +6,7 @@ import pytest
 import torch
 import xarray as xr
 from conftest import random_prompts, refused, shared, tiny
-from towerlab.measure import heads, increases
-from towerlab.measure.increases import increases as measured_increases
+from towerlab.measure import heads
 from towerlab.model import increase, loading, proof, unembed
 from towerlab.model.capture import capture, captures
 
@@ -23,21 +22,20 @@ def test_sums_of_blocks_heads_positions_neurons_and_our_logits(model):
 
 def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
     encoded = random_prompts(3, lengths=(11,))
-    whole, parts = measured_increases(model, encoded), []
+    whole, parts = heads.increases(model, encoded), []
     monkeypatch.setattr(increase, "LIMIT", 1)
     monkeypatch.setattr(increase, "_walk", lambda *a, real=increase._walk: parts.append(1) or real(*a))
-    xr.testing.assert_allclose(measured_increases(model, encoded), whole, atol=1e-12, rtol=0)
+    xr.testing.assert_allclose(heads.increases(model, encoded), whole, atol=1e-12, rtol=0)
     assert len(parts) == 3
 
 
 def test_batches_lengths_and_order_change_nothing(monkeypatch):
     model = tiny("llama", torch.float32)
     encoded = random_prompts(12, lengths=(14,))
-    for module, names in ((heads, ["contribution"]), (increases, ["increase", "block_increase"])):
-        measure = getattr(module, module.__name__.rpartition(".")[2])
+    for measure, names in ((heads.heads, ["contribution"]), (heads.increases, ["increase", "block_increase"])):
         whole = measure(model, encoded)
         for max_tokens in (14, 30):
-            monkeypatch.setattr(module, "tokens_at_once", lambda _, n=max_tokens: n)
+            monkeypatch.setattr(heads, "tokens_at_once", lambda _, n=max_tokens: n)
             some = measure(model, encoded[::-1])
             for name in names:
                 assert abs(some[name].values[::-1] - whole[name].values).max() < 1e-5

@@ -6,15 +6,12 @@ import tiny_blocks
 from conftest import TINY, tiny
 from independent import Formulas, log_softmax
 from tolerances import LOGITS
-from towerlab.measure.ablations import ablations, single_ablations
+from towerlab.measure.ablations import EDGES, ablations, closed_edges, knockouts, single_ablations
 from towerlab.measure.answers import answers
-from towerlab.measure.directions import class_directions
-from towerlab.measure.heads import heads
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import heads, increases
 from towerlab.measure.interchanges import interchanges, pairs_of
-from towerlab.measure.knockouts import EDGES, closed_edges, knockouts
 from towerlab.measure.label_reads import label_reads, towers
-from towerlab.measure.tower_grid import tower_grid
+from towerlab.measure.tower_grid import class_directions, tower_grid
 from towerlab.model import loading
 from towerlab.model.unembed import NORMS
 from towerlab.prompts.blocks import draw_blocks
@@ -196,7 +193,7 @@ def test_every_head_ablated_alone(pair, where, float64):
 def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
     model, by_hand, encoded, _ = pair
     edges = EDGES | {"nothing": lambda _: [], "all": lambda e: [([e.last], range(e.last))]}
-    monkeypatch.setattr("towerlab.measure.knockouts.EDGES", edges)
+    monkeypatch.setattr("towerlab.measure.ablations.EDGES", edges)
     data = knockouts(model, encoded, range(model.n_layers + 1))
     for name, maker in edges.items():
         closed = closed_edges(encoded, maker).numpy()
@@ -205,7 +202,7 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
             check_answer(data.sel(edges=name, cut=cut).isel(prompt=i), encoded[i], run)
 
 
-def test_exchanges(pair, float64):
+def test_exchanges(pair, small_batches, float64):
     model, by_hand, encoded, _ = pair
     pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[::5], [(0, 1), (1, 0)]
     data = interchanges(model, pairs, {"two": of})
@@ -215,7 +212,11 @@ def test_exchanges(pair, float64):
         k = changed_at(of, lambda layer, head, run=other, at=at: run.k[layer][head, at], at)
         v = changed_at(of, lambda layer, head, run=other, at=at: run.v[layer][head, at], at)
         run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
-        check_answer(data.sel(heads="two").isel(prompt=i), base, run)
+        got = data.isel(prompt=i)
+        check_answer(got.sel(heads="two"), base, run)
+        assert (got.pair_kind, got.query) == (kind, base.prompt.query)
+        for differs, of in ((got.base_logit_difference, by_hand.run(base.ids)), (got.source_logit_difference, other)):
+            np.testing.assert_allclose(differs, np.subtract(*of.logits[list(base.label_pair)]), **NEAR)
 
 
 def test_directions_and_both_towers_moved(pair, float64):

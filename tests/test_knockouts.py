@@ -1,7 +1,7 @@
 """Which edges and cuts a knockout has. The numbers are in test_independent."""
 
 import tiny_blocks
-from towerlab.measure.knockouts import EDGES, closed_edges, default_cuts
+from towerlab.measure.ablations import EDGES, closed_edges, default_cuts
 
 
 def test_edges_of_a_prompt():
@@ -19,4 +19,4 @@ def test_edges_of_a_prompt():
 
 
 def test_cuts_are_evenly_spaced_and_end_at_both_ends():
-    assert default_cuts(32, 7) == [0, 4, 8, 12, 16, 20, 24, 28, 32] and default_cuts(3) == [0, 1, 2, 3]
+    assert default_cuts(32) == [0, 4, 8, 12, 16, 20, 24, 28, 32] and default_cuts(3) == [0, 1, 2, 3]

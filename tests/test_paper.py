@@ -8,7 +8,7 @@ from reference import Reference, log_prob
 from towerlab.measure.case import WEIGHTS, case
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import attention_in
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.paper import encoded_sets, in_context_heads, random_partners, summed_up, with_readings
 from towerlab.model.token_text import Lexicon
@@ -109,11 +109,12 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words):
 
 
 def test_sums_are_kept_of_some_heads_and_means_of_all(words):
-    data = attention_in(shared_tiny("gpt2"), encoded_of(words), CHANGES, lambda prompts: encode_all(prompts, words), "change")
+    data = attention_in(shared_tiny("gpt2"), encoded_of(words), CHANGES, lambda prompts: encode_all(prompts, words))
     few = summed_up(data, ["1-0", "0-1"])
-    by_hand = data["attention_true"].sel(change="true first").isel(prompt=slice(2, 4)).mean("prompt")
+    by_hand = data["attention_true"].sel(condition="true first").isel(prompt=slice(2, 4)).mean("prompt")
     assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
-    assert (few["attention_other"].sel(named_head="0-1") == data["attention_other"].isel(layer=0, head=1)).all()
+    of_head = data["attention_other"].isel(layer=0, head=1).rename(condition="change")
+    assert (few["attention_other"].sel(named_head="0-1") == of_head).all()
 
 
 def test_the_case_by_hand(model, words, monkeypatch):
@@ -135,9 +136,10 @@ def test_the_case_by_hand(model, words, monkeypatch):
 
 
 def test_models_of_odd_sizes_have_lists():
-    many = xr.DataArray(np.random.default_rng(0).normal(size=(2, 60, 50)), dims=("prompt", "layer", "head"))
-    assert len(in_context_heads(many)) == 20  # 3,000 heads
-    one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)))
+    increase = ("prompt", "layer", "head"), np.random.default_rng(0).normal(size=(2, 60, 50))
+    many = xr.Dataset({"increase": increase}, {"pair": ("prompt", ["a/b"] * 2)})
+    assert len(in_context_heads(many, "a/b")) == 20  # 3,000 heads
+    one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)), "a/b")
     assert len(one_layer) == 4  # whatever their sign, and no more than there are
     assert random_partners(one_layer, 1, 4) == [None] * 4
     assert random_partners([Head(0, 0), Head(0, 1)], 2, 2)[0].layer == 1  # none left in its layer: the nearest

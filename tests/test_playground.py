@@ -8,9 +8,8 @@ import torch
 from conftest import refused, word_tokenizer
 from plain_hooks import run
 from towerlab.measure.ablations import ablations
-from towerlab.measure.directions import BLOCKS, class_directions
 from towerlab.measure.heads import heads as measure_heads
-from towerlab.measure.tower_grid import tower_grid
+from towerlab.measure.tower_grid import BLOCKS, class_directions, tower_grid
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, steer
 from towerlab.playground import SCENES, SWITCH_OFF, Playground, State, explore, push, true_label

@@ -208,7 +208,7 @@ def test_mischief_of_tokenizers_is_refused():
     [
         (lambda: make(("a", "foo"), labels=("foo", "foo")), "equal labels"),
         (lambda: make(labels=("foo",)), "fewer than two"),
-        (lambda: make(labels="foo"), "give a tuple"),
+        (lambda: make(labels="foo"), "equal labels"),
         (lambda: make(("a", "baz")), "label 'baz'"),
         (lambda: make(("a", "foo"), true_label="baz"), "true label 'baz'"),
         (lambda: make(("", "foo")), "empty"),

@@ -7,8 +7,7 @@ import xarray as xr
 from conftest import VOCABULARY, of_two_classes, random_prompts, refused, shared_tiny
 from reference import Reference
 from towerlab.measure import rankings as module
-from towerlab.measure.heads import heads
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import heads, increases
 from towerlab.model.attention import changing_z
 from twotowers import choose
 

@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 import xarray as xr
-from towerlab.measure import directions
 from towerlab.measure import heads as heads_module
+from towerlab.measure import tower_grid
 from towerlab.measure.answers import ORDERS, spread_orders
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.cost import cost
@@ -17,7 +17,6 @@ from towerlab.measure.sets import OTHER_HALVES, other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
 from twotowers import choose, schema
-from twotowers.errors import NotTestable
 from twotowers.forms import Form
 from twotowers.heads import Head
 from twotowers.settings import Settings
@@ -45,17 +44,20 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     def labels(encoded):
         return {"/".join(e.prompt.labels) for e in encoded}
 
-    monkeypatch.setattr(directions, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
+    monkeypatch.setattr(tower_grid, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
     run = Run(Settings(k=1, separator="space", labels=LABELS))
     few = run.few()
-    halves = directions.of_other_labels(run, few)
-    assert sorted(i for at, _ in halves for i in at) == list(range(len(few)))
-    for at, of_directions in halves:
+    run.__dict__["sets"] = {"by attention": [Head(0, 0)]}
+    (turns,) = tower_grid.other_labels(run, few)
+    assert sorted(i for at, _ in turns for i in at) == list(range(len(few)))
+    for at, moved in turns:
+        ((heads, of_directions),) = moved.values()
+        assert heads == [Head(0, 0)]
         theirs, mine = of_directions.attrs["labels"], labels([few[i] for i in at])
         assert not theirs & mine and theirs | mine == set(LABELS)
     alone = Run(Settings(k=1, separator="space", labels=LABELS[:1]))
-    with pytest.raises(NotTestable, match="at least two"):
-        directions.of_other_labels(alone, alone.few())
+    alone.__dict__["sets"] = run.sets
+    assert tower_grid.other_labels(alone, alone.few()) == []
 
 
 @pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels
@@ -131,7 +133,7 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
     def measure(model, encoded, sets):
         """The number of the first head of every set."""
         numbers = [[100 * heads[0].layer + heads[0].head] * len(encoded) for heads in sets.values()]
-        return observations(encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets))
+        return observations("heads", encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets))
 
     turns = other_halves(run, "located", encoded)
     both = run.make("heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns)).data
@@ -177,6 +179,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
 
     monkeypatch.setattr(heads_module, "heads", heads)
     straight, broken = (Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / name))) for name in "ab")
+    elsewhere = Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / "c")))
     stop_after = None
     straight.measured("heads")
     assert blocks == [0, 1, 2, 3]
@@ -191,3 +194,10 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     assert blocks == [0, 1, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]
     assert broken.measured("heads").attrs["seconds"] > before > 0  # of both runs
+    blocks.clear()
+    stop_after = [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        elsewhere.measured("heads")
+    stop_after = None
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 2)  # as on another device: parts of another size are made anew
+    xr.testing.assert_allclose(elsewhere.measured("heads"), straight.measured("heads"), rtol=2e-3, atol=1e-4)

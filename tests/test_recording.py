@@ -8,7 +8,7 @@ from tiny_blocks import blocks
 from towerlab.measure.ablations import ablations
 from towerlab.measure.recipe import apart, with_random
 from twotowers import schema
-from twotowers.recording import Recording, of_labels
+from twotowers.recording import Recording, of_labels, with_shared
 from twotowers.store import catalogue, kept, load, save
 
 PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
@@ -23,7 +23,8 @@ def recorded():
     def measure(sets):
         return ablations(model, encoded, sets)
 
-    return apart(measure(with_random(PLACE, DRAWS)), DRAWS), measure
+    data, control = apart(measure(with_random(PLACE, DRAWS)), DRAWS)
+    return Recording(data, with_shared(control, data)), measure
 
 
 def test_random_sets_are_a_dimension(recorded):

@@ -7,7 +7,7 @@ import tiny_blocks
 import torch
 from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import chain
-from towerlab.measure.observations import Answers
+from towerlab.measure.observations import answers_of
 from towerlab.model import loading
 from twotowers.settings import Settings
 
@@ -50,6 +50,4 @@ def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_tol
 
 def test_answers_that_are_not_finite_are_refused():
     encoded = tiny_blocks.blocks(1)
-    refused(
-        "not finite: take dtype=bfloat16", Answers(encoded).put, (), [0], torch.tensor([0]), torch.tensor([[0.0, float("nan")]])
-    )
+    refused("not finite: take dtype=bfloat16", answers_of, encoded[:1], torch.tensor([0]), torch.tensor([[0.0, float("nan")]]))

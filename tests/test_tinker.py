@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from browser import HEADS, PAGE, ROOT, browser, check_screen, fields, needs_browser, refuses, text
 from towerlab.measure.heads import heads as measure_heads
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.loading import load

@@ -9,8 +9,7 @@ import torch
 from browser import PUSHED, browser, needs_browser, tinker
 from tolerances import LOGITS
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.directions import BLOCKS, class_directions
-from towerlab.measure.tower_grid import COEFFICIENTS, tower_grid
+from towerlab.measure.tower_grid import BLOCKS, COEFFICIENTS, class_directions, tower_grid
 from towerlab.model.attention import changing_z
 from towerlab.model.capture import capture
 from towerlab.model.increase import increases_along

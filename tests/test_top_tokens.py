@@ -5,8 +5,8 @@ import pytest
 import torch
 from conftest import VOCABULARY, of_two_classes, shared_tiny
 from reference import Reference
-from towerlab.measure import top_tokens as module
-from towerlab.measure.top_tokens import RELATIONS, carried_query, relations_of, top_tokens
+from towerlab.measure import label_reads as module
+from towerlab.measure.label_reads import RELATIONS, carried_query, relations_of, top_tokens
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import capture
 from towerlab.model.token_text import Lexicon

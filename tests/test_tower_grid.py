@@ -4,8 +4,7 @@ import numpy as np
 import tiny_blocks
 import xarray as xr
 from conftest import refused, tiny
-from towerlab.measure.directions import class_directions, random_directions
-from towerlab.measure.tower_grid import tower_grid, without_negative
+from towerlab.measure.tower_grid import class_directions, random_directions, tower_grid, without_negative
 from twotowers.heads import Head
 
 
@@ -39,5 +38,4 @@ def test_what_cannot_be_moved_is_refused():
     model, encoded = tiny("gpt2"), tiny_blocks.blocks(2, seed=1)
     directions = class_directions(model, tiny_blocks.blocks(4))
     refused("two blocks a pair", class_directions, model, encoded[:4])
-    refused("head 7-0", tower_grid, model, encoded, {"x": ([(7, 0)], directions)}, (0.0,))
     refused("no direction for a/b", tower_grid, model, encoded, {"x": ([(0, 0)], directions.assign_coords(pair=["c/d"]))}, (0.0,))

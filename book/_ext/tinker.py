@@ -2,7 +2,7 @@
 and heads.
 
 The page runs the prompts anew: those on which heads were located for the direction between two
-classes (`measure.directions.class_directions`), others for the cloud of queries and keys.
+classes (`measure.tower_grid.class_directions`), others for the cloud of queries and keys.
 
 A page opened from a file may not fetch other files. So the build copies the files, as base64, into
 a script; there is no exported form of the model that could go stale.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xarray as xr
 from towerlab.measure.chain import LOCATING
-from towerlab.measure.directions import BLOCKS
+from towerlab.measure.tower_grid import BLOCKS
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
 from twotowers import choose
 from twotowers.forms import Form, label_pairs

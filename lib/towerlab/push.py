@@ -16,7 +16,7 @@ from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
 
-from towerlab.measure.directions import BLOCKS, class_directions
+from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.model import query_key
 from towerlab.model.model import Model

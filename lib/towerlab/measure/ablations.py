@@ -1,31 +1,42 @@
-"""What the model answers when sets of heads are ablated, or one head by itself. Chapters 6 and 12 (v1 6.2; EMNLP, table 3).
+"""What the model answers when sets of heads are ablated, or one head by itself, or attention along
+edges. Chapters 6 and 12.
 
-    data = ablations(model, encoded, {"twelve": twelve})
-    data.says.sel(heads="twelve")                   # (prompt,)
-    data = single_ablations(model, encoded, "last")
-    data.log_prob_lost.mean("prompt")               # (layer, head): the ranking of the EMNLP version
+Ablating a head replaces what it feeds to W_O by zero (v1 6.2; EMNLP, table 3).
 
-Ablating a head replaces what it feeds to W_O by zero.
+Knockouts ask where a step is done. Claim 2 of v1 (section 4): shallow layers merge each
+demonstration's features into its label position, and the query's into the last position. A label
+that may not see its text there loses the class, and the answer with it. The colon between text and
+label sees the text too and can hand it on, so it is blocked as well. Attention knockout: Geva et
+al. 2023; in halves of the layers, for label words: Wang et al. 2023.
+
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = ablations(run.model, run.few(), {"two": [(0, 1), (1, 0)]})
+    >>> data["heads"].values.tolist(), data["logit_difference"].dims
+    (['none', 'two'], ('heads', 'prompt'))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Bool
+from torch import Tensor
 from twotowers import choose
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import LOCATING, Run
-from towerlab.measure.observations import Answers, observations, variables_of
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import by_increase, random_sets
-from towerlab.model.edits import UNCHANGED, answers, everywhere, zero
+from towerlab.measure.sets import by_increase, present, random_sets
+from towerlab.model.attention import block_outputs, restarted
+from towerlab.model.capture import answer
+from towerlab.model.edits import UNCHANGED, answers, edited, everywhere, knockout, zero
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
@@ -33,49 +44,85 @@ Positions = Literal["all", "last"]
 """Where heads are ablated: at all positions, or at the last one only"""
 NONE = "none"
 """The set of no heads: the plain run"""
+Edges = list[tuple[Iterable[int], Iterable[int]]]
+"""(from positions, to positions): every position of the first may attend to none of the second"""
 
 
 def ablations(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads]) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says with each set of heads ablated at all positions: (heads, prompt).
+    """Answers with each set of heads ablated at all positions.
 
-    `heads` are the names of `sets` after "none", the plain run. Cost of a set whose lowest head is of layer l of L: about L - l
-    blocks. Raises TwoTowersError on a head outside the model.
+    The cost of a set whose lowest head is of layer l of L: about L - l blocks.
+
+    Args:
+        sets: name -> heads.
+
+    Returns:
+        `log_prob_true`, `log_prob_other`, `logit_difference` (nats) and `says`, over (heads,
+            prompt): `heads` are the names of `sets` after "none", the plain run.
     """
-    for heads in sets.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
-    out = ablated_answers(model, encoded, list(sets.values()), "all")
-    return observations(encoded, out.variables("heads"), heads=[NONE, *sets])
+    return observations(
+        "ablations",
+        encoded,
+        ablated(model, encoded, list(sets.values()), "all"),
+        heads=[NONE, *sets],
+    )
 
 
-def single_ablations(model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0) -> xr.Dataset:
-    """What each head alone is worth (prompt, layer, head): nats lost when it is ablated at "all" positions or the "last".
+def single_ablations(
+    model: Model, encoded: Sequence[Encoded], positions: Positions = "all", first_layer: int = 0
+) -> xr.Dataset:
+    """What each head alone is worth: nats lost when it is ablated.
 
-    - `log_prob_lost`: log-probability of the true label, plain minus ablated;
-    - `logit_difference_lost`: the same of the true label's logit minus the other's.
+    Cost: as many runs as heads, each from its head's layer on.
 
-    Above zero the head helps the true label; NaN below `first_layer`. Cost: as many runs as heads, each from its head's layer on.
+    Args:
+        positions: where heads are ablated.
+        first_layer: heads below it are not tried.
+
+    Returns:
+        `log_prob_lost` (prompt, layer, head): log-probability of the true label, plain minus
+            ablated, and `logit_difference_lost`, the same of the true label's logit minus the
+            other's. Above zero the head helps the true label; NaN below `first_layer`.
     """
-    heads = [Head(layer, head) for layer in range(first_layer, model.n_layers) for head in range(model.n_heads)]
-    log_prob = ablated_answers(model, encoded, [[head] for head in heads], positions).log_prob
-    lost = np.full((len(encoded), model.n_layers, model.n_heads, 2), np.nan)
-    lost[:, first_layer:] = (log_prob[:1] - log_prob[1:]).swapaxes(0, 1).reshape(len(encoded), -1, model.n_heads, 2)
-    variables = variables_of("singles", log_prob_lost=lost[..., 0], logit_difference_lost=lost[..., 0] - lost[..., 1])
-    return observations(encoded, variables, positions=positions)
+    heads = [
+        [Head(layer, head)]
+        for layer in range(first_layer, model.n_layers)
+        for head in range(model.n_heads)
+    ]
+    answered, lost = ablated(model, encoded, heads, positions), {}
+    for name, of in (
+        ("log_prob_lost", answered["log_prob_true"]),
+        ("logit_difference_lost", answered["logit_difference"]),
+    ):
+        of_heads = (of[:, :1] - of[:, 1:]).reshape(len(encoded), -1, model.n_heads)
+        lost[name] = np.pad(of_heads, ((0, 0), (first_layer, 0), (0, 0)), constant_values=np.nan)
+    return observations("singles", encoded, lost, positions=positions)
 
 
 @torch.inference_mode()
-def ablated_answers(model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions) -> Answers:
-    """Answers (1 + run, prompt): of the plain run, then with the heads of each of `runs` ablated at `positions`."""
-    out = Answers(encoded, 1 + len(runs))
+def ablated(
+    model: Model, encoded: Sequence[Encoded], runs: Sequence[Heads], positions: Positions
+) -> dict[str, np.ndarray]:
+    """Answers of the plain run, then with heads ablated, over (prompt, 1 + run).
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
-        at = everywhere(batch) if positions == "all" else None
-        edits = [UNCHANGED, *(zero(heads, at) for heads in runs)]
-        of_edits = answers(model, batch, edits) if positions == "all" else LastPosition(model, batch).answers(edits)
-        out.put_each(np.ndindex(len(edits)), index, *of_edits)
+    Args:
+        runs: the heads of each run after the plain one.
+        positions: where they are ablated.
+    """
 
-    run_batches("ablations", encoded, 1024, run)
-    return out
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+        if positions == "last":
+            return answers_of(
+                batch, *LastPosition(model, batch).answers([UNCHANGED, *map(zero, runs)])
+            )
+        return answers_of(
+            batch,
+            *answers(
+                model, batch, [UNCHANGED, *(zero(heads, everywhere(batch)) for heads in runs)]
+            ),
+        )
+
+    return read_batches("ablations", encoded, 1024, run)
 
 
 TWELVE = 20
@@ -83,12 +130,95 @@ TWELVE = 20
 
 
 def _singles(run: Run) -> Recipe:
-    """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the EMNLP version's second list)."""
-    return Recipe(single_ablations, run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING)), ("last",))
+    """Every head zeroed by itself at the last position, on a quarter of the locating blocks (the
+    EMNLP version's second list)."""
+    return Recipe(
+        single_ablations,
+        run.encode(run.blocks(max(1, run.settings.locate // 4), LOCATING)),
+        ("last",),
+    )
 
 
 def _ablations(run: Run) -> Recipe:
-    """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets matched to them."""
+    """The paper's twelve heads zeroed at all positions, as the EMNLP version does, and random sets
+    matched to them."""
     single = run.measured("singles")["log_prob_lost"].mean("prompt")
-    twelve = {"paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)}
+    twelve = {
+        "paper's twelve": choose.union(by_increase(run, TWELVE), choose.top(single, TWELVE), 12)
+    }
     return Recipe(ablations, run.few(), (), twelve, random_sets(run, twelve))
+
+
+def labels_to_own_text(encoded: Encoded) -> Edges:
+    """From each label, and all that stands between it and its text, to its text."""
+    pairs = zip(encoded.label_positions, encoded.text_spans, strict=True)
+    return [(range(span[1], label + 1), range(*span)) for label, span in pairs]
+
+
+EDGES: dict[str, Callable[[Encoded], Edges]] = {
+    "labels and colons to own text": labels_to_own_text,
+    "last position to query": lambda e: [([e.last], range(*e.query_span))],
+}
+
+
+def closed_edges(
+    batch: Sequence[Encoded], edges: Callable[[Encoded], Edges]
+) -> Bool[Tensor, "batch query position"]:
+    """Which attention the edges close, for prompts of one length: see `edits.knockout`."""
+    closed = torch.zeros(len(batch), len(batch[0].ids), len(batch[0].ids), dtype=torch.bool)
+    for row, encoded in enumerate(batch):
+        for begin, end in edges(encoded):
+            closed[row][torch.tensor(list(begin))[:, None], torch.tensor(list(end))] = True
+    return closed
+
+
+def default_cuts(n_layers: int) -> list[int]:
+    """Seven cuts evenly spaced between the layers, with 0 and `n_layers` besides."""
+    return np.unique(np.linspace(0, n_layers, 9).round().astype(int)).tolist()
+
+
+@torch.inference_mode()
+def knockouts(model: Model, encoded: Sequence[Encoded], cuts: Sequence[int]) -> xr.Dataset:
+    """Answers with no attention along each of EDGES in the layers below each cut.
+
+    Cost for each of the edges: two whole runs, and for each cut one of the layers from it on.
+
+    Args:
+        cuts: for a cut l, layers 0 to l - 1 are blocked. The first cut is 0, which blocks nothing;
+            one at the number of layers is the full block, the positive control.
+
+    Returns:
+        Answers over (edges, cut, prompt).
+
+    Raises:
+        TwoTowersError: for a position that may not attend to itself.
+    """
+
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
+        each = []
+        for maker in EDGES.values():
+            each.append(answer(model, batch))
+            everywhere = knockout(model, range(model.n_layers), closed_edges(batch, maker))
+            with (
+                block_outputs(model, [cut - 1 for cut in cuts[1:]]) as shut,
+                edited(model, everywhere),
+            ):
+                answer(model, batch)
+            for cut in cuts[1:]:
+                with restarted(model, cut, shut[cut - 1]):
+                    each.append(answer(model, batch))
+        top, log_prob = (
+            torch.stack(of).unflatten(0, (len(EDGES), len(cuts))) for of in zip(*each, strict=True)
+        )
+        return answers_of(batch, top, log_prob)
+
+    arrays = read_batches("knockouts", encoded, 1024, run)
+    return observations("knockouts", encoded, arrays, edges=list(EDGES), cut=list(cuts))
+
+
+def _knockouts(run: Run) -> Recipe:
+    """Attention knocked out below cuts spread over the layers, one of them at the layer of the
+    first head by writing."""
+    first = min(layer for layer, _ in present(run.sets).get("by writing") or run.sets["located"])
+    cuts = sorted({*default_cuts(run.model.n_layers), first})
+    return Recipe(knockouts, run.few(), (cuts,))

@@ -12,48 +12,57 @@ from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 
 from towerlab.measure.chain import JUDGING, Run
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe, joined
 from towerlab.model.capture import answer
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
 from towerlab.prompts.variants import factorial, patterns
 
 
 def answers(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass each."""
-    out = Answers(encoded)
-    run_batches("answers", encoded, 4096, lambda index, batch: out.put((), index, *answer(model, batch)))
-    return observations(encoded, out.variables())
+    """log_prob_true, log_prob_other (nats) and says of every prompt (prompt,): one forward pass
+    each."""
+    arrays = read_batches(
+        "answers", encoded, 4096, lambda _, batch: answers_of(batch, *answer(model, batch))
+    )
+    return observations("answers", encoded, arrays)
 
 
 KS = (1, 2, 4, 8)
-"""Demonstrations of each class that are tried, with every separator; the paper's form is two, separated by a space"""
+"""Demonstrations of each class that are tried, with every separator; the paper's form is two,
+separated by a space"""
 ORDERS = 6
 """Orders of the demonstrations in the factorial design: all of two and two, a spread of more"""
 
 
 def _forms(run: Run) -> Recipe:
-    """Answers on the locating blocks in every form that is chosen from and the model can read; what is given is not varied."""
+    """Answers on the locating blocks in every form that is chosen from and the model can read; what
+    is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
-    run.locating(Form(ks[0], run.settings.separator or "space"))  # raises, where not even the shortest prompt can be read
+    # raises, where not even the shortest prompt can be read
+    run.locating(Form(ks[0], run.settings.separator or "space"))
     return Recipe(with_form, _in_forms(run, ks))
 
 
 def _demonstrations(run: Run) -> xr.Dataset:
-    """Answers on the locating blocks with up to eight demonstrations of each class, more than are chosen from, for Figure 1.1."""
+    """Answers on the locating blocks with up to eight demonstrations of each class, more than are
+    chosen from, for Figure 1.1."""
     forms = run.measured("forms").drop_attrs(deep=False)[["logit_difference"]]
     more = [] if run.settings.k else _in_forms(run, [k for k in KS if k > choose.MOST_K])
     if not more:
         return forms
-    return joined([forms, run.make("demonstrations", Recipe(with_form, more)).data[["logit_difference"]]])
+    return joined(
+        [forms, run.make("demonstrations", Recipe(with_form, more)).data[["logit_difference"]]]
+    )
 
 
 def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:
     """The prompts of the locating blocks in each form that the model can read."""
     separator, out = run.settings.separator, []
-    for form in (Form(k, between) for k in ks for between in ((separator,) if separator else SEPARATORS)):
+    for form in (
+        Form(k, between) for k in ks for between in ((separator,) if separator else SEPARATORS)
+    ):
         with suppress(TwoTowersError):
             out += run.locating(form)
     return out
@@ -62,8 +71,13 @@ def _in_forms(run: Run, ks: Sequence[int]) -> list[Encoded]:
 def with_form(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
     """Answers, with the form of each prompt."""
     names = {text: name for name, text in SEPARATORS.items()}
-    k, separator = zip(*((len(e.prompt.demonstrations) // 2, names[e.prompt.separator]) for e in encoded), strict=True)
-    return answers(model, encoded).assign_coords(k=("prompt", list(k)), separator=("prompt", list(separator)))
+    k, separator = zip(
+        *((len(e.prompt.demonstrations) // 2, names[e.prompt.separator]) for e in encoded),
+        strict=True,
+    )
+    return answers(model, encoded).assign_coords(
+        k=("prompt", list(k)), separator=("prompt", list(separator))
+    )
 
 
 def _answers(run: Run) -> Recipe:
@@ -72,13 +86,16 @@ def _answers(run: Run) -> Recipe:
 
 
 def _factorial(run: Run) -> Recipe:
-    """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either class, under both label assignments."""
-    pairs = run.repeatable(run.pairs)  # the query of the other class comes from another block of the pair
+    """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either
+    class, under both label assignments."""
+    # the query of the other class comes from another block of the pair
+    pairs = run.repeatable(run.pairs)
     blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
     return Recipe(answers, run.encode(factorial(blocks, spread_orders(blocks[0]))))
 
 
 def spread_orders(prompt: Prompt) -> list[str]:
-    """Up to ORDERS of a prompt's orders, evenly spread from "TTFF" to "FFTT", with each its mirror."""
+    """Up to ORDERS of a prompt's orders, evenly spread from "TTFF" to "FFTT", with each its
+    mirror."""
     every = patterns(prompt)
     return [every[round(i)] for i in np.linspace(0, len(every) - 1, min(ORDERS, len(every)))]

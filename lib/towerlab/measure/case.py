@@ -1,27 +1,15 @@
-"""One whole prompt, the paper's own: through the heads (v1 section 3.1, table 1, figures 2 and 7), and taken apart (appendix E).
+"""One whole prompt, the paper's own: through the heads, and taken apart (v1 section 3.1, table 1,
+figures 2 and 7; appendix E).
 
-    data = case(model, encode(CASE, model.tokenizer), heads)
-    data = parts(model, encode(CASE, model.tokenizer), heads)
+Every variable has a dimension `prompt` of length one. "The word" is the true label's token.
 
-Every variable has a dimension `prompt` of length one. "The word" is the true label's token; increases are in nats. Recipe `case`: of
-all blocks `block_increase`; of the named heads
-
-- `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank): top words of values and keys at label
-  positions and of the last query, as in `measure.top_tokens`, nothing taken out (v1 table 1);
-- `attention`, `place_increase` (prompt, named_head, place): weight of the last position on each label, and the increase of the true
-  label by this label's value with that weight: the paper's subhead (v1 appendix E), nats;
-- `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0 to 1 (v1 figure 7), nats.
-
-Recipe `parts`: the final vector as a sum, parts in another order, positions of a head, neurons.
-
-- `sum_error` (prompt,): largest difference between the final vector and the sum of the embedding, every head at every position,
-  every neuron and the biases, as a share of its largest component; `n_parts`: how many parts these are;
-- `increase`, `increase_last` (prompt, layer, head): increase by a head's vector alone, and after all other heads of its layer;
-- `position_increase` (prompt, named_head, position): increase by each position's share of a head's vector;
-- `neuron_layer`, `neuron_number`, `neuron_increase`, `neuron_rank` (prompt, neuron): the neurons with the largest increase, and the
-  word's rank in what each writes. They are searched for among the CANDIDATES with the largest first-order increase;
-- `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a gated FFN: its gate's) with what a head
-  wrote before, as the FFN's norm with its scale frozen hands it on; 0 for heads that come later.
+    >>> from towerlab.model.loading import load
+    >>> from towerlab.prompts.paper_sets import CASE
+    >>> from towerlab.prompts.prompt import encode
+    >>> model = load("mini-gpt2")
+    >>> data = parts(model, encode(CASE, model.tokenizer), [Head(1, 0)])
+    >>> float(data["sum_error"][0]) < 1e-5          # embedding, heads, neurons and biases add up
+    True
 """
 
 from __future__ import annotations
@@ -36,11 +24,10 @@ from torch import Tensor
 from twotowers.heads import Head
 
 from towerlab.measure.chain import Run
-from towerlab.measure.heads import at_labels
-from towerlab.measure.increases import increases
-from towerlab.measure.observations import observations, read_prompts, variables_of
+from towerlab.measure.heads import at_labels, increases
+from towerlab.measure.label_reads import top_tokens
+from towerlab.measure.observations import observations, read_prompts
 from towerlab.measure.paper import case_of
-from towerlab.measure.top_tokens import top_tokens
 from towerlab.model import unembed
 from towerlab.model.capture import Capture, label_values
 from towerlab.model.model import Model, norm_eps, rms, widen
@@ -51,7 +38,19 @@ NEURONS, CANDIDATES = 20, 200
 
 
 def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
-    """See the module."""
+    """The prompt through the heads: words, attention against increase, and increases of blocks.
+
+    Returns:
+        `token` (prompt, named_head, what, place, rank), `query_token` (prompt, named_head, rank):
+            top words of values and keys at label positions and of the last query, as in
+            `top_tokens`, nothing taken out (v1 table 1).
+        `attention`, `place_increase` (prompt, named_head, place): weight of the last position on
+            each label, and the increase of the true label by this label's value with that weight:
+            the paper's subhead (v1 appendix E), nats.
+        `swept_increase` (prompt, named_head, place, weight): the same with any other weight from 0
+            to 1 (v1 figure 7), nats.
+        `block_increase` (prompt, layer, kind): as in `heads.increases`.
+    """
     one, names = [encoded], [str(head) for head in heads]
     words = top_tokens(model, heads, one).sel(mean="kept", drop=True)
     words = words.drop_vars(["layer", "head", "relation", "query_relation"])
@@ -63,52 +62,104 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             swept = torch.tensor(WEIGHTS).to(values).expand(len(values), -1)
             weights = torch.cat([attention[layer, head].to(values)[:, None], swept], 1)
             each.append(increases_with(model, capture, layer, weights[..., None] * values[:, None]))
-        of_heads, increase = torch.stack([attention[layer, head] for layer, head in heads]), torch.stack(each)
-        arrays = {"attention": of_heads, "place_increase": increase[..., 0], "swept_increase": increase[..., 1:]}
+        of_heads, increase = (
+            torch.stack([attention[layer, head] for layer, head in heads]),
+            torch.stack(each),
+        )
+        arrays = {
+            "attention": of_heads,
+            "place_increase": increase[..., 0],
+            "swept_increase": increase[..., 1:],
+        }
         return {name: x[None] for name, x in arrays.items()}
 
     arrays = read_prompts("case", model, one, {"weights", "values"}, read)
-    data = observations(one, variables_of("case", **arrays), weight=WEIGHTS)
-    of_heads = words.rename(listed_head="named_head").assign_coords(named_head=("named_head", names))
+    data = observations("case", one, arrays, weight=WEIGHTS)
+    of_heads = words.rename(listed_head="named_head").assign_coords(
+        named_head=("named_head", names)
+    )
     return xr.merge([increases(model, one), of_heads, data], compat="override", join="override")
 
 
 def increases_with(
-    model: Model, capture: Capture, layer: int, vectors: Float[Tensor, "*vectors d_model"], before: Tensor | float = 0.0
+    model: Model,
+    capture: Capture,
+    layer: int,
+    vectors: Float[Tensor, "*vectors d_model"],
+    before: Tensor | float = 0.0,
 ) -> Float[Tensor, "*vectors"]:
-    """Increase of the true label (nats) by each vector, added to what enters the layer at the last position and `before`."""
-    scale, start = unembed.norm_scale(capture.resid_final, model.unembedding)[0], capture.resid_pre[layer, 0] + before
+    """Increase of the true label (nats) by each vector, at the last position.
+
+    Args:
+        vectors: each is added to what enters the layer and `before`.
+    """
+    scale, start = (
+        unembed.norm_scale(capture.resid_final, model.unembedding)[0],
+        capture.resid_pre[layer, 0] + before,
+    )
 
     def log_probs(rows: Tensor) -> Tensor:
-        return unembed.bs_values(rows, model.unembedding, scale.expand(rows.shape[:-1])).log_softmax(-1)
+        return unembed.bs_values(
+            rows, model.unembedding, scale.expand(rows.shape[:-1])
+        ).log_softmax(-1)
 
     return (log_probs(start + vectors) - log_probs(start))[..., capture.true_ids[0]]
 
 
 def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
-    """See the module. One forward pass."""
+    """The final vector as a sum, parts in another order, positions of a head, neurons; from one
+    forward pass.
+
+    Returns:
+        `sum_error` (prompt,): largest difference between the final vector and the sum of the
+            embedding, every head at every position, every neuron and the biases, as a share of its
+            largest component; `n_parts`: how many parts these are.
+        `increase`, `increase_last` (prompt, layer, head): increase by a head's vector alone, and
+            after all other heads of its layer, nats.
+        `position_increase` (prompt, named_head, position): increase by each position's share of a
+            head's vector, nats.
+        `neuron_layer`, `neuron_number`, `neuron_increase` (nats), `neuron_rank` (prompt, neuron):
+            the neurons with the largest increase, and the word's rank in what each writes. They are
+            searched for among the CANDIDATES with the largest first-order increase.
+        `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a
+            gated FFN: its gate's) with what a head wrote before, as the FFN's norm with its scale
+            frozen hands it on; 0 for heads that come later.
+    """
 
     def read(capture: Capture) -> dict[str, Tensor]:
         vectors, (error, n) = head_vectors(model, capture), sum_of_parts(model, capture)
         numbers, of_neurons, ranks = top_neurons(model, capture)
         alone = [increases_with(model, capture, *of) for of in enumerate(vectors)]
-        last = [increases_with(model, capture, layer, of, of.sum(0) - of) for layer, of in enumerate(vectors)]
-        of_positions = [increases_with(model, capture, layer, subvalues(model, capture, layer)[head]) for layer, head in heads]
+        last = [
+            increases_with(model, capture, layer, of, of.sum(0) - of)
+            for layer, of in enumerate(vectors)
+        ]
+        of_positions = [
+            increases_with(model, capture, layer, subvalues(model, capture, layer)[head])
+            for layer, head in heads
+        ]
+        to_neurons = [from_heads(model, capture, vectors, *at) for at in numbers.tolist()]
         every = {
-            "sum_error": torch.tensor(error, dtype=torch.float64), "n_parts": torch.tensor(n),
-            "increase": torch.stack(alone), "increase_last": torch.stack(last), "position_increase": torch.stack(of_positions),
-            "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1], "neuron_increase": of_neurons, "neuron_rank": ranks,
-            "head_to_neuron": torch.stack([from_heads(model, capture, vectors, *at) for at in numbers.tolist()]),
+            "sum_error": error, "n_parts": torch.tensor(n),
+            "increase": torch.stack(alone), "increase_last": torch.stack(last),
+            "position_increase": torch.stack(of_positions),
+            "head_to_neuron": torch.stack(to_neurons),
+            "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1],
+            "neuron_increase": of_neurons, "neuron_rank": ranks,
         }  # fmt: skip
         return {name: x[None] for name, x in every.items()}
 
     arrays = read_prompts("parts", model, [encoded], {"weights", "values", "neurons"}, read)
-    return observations([encoded], variables_of("parts", **arrays), named_head=("named_head", [str(head) for head in heads]))
+    return observations(
+        "parts", [encoded], arrays, named_head=("named_head", [str(head) for head in heads])
+    )
 
 
 def subvalues(model: Model, capture: Capture, layer: int) -> Float[Tensor, "head position d_model"]:
     """What every head of a layer adds to the residual stream from each position."""
-    values = capture.values[layer, 0].repeat_interleave(model.n_heads // model.n_key_value_heads, dim=0)
+    values = capture.values[layer, 0].repeat_interleave(
+        model.n_heads // model.n_key_value_heads, dim=0
+    )
     weighted = capture.weights[layer, 0].to(values)[..., None] * values
     return torch.einsum("hpk,hkd->hpd", weighted, model.output_weight(layer).to(values))
 
@@ -118,8 +169,8 @@ def head_vectors(model: Model, capture: Capture) -> Float[Tensor, "layer head d_
     return torch.stack([subvalues(model, capture, layer).sum(1) for layer in range(model.n_layers)])
 
 
-def sum_of_parts(model: Model, capture: Capture) -> tuple[float, int]:
-    """(error, number) of the sum of all parts: see the module."""
+def sum_of_parts(model: Model, capture: Capture) -> tuple[Tensor, int]:
+    """`sum_error` and `n_parts` of `parts`."""
     total, n = widen(capture.resid_pre[0, 0]).clone(), 1
     for layer in range(model.n_layers):
         of_heads, neurons = subvalues(model, capture, layer), capture.neurons[layer, 0]
@@ -128,37 +179,57 @@ def sum_of_parts(model: Model, capture: Capture) -> tuple[float, int]:
             total += widen(part.to(total.device))
         n += of_heads.shape[0] * of_heads.shape[1] + len(neurons) + len(biases)
     final = widen(capture.resid_final[0])
-    return float((total - final).abs().max() / final.abs().max()), n
+    return (total - final).abs().max() / final.abs().max(), n
 
 
 def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]:
-    """(layer and number, increase, rank of the word) of the neurons with the largest increase, largest first."""
+    """The neurons with the largest increase, largest first.
+
+    Returns:
+        Layer and number (neuron, 2), increase in nats, and the rank of the word in what each
+            writes.
+    """
     unembedding, word, each = model.unembedding, capture.true_ids, []
     scale = unembed.norm_scale(capture.resid_final, unembedding)[0]
-    # What an FFN adds to: the layer's input, and the attention's output unless both run in parallel.
+    # What an FFN adds to: the layer's input, and the attention's output unless both run in
+    # parallel.
     before = torch.zeros_like(capture.resid_pre) if model.parallel else capture.attention_output
     for layer, x in enumerate((capture.resid_pre + before)[:, 0]):
         p = unembed.bs_values(x, unembedding, scale).softmax(-1)
         row = widen(unembedding.weight[word[0]]) - p @ widen(unembedding.weight)
-        slope = unembed.fold_norm(unembedding, row[None])[0] / scale  # of the log-probability, along any vector
+        # of the log-probability, along any vector
+        slope = unembed.fold_norm(unembedding, row[None])[0] / scale
         neurons = capture.neurons[layer, 0]
         each.append(neurons * (model.ffn_weight(layer).to(neurons) @ slope.to(neurons)))
     first_order = torch.stack(each)
     found = first_order.flatten().topk(min(CANDIDATES, first_order.numel())).indices.tolist()
     numbers = [divmod(i, first_order.shape[1]) for i in found]
-    vectors = [capture.neurons[layer, 0, i] * model.ffn_weight(layer)[i].to(capture.neurons) for layer, i in numbers]
+    vectors = [
+        capture.neurons[layer, 0, i] * model.ffn_weight(layer)[i].to(capture.neurons)
+        for layer, i in numbers
+    ]
     of_each = zip(numbers, vectors, strict=True)
-    increase = torch.cat([increases_with(model, capture, layer, v[None], before[layer, 0]) for (layer, _), v in of_each])
+    increase = torch.cat(
+        [
+            increases_with(model, capture, layer, v[None], before[layer, 0])
+            for (layer, _), v in of_each
+        ]
+    )
     largest, best = increase.topk(min(NEURONS, len(increase)))
-    ranks = unembed.rank(torch.stack(vectors)[best], word.expand(len(best))[:, None], unembedding)[:, 0]
+    ranks = unembed.rank(torch.stack(vectors)[best], word.expand(len(best))[:, None], unembedding)[
+        :, 0
+    ]
     return torch.tensor(numbers)[best.cpu()], largest.double(), ranks
 
 
-def from_heads(model: Model, capture: Capture, vectors: Tensor, layer: int, neuron: int) -> Float[Tensor, "layer head"]:
-    """What each head gives to the input of a neuron: see `head_to_neuron`."""
+def from_heads(
+    model: Model, capture: Capture, vectors: Tensor, layer: int, neuron: int
+) -> Float[Tensor, "layer head"]:
+    """What each head gives to the input of a neuron: `head_to_neuron` of `parts`."""
     x, own = capture.resid_pre[layer, 0], layer
     if not model.parallel:
-        x, own = x + capture.attention_output[layer, 0], layer + 1  # its FFN reads this layer's heads, too
+        # its FFN reads this layer's heads, too
+        x, own = x + capture.attention_output[layer, 0], layer + 1
     subkey = widen(model.subkeys(layer)[0][0, neuron]).to(x.device)
     if model.architecture.ffn_norm:
         norm = model.part(layer, "ffn_norm")
@@ -171,10 +242,12 @@ def from_heads(model: Model, capture: Capture, vectors: Tensor, layer: int, neur
 
 
 def _case(run: Run) -> xr.Dataset:
-    """The paper's own prompt: increases of blocks and heads, words of values, keys and query, attention against increase."""
+    """The paper's own prompt: increases of blocks and heads, words of values, keys and query,
+    attention against increase."""
     return case(*case_of(run))
 
 
 def _parts(run: Run) -> xr.Dataset:
-    """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons and what feeds them."""
+    """The paper's own prompt taken apart: the sum of all parts, another order, positions, neurons
+    and what feeds them."""
     return parts(*case_of(run))

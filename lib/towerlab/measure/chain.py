@@ -1,12 +1,14 @@
 """The chain of measurements of one model: what each is made from, and its file.
 
-    run = Run(Settings(model="smollm2-135m", blocks=200))
-    run.measured("heads")        # opened where it stands, else measured, with all that it needs, and saved
+Answers on a grid of forms -> the form -> heads on locating blocks -> sets of heads -> everything
+else, on other blocks. A file says in its attributes what made it. Files below `out` are a cache:
+what was made otherwise is made again. No torch until something is measured.
 
-    answers on a grid of forms -> the form -> heads on locating blocks -> sets of heads -> everything else, on other blocks
-
-A file says in its attributes what made it. Files below `out` are a cache: what was made otherwise is made again. No torch
-until something is measured.
+    >>> run = Run(Settings(model="mini-gpt2", blocks=200))
+    >>> run.path("heads").name                  # `run.measured("heads")` opens or makes it
+    'heads.nc'
+    >>> run.n_few, run.passes("heads")
+    (50, 960.0)
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from twotowers.errors import NotTestable, TwoTowersError, Unavailable
 from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.paths import data_folder, is_own, shipped_models, slug
-from twotowers.recording import Recording, each_part
+from twotowers.recording import Recording, each_part, with_shared
 from twotowers.settings import Settings
 from twotowers.store import NOT_TESTABLE
 
@@ -38,7 +40,7 @@ from towerlab.measure.recipe import Recipe, load_made, make
 from towerlab.model import files, packages
 from towerlab.progress import say
 from towerlab.prompts import sentences
-from towerlab.prompts.blocks import class_pairs, draw_blocks
+from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.paper_sets import paper_prompts, sentence_sets
 from towerlab.prompts.prompt import Encoded, Prompt, encode_all
 
@@ -48,16 +50,21 @@ if TYPE_CHECKING:
 LOCATING, JUDGING = 1, 2
 """Seeds of the blocks on which forms and heads are chosen, and of those that judge"""
 OPERATIONS, ON_GPU = 1e13, 100
-"""What a part of a measurement takes: about a minute of two cores; on a GPU so many times as much"""
+"""What a part of a measurement takes: about a minute of two cores; on a GPU so many times as
+much"""
 AGAIN = "again"
-"""Attribute of a file that holds nothing since what it needs could not be had: the next run asks again"""
+"""Attribute of a file that holds nothing since what it needs could not be had: the next run asks
+again"""
 QUICK_PROMPTS = 20
 """Prompts of each of the paper's sets for a first look at a model of one's own"""
 
 
 def recipe(name: str) -> Callable[[Run], Recipe | xr.Dataset | Recording]:
-    """What makes a measurement: the function that data/versions.csv names. Its docstring says in a line what it measures."""
-    return getattr(importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}")
+    """What makes a measurement: the function that data/versions.csv names. Its docstring says in a
+    line what it measures."""
+    return getattr(
+        importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}"
+    )
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,21 @@ class Run:
 
     @cached_property
     def name(self) -> str:
-        """The model's name among measurements: with digits of its fingerprint where another model has that name already."""
+        """The model's name among measurements: with digits of its fingerprint where another model
+        has that name already."""
         name = slug(self.settings.model)
         if not is_own(self.settings.model):
             return name
-        fingerprints = {files.fingerprint(name)} if name in (*shipped_models(), *packages.catalogue()) else set()
+        fingerprints = (
+            {files.fingerprint(name)}
+            if name in (*shipped_models(), *packages.catalogue())
+            else set()
+        )
         for out in (data_folder() / "measurements", Path(self.settings.out)):
             first = sorted((out / name).glob("*/*.nc"))[:1]
-            fingerprints |= {str(of.data.attrs.get("fingerprint")) for path in first if (of := load_made(path))}
+            fingerprints |= {
+                str(of.data.attrs.get("fingerprint")) for path in first if (of := load_made(path))
+            }
         digits = self.fingerprint.partition("@")[2][: store.DIGITS_OF_NAMES]
         return name if fingerprints <= {self.fingerprint} else f"{name}--{digits}"
 
@@ -89,7 +103,9 @@ class Run:
 
         s = self.settings
         torch.manual_seed(0)
-        return load(s.model, dtype=s.dtype, device=s.device, device_map=s.device_map, labels=s.labels)
+        return load(
+            s.model, dtype=s.dtype, device=s.device, device_map=s.device_map, labels=s.labels
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -118,7 +134,8 @@ class Run:
             return before
         check_writable(path)
         needs = [self.measured(need) for need in store.about(name).needs]  # before the clock starts
-        parts = filter(None, (load_made(part, identity) for part in self._parts(name)))  # made before an interruption
+        # made before an interruption
+        parts = filter(None, (load_made(part, identity) for part in self._parts(name)))
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
             for lacking in (need.attrs for need in needs if NOT_TESTABLE in need.attrs):
@@ -129,11 +146,16 @@ class Run:
             recording = Recording(xr.Dataset(attrs={NOT_TESTABLE: str(error), **again}))
         seconds = time.monotonic() - start
         if self.settings.suite == "published":  # the sentences are not ours to pass on
-            recording = each_part(recording, lambda part: part.drop_vars(schema.OPTIONAL, errors="ignore"))
+            recording = each_part(
+                recording, lambda part: part.drop_vars(schema.OPTIONAL, errors="ignore")
+            )
         store.save(store.kept(name, recording), path, self._provenance(name, identity, seconds))
         self._remove_parts(name)
         why = recording.data.attrs.get(NOT_TESTABLE)
-        say(f"{self.name}: {name} " + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s"))
+        say(
+            f"{self.name}: {name} "
+            + (f"is not testable: {why}" if why else f"measured in {seconds:.0f} s")
+        )
         return store.load(path)
 
     def make(self, name: str, recipe: Recipe) -> Recording:
@@ -143,19 +165,25 @@ class Run:
     def made(self, name: str) -> Recording:
         """The measurement, made anew."""
         result = recipe(name)(self)
-        if isinstance(result, Recipe):
-            return self.make(name, result)
-        return result if isinstance(result, Recording) else Recording(result)
+        recording = self.make(name, result) if isinstance(result, Recipe) else result
+        data, control = recording if isinstance(recording, Recording) else (recording, None)
+        return Recording(data, None if control is None else with_shared(control, data))
 
     def n_parts(self, name: str) -> int:
-        """Parts of about a minute each. More parts cost more where a model is large: see `model.increase`."""
+        """Parts of about a minute each. More parts cost more where a model is large: see
+        `model.increase`."""
         parameters = sum(p.numel() for p in self.model.hf.parameters())
         most = OPERATIONS * (1 if self.model.device.type == "cpu" else ON_GPU)
-        return max(1, round(2 * parameters * len(self.sample([name])[0].ids) * self.passes(name) / most))
+        return max(
+            1, round(2 * parameters * len(self.sample([name])[0].ids) * self.passes(name) / most)
+        )
 
     def sample(self, names: Iterable[str]) -> list[Encoded]:
-        """Some prompts of these measurements: a block as long as it may be chosen to be, or the paper's sentences, longest first."""
-        if self.settings.suite != "words" and all(store.about(name).on == "prompts" for name in names):
+        """Some prompts of these measurements: a block as long as it may be chosen to be, or the
+        paper's sentences, longest first."""
+        if self.settings.suite != "words" and all(
+            store.about(name).on == "prompts" for name in names
+        ):
             sets = sentence_sets(self.settings.suite).items()
             prompts = [p for name, texts in sets for p in paper_prompts(name, 2, texts=texts)]
             return sorted(encode_all(prompts, self.model.tokenizer), key=lambda e: -len(e.ids))
@@ -174,29 +202,37 @@ class Run:
         return store.identity(name, self.settings, self.fingerprint)
 
     def _provenance(self, name: str, identity: str, seconds: float) -> dict[str, str | int | float]:
-        model = self.model
+        model, about = self.model, store.about(name)
         return {
-            "measurement": name, "version": store.about(name).version, "identity": identity,
+            "measurement": name, "version": about.version, "identity": identity,
             "model": self.name, "fingerprint": self.fingerprint, "quantisation": model.quantisation,
-            "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers, "heads": model.n_heads,
-            "key_value_heads": model.n_key_value_heads, "vocabulary": model.unembedding.vocabulary,
-            "suite": self.settings.suite, "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
-            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.settings.device}",
-            "libraries": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
-            "labels_left_out": "" if store.about(name).on == "prompts" else ", ".join(self.unsayable), "licence": "MIT",
+            "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
+            "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
+            "vocabulary": model.unembedding.vocabulary, "suite": self.settings.suite,
+            "command": self.command, "seconds": round(seconds, 1), "date": date.today().isoformat(),
+            "machine": ", ".join([f"{platform.system()} {platform.machine()}",
+                                  f"{os.cpu_count()} cores", self.settings.device]),
+            "libraries": ", ".join(f"{of} {version(of)}" for of in ("torch", "transformers")),
+            "labels_left_out": ", ".join(() if about.on == "prompts" else self.unsayable),
+            "licence": "MIT",
         }  # fmt: skip
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The label pairs in use: those given, else all that the tokenizer can say."""
-        return tuple(self.settings.labels or (pair for pair in self._by_default if pair not in self.unsayable))
+        return tuple(
+            self.settings.labels
+            or (pair for pair in self._by_default if pair not in self.unsayable)
+        )
 
     @property
     def _by_default(self) -> tuple[str, ...]:
         """A shipped miniature has the label pairs that it was trained on."""
         if self.settings.model in shipped_models():
             return label_pairs(("nonsense",))
-        return label_pairs() if self.settings.suite == "words" else label_pairs(("nonsense", "plain"))
+        return (
+            label_pairs() if self.settings.suite == "words" else label_pairs(("nonsense", "plain"))
+        )
 
     @cached_property
     def unsayable(self) -> Mapping[str, str]:
@@ -209,26 +245,35 @@ class Run:
         tokenizer = self.model.tokenizer  # a model that cannot be read is not the tokenizer's fault
         for pair in () if self.settings.labels else self._by_default:
             try:
-                for separator in SEPARATORS:  # a block of each class pair, since classes may be the labels
-                    prompts = draw_blocks(len(self.pairs), Form(1, separator), labels=[pair], **arguments)
+                # a block of each class pair, since classes may be the labels
+                for separator in SEPARATORS:
+                    prompts = draw_blocks(
+                        len(self.pairs), Form(1, separator), labels=[pair], **arguments
+                    )
                     encode_all(prompts, tokenizer)
             except TwoTowersError as error:
                 out[pair] = str(error)
         if out and len(out) == len(self._by_default):
-            raise TwoTowersError(f"the tokenizer of {self.name} can say no label pair ({next(iter(out.values()))}); see labels=...")
+            raise TwoTowersError(
+                f"the tokenizer of {self.name} can say no label pair ({next(iter(out.values()))}); "
+                "see labels=..."
+            )
         if out:
-            say(f"{self.name}: label pairs left out, which its tokenizer cannot say: {', '.join(out)}")
+            say(
+                f"{self.name}: label pairs left out, which its tokenizer cannot say: "
+                f"{', '.join(out)}"
+            )
         return out
 
     @cached_property
     def pairs(self) -> tuple[str, ...]:
         """The class pairs of the suite."""
-        return class_pairs() if self.settings.suite == "words" else sentences.class_pairs(self.settings.suite)
+        return sentences.class_pairs(self.settings.suite)
 
     @cached_property
-    def texts(self) -> Mapping[str, list[str]] | None:
-        """Class -> texts of the suite; None: the word lists."""
-        return None if self.settings.suite == "words" else sentences.class_texts(self.settings.suite)
+    def texts(self) -> Mapping[str, list[str]]:
+        """Class -> texts of the suite."""
+        return sentences.class_texts(self.settings.suite)
 
     @cached_property
     def form(self) -> Form:
@@ -237,27 +282,32 @@ class Run:
         if k and separator:
             return Form(k, separator)
         grid = self.measured("forms")
-        keep = (grid["k"] == (k or grid["k"])) & (grid["separator"] == (separator or grid["separator"]))
+        keep = (grid["k"] == (k or grid["k"])) & (
+            grid["separator"] == (separator or grid["separator"])
+        )
         return choose.form(grid.isel(prompt=keep.values))
 
-    def blocks(self, n: int, seed: int, form: Form | None = None, pairs: Sequence[str] = ()) -> list[Prompt]:
-        """n blocks, of all class pairs or of some."""
-        seeds = [self.settings.seed, seed]
-        return draw_blocks(n, form or self.form, seed=seeds, pairs=pairs or self.pairs, labels=self.labels, texts=self.texts)
+    def blocks(self, n: int, seed: int, form: Form | None = None, **of: Any) -> list[Prompt]:
+        """n blocks, of all class pairs, label pairs and texts, or of some: as of `draw_blocks`."""
+        of = {"pairs": self.pairs, "labels": self.labels, "texts": self.texts} | of
+        return draw_blocks(n, form or self.form, seed=[self.settings.seed, seed], **of)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return encode_all(prompts, self.model.tokenizer, self.model.context)
 
     @property
     def n_few(self) -> int:
-        """Blocks on which interventions are judged, which run a prompt many times: two of every class pair, or a quarter of all
-        blocks where that is more; in a quick look, which has fewer, all that there are."""
+        """Blocks on which interventions are judged, which run a prompt many times: two of every
+        class pair, or a quarter of all blocks where that is more; in a quick look, which has fewer,
+        all that there are."""
         return min(self.settings.blocks, max(2 * len(self.pairs), round(self.settings.blocks / 4)))
 
     @property
     def n_prompts(self) -> int:
         """Prompts of each of the paper's own sets."""
-        return self.settings.prompts or (200 if self.settings.model in shipped_models() else QUICK_PROMPTS)
+        return self.settings.prompts or (
+            200 if self.settings.model in shipped_models() else QUICK_PROMPTS
+        )
 
     @property
     def pairs_of_few(self) -> Sequence[str]:
@@ -265,14 +315,19 @@ class Run:
         return self.pairs[: self.n_few]
 
     def repeatable(self, pairs: Sequence[str]) -> Sequence[str]:
-        """As many of these class pairs as so many blocks ask twice, at least one: for what takes a text of the other class from
-        another block of the same pair."""
+        """As many of these class pairs as so many blocks ask twice, at least one: for what takes a
+        text of the other class from another block of the same pair."""
         return pairs[: max(1, self.n_few // 2)]
 
     def passes(self, name: str) -> float:
         """About how many plain passes of a prompt a measurement costs."""
         about = store.about(name)
-        n_blocks = {"locate": self.settings.locate, "blocks": self.settings.blocks, "few": self.n_few, "prompts": self.n_prompts}
+        n_blocks = {
+            "locate": self.settings.locate,
+            "blocks": self.settings.blocks,
+            "few": self.n_few,
+            "prompts": self.n_prompts,
+        }
         each = about.passes if self.settings.suite == "words" else about.sentences or about.passes
         return each * 4 * n_blocks[about.on]  # four prompts a block, four sets of the paper
 

@@ -1,6 +1,7 @@
-"""Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5; EMNLP section 6). Chapter 5.
+"""Prompts with one demonstration fewer, or in another order: attention and answers (v1 section 5;
+EMNLP section 6). Chapter 5.
 
-data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
+    data = conditions(model, encoded, encode)     # (condition, prompt, layer, head)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from twotowers.errors import NotTestable
 
 from towerlab.measure.chain import Run
 from towerlab.measure.heads import at_labels
-from towerlab.measure.observations import Answers, Variables, observations, read_prompts, variables_of
+from towerlab.measure.observations import answers_in, observations, read_prompts, with_dims
 from towerlab.measure.recipe import Recipe
 from towerlab.model.capture import Capture
 from towerlab.model.model import Model
@@ -43,33 +44,80 @@ CONDITIONS: Changes = {
     "true nearest": true_nearest,
     "true first": true_first,
 }
-"""Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind is removed"""
+"""Name -> how a prompt is changed; in the two with one fewer, the last demonstration of that kind
+is removed"""
 
 
-def attention_in(model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode, along: str) -> xr.Dataset:
-    """`attention_true`, `attention_other` (`along`, prompt, layer, head): attention on all labels of a kind, of the prompts in each
-    of some changes; and answers."""
-    answers = Answers(encoded, len(changes))
-    each: list[dict[str, np.ndarray]] = []  # of every change
+def in_changes(
+    encoded: Sequence[Encoded],
+    changes: Changes,
+    encode: Encode,
+    read: Callable[[str, list[Encoded]], dict[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """What is read of prompts in each of some changes.
+
+    Args:
+        changes: name -> how a prompt is changed.
+        encode: prompts -> encoded ones.
+        read: name and prompts of a change -> name -> (prompt, ...).
+
+    Returns:
+        Name -> (prompt, change, ...).
+    """
+    each = [
+        read(name, encode([change(e.prompt) for e in encoded])) for name, change in changes.items()
+    ]
+    return {name: np.stack([of[name] for of in each], 1) for name in each[0]}
+
+
+def attention_in(
+    model: Model, encoded: Sequence[Encoded], changes: Changes, encode: Encode
+) -> xr.Dataset:
+    """Attention on labels, and answers, of the prompts in each of some changes.
+
+    Args:
+        changes: name -> how a prompt is changed.
+        encode: prompts -> encoded ones.
+
+    Returns:
+        `attention_true`, `attention_other` (condition, prompt, layer, head): attention on all
+            labels of a kind; and answers (condition, prompt).
+    """
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture, (len(each),))
         weights = at_labels(capture, capture.weights).float()
         true = torch.tensor([e.prompt.is_true for e in capture.prompts]).to(weights)[:, None, None]
-        return {"attention_true": (weights * true).sum(-1), "attention_other": (weights * (1 - true)).sum(-1)}
+        sums = {
+            "attention_true": (weights * true).sum(-1),
+            "attention_other": (weights * (1 - true)).sum(-1),
+        }
+        return sums | answers_in(capture)
 
-    for name, change in changes.items():
-        answers.encoded = encode([change(e.prompt) for e in encoded])
-        each.append(read_prompts(f"{along}s, {name}", model, answers.encoded, {"weights"}, read))
-    dims = (along, "prompt", "layer", "head")
-    variables: Variables = {name: (dims, np.stack([of[name] for of in each])) for name in each[0]}
-    return observations(encoded, {**variables, **answers.variables(along)}, **{along: list(changes)})
+    def read_all(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
+        return read_prompts(f"conditions, {name}", model, changed, {"weights"}, read)
+
+    return observations(
+        "conditions",
+        encoded,
+        in_changes(encoded, changes, encode, read_all),
+        condition=list(changes),
+    )
 
 
 def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.Dataset:
-    """`attention_in` CONDITIONS, and of the plain prompts `attention_left` (true labels without the last true demonstration) and
-    `attention_removed` (everything of the last true demonstration): left / (1 - removed) is what the softmax alone would give to the
-    true labels once that demonstration is removed. Raises TwoTowersError where a kind would lose its only demonstration.
+    """`attention_in` CONDITIONS, and what the softmax alone would do when a demonstration goes.
+
+    Args:
+        encode: prompts -> encoded ones.
+
+    Returns:
+        That of `attention_in`, and of the plain prompts (prompt, layer, head) `attention_left`
+            (true labels without the last true demonstration) and `attention_removed` (everything of
+            the last true demonstration): left / (1 - removed) is what the softmax alone would give
+            to the true labels once that demonstration is removed.
+
+    Raises:
+        TwoTowersError: where a kind would lose its only demonstration.
     """
 
     def read(capture: Capture) -> dict[str, Tensor]:
@@ -77,19 +125,23 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
             true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]
             left.append(weights[..., [e.label_positions[place] for place in true[:-1]]].sum(-1))
-            starts = [start for start, _ in (*e.text_spans, e.query_span)]  # of demonstrations: text, colon, label and separator
+            # of demonstrations: text, colon, label and separator
+            starts = [start for start, _ in (*e.text_spans, e.query_span)]
             removed.append(weights[..., starts[true[-1]] : starts[true[-1] + 1]].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}
 
-    data = attention_in(model, encoded, CONDITIONS, encode, "condition")
     arrays = read_prompts("conditions, what is removed", model, encoded, {"weights"}, read)
-    return data.assign(observations(encoded, variables_of("conditions", **arrays)).data_vars)
+    return attention_in(model, encoded, CONDITIONS, encode).assign(with_dims("conditions", arrays))
 
 
 def check_one_can_go(run: Run) -> None:
-    """Raises NotTestable where the form has one demonstration of each class, so that none can be removed."""
+    """Raises NotTestable where the form has one demonstration of each class, so that none can be
+    removed."""
     if run.form.k < 2:
-        raise NotTestable("its best-learned form has one demonstration of each class, and none can be removed: give k=2")
+        raise NotTestable(
+            "its best-learned form has one demonstration of each class, and none can be removed: "
+            "give k=2"
+        )
 
 
 def _conditions(run: Run) -> Recipe:

@@ -17,7 +17,8 @@ WORK = 1.2e9
 
 
 def cost(run: Run, names: Iterable[str]) -> str:
-    """What is still to be made of some measurements, in a line, where it takes minutes: runs of a prompt, time, memory.
+    """What is still to be made of some measurements, in a line, where it takes minutes: runs of a
+    prompt, time, memory.
 
     The time is that of one plain batch, so it holds for a machine that is as busy as now.
     """
@@ -25,7 +26,8 @@ def cost(run: Run, names: Iterable[str]) -> str:
     missing = [name for name in every if not run.there(name)]
     if not missing:
         return ""
-    from towerlab.model.capture import answer  # and torch, whose seconds are saved where nothing is missing
+    # and torch, whose seconds are saved where nothing is missing
+    from towerlab.model.capture import answer
 
     check_writable(run.path(missing[0]))
     try:
@@ -44,6 +46,9 @@ def cost(run: Run, names: Iterable[str]) -> str:
             break
     passes = sum(run.passes(name) for name in missing)
     minutes = passes * seconds / 60
-    what = f"{len(missing)} measurement{'s' * (len(missing) > 1)} to make, about as long as {passes:,.0f} runs of a prompt"
+    if minutes < 1:
+        return ""
+    n = f"{len(missing)} measurement{'s' * (len(missing) > 1)}"
+    what = f"{n} to make, about as long as {passes:,.0f} runs of a prompt"
     memory = run.model.bytes * 17 / 16 + WORK
-    return f"{run.name}: {what}: {minutes:.0f} min, {memory / 1e9:.1f} GB of memory" if minutes >= 1 else ""
+    return f"{run.name}: {what}: {minutes:.0f} min, {memory / 1e9:.1f} GB of memory"

@@ -1,51 +1,75 @@
-"""Every head of the model, one observation a prompt: where it looks, what it writes. Chapters 1, 3 to 5, 8.
+"""Every head of the model, one observation a prompt: where it looks, what it writes, and the
+paper's increase. Chapters 1, 3 to 5, 8.
 
-    data = heads(model, encoded)          # one forward pass
-
-Variables, all at the last position, of the heads (layer, head):
-
-- `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the score before the softmax (nats) but
-  for a constant of the prompt and head, so scores are compared by it;
-- `reading` (prompt, layer, head): logit of a label's own token minus that of the other label in the value-output vector
-  of its position, mean over label positions (nats). Above zero the head would write the label that stands there.
-- `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum alpha reading` (nats): how much
-  the head writes of whatever labels it looks at, right or wrong;
-- `contribution` (prompt, layer, head): logit of the true label minus the other in what the head writes from all label
-  positions, `sum alpha vo` (nats): label-position logit difference. Equals the difference of the paper's increases.
-
-Of the blocks, `block_logit_difference` (prompt, layer, kind = attention or FFN): true minus other (nats). And the model's answers.
-The final norm is frozen. The increases themselves take a walk over the vocabulary: `measure.increases`.
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = heads(run.model, run.few())
+    >>> dict(data["attention"].sizes)
+    {'prompt': 4, 'layer': 4, 'head': 8, 'place': 4}
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import Answers, observations, read_prompts, variables_of
+from towerlab.measure.observations import answers_in, observations, read_prompts
 from towerlab.measure.recipe import Recipe
-from towerlab.model.capture import Capture, check_labels_left, label_values, logit_difference_rows, own_label_sign
+from towerlab.model import unembed
+from towerlab.model.capture import (
+    Capture,
+    captures,
+    check_labels_left,
+    label_values,
+    logit_difference_rows,
+    own_label_sign,
+)
+from towerlab.model.increase import increases_along
+from towerlab.model.memory import halved
 from towerlab.model.model import Model
+from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 KINDS = ("attention", "FFN")
+# captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
+GROUP_BYTES = 320 << 20
 
 
 def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
-    """See the module.
+    """What every head does at the last position, from one forward pass; the final norm is frozen.
 
-    Raises TwoTowersError for no prompts, prompts without a true and a false demonstration, and unequal numbers of them.
+    Args:
+        encoded: prompts with as many demonstrations each.
+
+    Returns:
+        `attention` (prompt, layer, head, place): attention on every label. Its logarithm is the
+            score before the softmax (nats) but for a constant of the prompt and head, so scores are
+            compared by it.
+        `reading` (prompt, layer, head): logit of a label's own token minus that of the other label
+            in the value-output vector of its position, mean over label positions (nats). Above zero
+            the head would write the label that stands there.
+        `writing` (prompt, layer, head): the same with each position weighted by its attention, `sum
+            alpha reading` (nats): how much the head writes of whatever labels it looks at, right or
+            wrong.
+        `contribution` (prompt, layer, head): logit of the true label minus the other in what the
+            head writes from all label positions, `sum alpha vo` (nats). It equals the difference of
+            the paper's increases.
+        `block_logit_difference` (prompt, layer, kind): what an attention or FFN block adds to the
+            logit of the true label minus the other (nats). And the model's answers (prompt,).
+
+    Raises:
+        TwoTowersError: for no prompts, prompts without a true and a false demonstration, and
+            unequal numbers of demonstrations.
     """
     check_labels_left(encoded)
-    answers = Answers(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture)
         attention, readings = at_labels(capture, capture.weights), label_readings(capture, model)
         written = attention.to(readings) * readings
         return {
@@ -54,10 +78,13 @@ def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
             "writing": written.sum(-1),
             "contribution": (written * own_label_sign(capture, readings)[:, None, None]).sum(-1),
             "block_logit_difference": block_logit_differences(capture, model),
+            **answers_in(capture),
         }
 
-    arrays = read_prompts("heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model))
-    return observations(encoded, variables_of("heads", **arrays) | answers.variables(), kind=list(KINDS))
+    arrays = read_prompts(
+        "heads", model, encoded, {"weights", "values"}, read, tokens_at_once(model)
+    )
+    return observations("heads", encoded, arrays, kind=list(KINDS))
 
 
 def tokens_at_once(model: Model) -> int:
@@ -66,17 +93,24 @@ def tokens_at_once(model: Model) -> int:
 
 
 def label_readings(capture: Capture, model: Model) -> Float[Tensor, "batch layer head place"]:
-    """Logit of each label position's own label minus the other label's, in its value-output vector (nats)."""
+    """Logit of each label position's own label minus the other label's, in its value-output vector
+    (nats).
+    """
     rows, out = logit_difference_rows(capture, model), []
     own = own_label_sign(capture, rows)
     for layer in range(model.n_layers):
         # Linear in the vector, so the rows go through W_O once for all positions.
         through = torch.einsum("bd,hkd->bhk", rows, model.output_weight(layer).to(rows))
-        out.append(torch.einsum("bhpk,bhk->bhp", label_values(capture, model, layer).to(rows), through) * own[:, None])
+        out.append(
+            torch.einsum("bhpk,bhk->bhp", label_values(capture, model, layer).to(rows), through)
+            * own[:, None]
+        )
     return torch.stack(out, 1)
 
 
-def at_labels(capture: Capture, x: Float[Tensor, "layer batch head position"]) -> Float[Tensor, "batch layer head place"]:
+def at_labels(
+    capture: Capture, x: Float[Tensor, "layer batch head position"]
+) -> Float[Tensor, "batch layer head place"]:
     """Weights or scores of the last position, on every label position."""
     at = capture.label_positions[None, :, None].expand(len(x), -1, x.shape[2], -1)
     return x.gather(3, at).transpose(0, 1)
@@ -97,3 +131,91 @@ def _locating(run: Run) -> Recipe:
 def _heads(run: Run) -> Recipe:
     """Every head on the blocks that judge: where it looks, what it reads and writes."""
     return Recipe(heads, run.judging())
+
+
+def increases(model: Model, encoded: Sequence[Encoded], norm: str = "frozen") -> xr.Dataset:
+    """The paper's measure: by how much every head and block raises log p(true label) (v1 section
+    3.1, appendix E).
+
+    One forward pass, and one walk over the vocabulary for many prompts.
+
+    Args:
+        norm: how the final norm is read, one of `unembed.NORMS`.
+
+    Returns:
+        `increase` (prompt, layer, head), and `block_increase` (prompt, layer, kind) of attention
+            and FFN blocks (v1 fig 2), in nats.
+
+    Raises:
+        TwoTowersError: for another `norm`.
+    """
+    unembed.check_norm(norm)
+    n, layers = len(encoded), model.n_layers
+    increase, block_increase = np.empty((n, layers, model.n_heads)), np.empty((n, layers, 2))
+
+    def walk(group: list[Capture]) -> tuple[Tensor, Tensor, Tensor]:
+        return increases_along(
+            model,
+            torch.cat([capture.resid_pre for capture in group], 1),
+            torch.cat([capture.z for capture in group], 1),
+            torch.cat([capture.ffn_output for capture in group], 1),
+            unembed.norm_scale(
+                torch.cat([capture.resid_final for capture in group]), model.unembedding
+            ),
+            torch.cat([capture.true_ids for capture in group]),
+            norm,
+        )
+
+    stream = captures(model, encoded, max_tokens=tokens_at_once(model))
+    with progress("increases", n) as bar:
+        for group, (of_attention, of_ffn, of_heads) in halved(
+            walk, groups(stream, max(GROUP_BYTES, model.bytes // 16))
+        ):
+            index = [i for capture in group for i in capture.index]
+            increase[index] = of_heads.cpu().numpy()
+            block_increase[index] = torch.stack([of_attention, of_ffn], -1).cpu().numpy()
+            bar.update(len(index))
+    return observations(
+        "paper", encoded, {"increase": increase, "block_increase": block_increase}, kind=list(KINDS)
+    )
+
+
+def groups(stream: Iterable[Capture], limit: int) -> Iterator[list[Capture]]:
+    """Captures of several batches together, so that one walk over the vocabulary serves many
+    prompts.
+
+    Args:
+        limit: bytes that a group may hold.
+    """
+    group: list[Capture] = []
+    group_bytes = 0
+    for capture in stream:
+        size = sum(
+            t.numel() * t.element_size() for t in (capture.resid_pre, capture.z, capture.ffn_output)
+        )
+        if group and group_bytes + size > limit:
+            yield group
+            group, group_bytes = [], 0
+        group.append(capture)
+        group_bytes += size
+    if group:
+        yield group
+
+
+def _increases(run: Run) -> Recipe:
+    """The paper's increase of every head and block on the blocks that judge."""
+    return Recipe(increases, run.judging())
+
+
+def of_norms(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+    """`increase` (norm, prompt, layer, head)."""
+    each = [increases(model, encoded, norm)[["increase"]] for norm in unembed.NORMS]
+    return xr.concat(
+        each, xr.Variable("norm", list(unembed.NORMS)), coords="minimal", compat="override"
+    )
+
+
+def _norms(run: Run) -> Recipe:
+    """The paper's increase of every head on the locating blocks, with the final norm frozen and
+    recomputed for each vector."""
+    return Recipe(of_norms, run.locating())

@@ -1,61 +1,86 @@
-"""What some heads read off each label position, closely: ranks in the vocabulary, attention, vectors. Chapters 1 to 4, 8, 9.
+"""What some heads read off each label position, closely: ranks in the vocabulary, words, vectors.
+Chapters 1 to 4, 8, 9.
 
-    data = label_reads(model, encoded, [Head(18, 6), Head(23, 4)])
-    (1 / data["own_rank"]).mean(("prompt", "place"))         # the paper's MRR of each head (v1 section 4.3)
-    towers(model, encoded, [Head(18, 6)])                    # queries, and keys at label positions, as vectors
+`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Which label
+stands at a place follows from the coordinates `true` (does it carry the query's label?),
+`true_label` and `labels`.
 
-`vo = W_O^h W_V^h norm(x)` is the value-output vector of a head at a label position. Variables, (prompt, listed_head, place):
-
-- `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label that stands there, and of the
-  other label (1 = highest; equal logits share the best rank). A head that writes one word wherever it looks ranks both
-  alike, averaged over places;
-- `attention`: weight of the last position on the label position;
-- `reading`: logit of the label's own token minus that of the other label in vo, read with the final norm's scale frozen
-  (nats). Times `attention` it is what the position adds to the lead of its label (EMNLP: "logit minus", as summarised).
-
-Which label stands at a place follows from the coordinates `true` (does it carry the query's label?), `true_label` and
-`labels`. And the model's answers (prompt,). The recipe `label_reads` keeps the ranks; `paper` all but `other_rank`.
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = label_reads(run.model, run.few(), [Head(1, 0)])
+    >>> data["own_rank"].dims, data["listed_head"].values.tolist()
+    (('prompt', 'listed_head', 'place'), ['1-0'])
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 from twotowers.errors import NotTestable
-from twotowers.heads import Head, check_inside, listed
+from twotowers.heads import Head, listed
 from twotowers.schema import LISTED
+from twotowers.store import RELATIONS
 
-from towerlab.measure.chain import Run
+from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.heads import at_labels, label_readings
-from towerlab.measure.observations import Answers, observations, read_prompts, variables_of
+from towerlab.measure.observations import ANSWERS, answers_in, observations, read_prompts
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import present, random_sets
 from towerlab.model import query_key, unembed
 from towerlab.model.capture import Capture, check_labels_left, label_values
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.model.token_text import Lexicon, content_words
+from towerlab.prompts.blocks import class_words
+from towerlab.prompts.prompt import Encoded, Prompt
+
+WHAT = ("value", "key", "key, attention only")
+MEAN = ("kept", "taken out")
+TOP = 10
 
 
-def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True) -> xr.Dataset:
-    """See the module; `ranks`: whether both ranks are there. One forward pass, then one walk over the vocabulary for each head.
+def label_reads(
+    model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], ranks: bool = True
+) -> xr.Dataset:
+    """What heads would write of the label at each place: ranks, attention, readings, and the
+    model's answers (prompt,).
 
-    Memory: d_head numbers for every prompt, head and place. Raises TwoTowersError for a head outside the model, no
-    prompts, prompts without a true and a false demonstration, and unequal numbers of demonstrations.
+    One forward pass, then one walk over the vocabulary for each head. Memory: d_head numbers for
+    every prompt, head and place. The recipe `label_reads` keeps the ranks; `paper` all but
+    `other_rank`.
+
+    Args:
+        ranks: whether both ranks are there.
+
+    Returns:
+        Over (prompt, listed_head, place):
+        `own_rank`, `other_rank`: rank in vo, over the whole vocabulary, of the token of the label
+            that stands there, and of the other label (1 = highest; equal logits share the best
+            rank). A head that writes one word wherever it looks ranks both alike, averaged over
+            places. 1 / `own_rank` is what the paper's MRR averages (v1 section 4.3).
+        `attention`: weight of the last position on the label position.
+        `reading`: logit of the label's own token minus that of the other label in vo, read with the
+            final norm's scale frozen (nats). Times `attention` it is what the position adds to the
+            lead of its label (EMNLP: "logit minus", as summarised).
+
+    Raises:
+        TwoTowersError: for no prompts, prompts without a true and a false demonstration, and
+            unequal numbers of demonstrations.
     """
-    heads = list(dict.fromkeys(Head(*head) for head in heads))
-    check_inside(heads, model.n_layers, model.n_heads, model.name)
     check_labels_left(encoded)
     layers, numbers = map(list, zip(*heads, strict=True))
-    answers = Answers(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        answers.read(capture)
         return {
-            "values": torch.stack([label_values(capture, model, layer)[:, head] for layer, head in heads], 1),
+            **answers_in(capture),
+            "values": torch.stack(
+                [label_values(capture, model, layer)[:, head] for layer, head in heads], 1
+            ),
             "attention": at_labels(capture, capture.weights)[:, layers, numbers],
             "reading": label_readings(capture, model)[:, layers, numbers],
         }
@@ -63,44 +88,70 @@ def label_reads(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head],
     each = read_prompts("label reads", model, encoded, {"weights", "values"}, read, 2048)
     values = torch.from_numpy(each.pop("values"))
     if ranks:
-        both = np.stack([_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1)
+        both = np.stack(
+            [_ranks(model, encoded, values[:, i], head) for i, head in enumerate(heads)], 1
+        )
         each["own_rank"], each["other_rank"] = np.moveaxis(both, -1, 0)
-    variables = {name: (LISTED, array) for name, array in each.items()} | answers.variables()
-    return observations(encoded, variables, **listed(heads), vocabulary=model.unembedding.vocabulary)
+    arrays = {name: array if name in ANSWERS else (LISTED, array) for name, array in each.items()}
+    return observations(
+        "label_reads", encoded, arrays, **listed(heads), vocabulary=model.unembedding.vocabulary
+    )
 
 
 def _ranks(model: Model, encoded: Sequence[Encoded], values: Tensor, head: Head) -> np.ndarray:
-    """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt, place, d_head) of a head."""
-    tokens = torch.tensor([[e.label_pair if true else e.label_pair[::-1] for true in e.prompt.is_true] for e in encoded])
+    """Ranks (prompt, place, 2) of each place's own label and of the other, in `values` (prompt,
+    place, d_head) of a head."""
+    tokens = torch.tensor(
+        [
+            [e.label_pair if true else e.label_pair[::-1] for true in e.prompt.is_true]
+            for e in encoded
+        ]
+    )
     weight = model.output_weight(head.layer)[head.head]
     rows = values.flatten(0, 1).to(model.device), tokens.flatten(0, 1).to(model.device)
     ranks = unembed.rank(*rows, model.unembedding, through=weight)
     return ranks.reshape(tokens.shape).int().cpu().numpy()
 
 
-def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
-    """`query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head, place, component).
+def query_and_keys(
+    model: Model, capture: Capture, layer: int
+) -> tuple[Float[Tensor, "batch head d_head"], Float[Tensor, "batch place kv_head d_head"]]:
+    """The last position's queries, scaled, and the keys at label positions; both before rotation
+    (needs "streams").
+    """
+    x = query_key.normed(model, layer, capture.stream_inputs[layer])
+    at = capture.label_positions[..., None].expand(-1, -1, model.d_model)
+    return query_key.queries(model, layer, x[:, -1]), query_key.keys(model, layer, x.gather(1, at))
 
-    Both before any rotation to positions. The scaling is part of the query, so their product is the score (nats) as if no
-    position were rotated.
+
+def towers(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
+    """Queries of heads at the last position, and their keys at label positions, as vectors.
+
+    Both before any rotation to positions. The scaling is part of the query, so their product is the
+    score (nats) as if no position were rotated.
+
+    Returns:
+        `query_vector` (prompt, listed_head, component) and `key_vector` (prompt, listed_head,
+            place, component).
     """
     check_labels_left(encoded)
 
     def read(capture: Capture) -> dict[str, Tensor]:
-        queries, keys = [], []
-        for layer, head in heads:
-            x = query_key.normed(model, layer, capture.stream_inputs[layer])
-            at = capture.label_positions[:, :, None].expand(-1, -1, x.shape[-1])
-            queries.append(query_key.queries(model, layer, x[:, -1])[:, head])
-            keys.append(query_key.keys(model, layer, x.gather(1, at))[:, :, model.value_head(head)])
-        return {"query_vector": torch.stack(queries, 1), "key_vector": torch.stack(keys, 1)}
+        both = [(head, *query_and_keys(model, capture, layer)) for layer, head in heads]
+        return {
+            "query_vector": torch.stack([query[:, head] for head, query, _ in both], 1),
+            "key_vector": torch.stack(
+                [keys[:, :, model.value_head(head)] for head, _, keys in both], 1
+            ),
+        }
 
     arrays = read_prompts("towers", model, encoded, {"streams"}, read)
-    return observations(encoded, variables_of("towers", **arrays), **listed(heads))
+    return observations("towers", encoded, arrays, **listed(heads))
 
 
 def _label_reads(run: Run) -> Recipe:
-    """What the heads of every set, and of random sets matched to the located ones, would write of labels."""
+    """What the heads of every set, and of random sets matched to the located ones, would write of
+    labels."""
     sets = present(run.sets)
     every = [*sets.values(), *random_sets(run, {"located": run.sets["located"]})["located"]]
     each = list(dict.fromkeys(head for heads in every for head in heads))
@@ -108,8 +159,142 @@ def _label_reads(run: Run) -> Recipe:
 
 
 def _towers(run: Run) -> Recipe:
-    """Queries and keys of the head that prefers the query's class most, and of the one that writes most."""
+    """Queries and keys of the head that prefers the query's class most, and of the one that writes
+    most."""
     if not run.sets["by attention"]:
         raise NotTestable("no head attends more to labels of the query's class")
     best = [*run.sets["by attention"][:1], *run.sets["by writing"][:1]]
     return Recipe(towers, run.judging(0.5), (list(dict.fromkeys(best)),))
+
+
+def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) -> xr.Dataset:
+    """What heads read and look for, in words: values, keys and queries projected into the
+    vocabulary.
+
+    What is read at label positions, `what`: the "value" is the value-output vector, what the head
+    would write from there (v1 table 1). The "key" is the layer's input, which the key matrix reads,
+    the same for all heads of a layer. "key, attention only" are the attention outputs gathered so
+    far, that is the layer's input minus the embedding and minus all earlier FFN outputs (as in the
+    authors' code); it is empty in layer 0. At the last position it is the query before rotation,
+    carried through W_K into the space that the key matrix reads.
+
+    bs-values have the final norm's scale frozen (nats). Stop words and punctuation are passed over,
+    unless they are labels. A label of several tokens is known by its first. Memory: d_model numbers
+    for every prompt, head, place and reading.
+
+    Args:
+        encoded: a few prompts, as every reading of every place is kept.
+
+    Returns:
+        `token`, `relation` (prompt, listed_head, what, place, mean, rank), `query_token` and
+            `query_relation` (prompt, listed_head, mean, rank). A relation is an index of RELATIONS:
+            how the token relates to the demonstration of its place, or to the query. `mean` is
+            "kept", or "taken out": less the mean over the prompts at the same place, as most of an
+            unchanged key or query is the same in every prompt and says nothing of its text.
+
+    Raises:
+        TwoTowersError: for prompts, as `measure.heads`.
+    """
+    check_labels_left(encoded)
+    lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
+
+    # of what, at which place; last the query
+    readings = [*([*range(len(encoded[0].label_positions))] * len(WHAT)), None]
+
+    def read(capture: Capture) -> dict[str, Tensor]:
+        at, vectors = capture.label_positions[..., None].expand(-1, -1, model.d_model), []
+        for layer, head in heads:
+            value = label_values(capture, model, layer)[:, head] @ model.output_weight(layer)[head]
+            attention_sum = (
+                capture.stream_attention[:layer].sum(0)
+                if layer
+                else torch.zeros_like(capture.stream_inputs[0])
+            )
+            keys = [x.gather(1, at) for x in (capture.stream_inputs[layer], attention_sum)]
+            query = carried_query(capture, model, layer, head)[:, None]
+            vectors.append(torch.cat([x.to(value) for x in (value, *keys, query)], 1))
+        return {
+            "vectors": torch.stack(vectors, 1),
+            "scale": unembed.norm_scale(capture.resid_final, model.unembedding),
+        }
+
+    arrays = read_prompts("top tokens", model, encoded, {"values", "streams"}, read, 2048)
+    labels = torch.tensor(sorted({token for e in encoded for token in e.label_ids.values()}))
+    stopwords = lexicon.stopword_ids[~torch.isin(lexicon.stopword_ids, labels)]
+    x, scale = (torch.from_numpy(arrays[name]).to(model.device) for name in ("vectors", "scale"))
+    both = torch.stack([x, x - x.mean(0)], 3)  # (prompt, head, reading, mean, d_model)
+    scales = scale[:, None, None, None].expand(both.shape[:-1])
+    ids = unembed.top_words(both, TOP, model.unembedding, scales, stopwords)[1].cpu().numpy()
+    relation, token = np.zeros(ids.shape, np.int8), np.array(lexicon.texts)[ids]
+    for (i, e), (r, place) in product(enumerate(encoded), enumerate(readings)):
+        relation[i, :, r] = _codes(ids[i, :, r], e, place, class_words(), lexicon)
+    variables: dict = {}
+    for name, of, empty in (("token", token, ""), ("relation", relation, 0)):
+        of_labels = of[:, :, :-1].reshape(*of.shape[:2], len(WHAT), -1, *of.shape[3:])
+        of_labels[:, [head.layer == 0 for head in heads], WHAT.index("key, attention only")] = empty
+        variables[name] = (("prompt", "listed_head", "what", "place", "mean", "rank"), of_labels)
+        variables[f"query_{name}"] = (("prompt", "listed_head", "mean", "rank"), of[:, :, -1])
+    names = {"what": list(WHAT), "mean": list(MEAN), "rank": np.arange(1, ids.shape[-1] + 1)}
+    return observations("top_tokens", encoded, variables, **listed(heads), **names)
+
+
+def carried_query(
+    capture: Capture, model: Model, layer: int, head: int
+) -> Float[Tensor, "batch d_model"]:
+    """The last query, before rotation and with its scaling, carried through W_K (needs
+    "streams").
+    """
+    normed = query_key.normed(model, layer, capture.stream_inputs[layer][:, -1])
+    query = query_key.queries(model, layer, normed)[:, head]
+    return query_key.query_in_input_space(model, layer, head, query, normed)
+
+
+def relations_of(
+    prompt: Prompt, place: int | None, words: Mapping[str, Iterable[str]]
+) -> dict[str, int]:
+    """How words relate to a demonstration, or to the query.
+
+    What stands in the prompt says nothing of its class: words of other texts have no relation. A
+    word of both classes is of its own.
+
+    Args:
+        place: the demonstration's; None for the query.
+        words: class -> its words.
+
+    Returns:
+        Word (lower case) -> index of RELATIONS.
+    """
+    parts = [(d.text, d.label, d.cls) for d in prompt.demonstrations] + [
+        (prompt.query, prompt.true_label, prompt.cls)
+    ]
+    text, label, cls = parts[-1 if place is None else place]
+    groups: list[tuple[str, Iterable[str]]] = []  # later ones win
+    groups += [("other class", words.get(of, ())) for _, _, of in parts if of != cls]
+    groups += [("own class", words.get(cls, ()))]
+    groups += [("none", content_words(other)) for other, _, _ in parts]
+    groups += [("own text", content_words(text))]
+    groups += [("own label" if word == label else "other label", [word]) for word in prompt.labels]
+    return {
+        word.casefold(): RELATIONS.index(relation) for relation, group in groups for word in group
+    }
+
+
+def _codes(
+    ids: np.ndarray,
+    e: Encoded,
+    place: int | None,
+    words: Mapping[str, Iterable[str]],
+    lexicon: Lexicon,
+) -> np.ndarray:
+    """`relations_of` tokens. A label's token may be a piece of it."""
+    codes = relations_of(e.prompt, place, words)
+    codes |= {lexicon.plain[token]: codes[label.casefold()] for label, token in e.label_ids.items()}
+    return np.vectorize(lambda token: codes.get(lexicon.plain[token], 0), otypes=[np.int8])(ids)
+
+
+def _top_tokens(run: Run) -> Recipe:
+    """Words read in three located heads and in the two best by attention, on a block of every class
+    pair."""
+    heads = dict.fromkeys([*run.sets["located"][:3], *run.sets["by attention"][:2]])
+    encoded = run.encode(run.blocks(len(run.pairs_of_few), JUDGING))
+    return Recipe(top_tokens, list(heads), (encoded,), along="listed_head")

@@ -1,34 +1,18 @@
-"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold. Chapter 12.
+"""What every head asks, sends and does, and which way it goes: no set of heads, no threshold.
+Chapter 12.
 
-    measured = one_by_one(model, encoded)                # whole blocks of four prompts
-    measured.assign(ways(model, encoded, choose.by_effect(measured, 8)))
-    own, other = (measured.preference.sel(query_of=prompt) for prompt in QUERIES)
-    text_part, label_part = (own + other) / 2, (own - other) / 2
+The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt
+with the same texts in the same order and the two labels exchanged; *texts exchanged* has the
+demonstrations of the two classes in each other's places, and the same right answer.
 
-The prompts of a block are donors for one another. For prompt i, *labels exchanged* is the prompt with the same texts in
-the same order and the two labels exchanged; *texts exchanged* has the demonstrations of the two classes in each other's
-places, and the same right answer; *both exchanged* is both.
-
-**What its query asks for.** `preference` (query_of, prompt, layer, head): attention on labels of the query's
-class minus that on the others, with the prompt's own query and with that of the prompt with exchanged labels; keys are the
-prompt's own. A query that knows the query's text alone keeps its preference (text part); one that asks for the label that is
-about to be said turns round (label part).
-
-**What it does.** `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of the plain run
-minus that under one edit of one head at the last position, so towards the other label. *reversed*: its preference is
-reversed, values stay (`model.edits`); *labels exchanged*, *texts exchanged*: what it feeds to W_O is that of the other
-prompt: which label, which place. All that comes later responds. `direct_effect`: the same
-with all else held at the plain run, so that only what the head itself writes reaches the final norm, which is recomputed.
-
-**Which way it goes.** For the heads with the largest effect (the absolute mean over these prompts of *reversed*), each by
-itself, `effect_by_route` (route, sender, prompt): effects of *labels exchanged* where what it writes is read by the final norm
-alone ("direct"), by the attention of later layers ("later queries", with the last position's own key and value), by MLPs, or by
-all of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
-
-**How much is accounted for.** `logit_difference_all_reversed` (reversed_position, prompt): logit difference with the
-preferences of all heads reversed at once, at the last position, in the query's text, in both (from the query's text to the
-end), and at every position. Each has the weights of the plain run, reversed; values are those of the run.
-`logit_difference` (prompt) is plain."""
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
+    >>> data = one_by_one(run.model, run.few())
+    >>> own, exchanged = data["preference"]             # of whose query
+    >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2
+    >>> data["effect"].dims
+    ('contrast', 'prompt', 'layer', 'head')
+"""
 
 from __future__ import annotations
 
@@ -45,13 +29,23 @@ from twotowers import choose
 from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
-from towerlab.model.capture import capture, check_labels_left, plain_z
-from towerlab.model.edits import UNCHANGED, Edit, Places, Weights, attend, edited, feed, places_of, preference, reversed_weights
+from towerlab.model.capture import check_labels_left, plain_z
+from towerlab.model.edits import (
+    UNCHANGED,
+    Edit,
+    Places,
+    Weights,
+    answers,
+    attend,
+    feed,
+    places_of,
+    preference,
+    reversed_weights,
+)
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.routes import Route, logit_differences, message, routed
 from towerlab.prompts.blocks import DONORS, donors_of
@@ -72,29 +66,58 @@ ROUTES = {
 }
 
 
-def donated(z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]) -> Make:
-    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts' donors."""
-    return partial(feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])})
+def donated(
+    z: Float[Tensor, "prompt layer head d_head"], donors: Sequence[int], index: Sequence[int]
+) -> Make:
+    """Heads of the prompts `index` feed to W_O what they feed in the plain runs of these prompts'
+    donors.
+    """
+    return partial(
+        feed, z={layer: z[[donors[i] for i in index], layer] for layer in range(z.shape[1])}
+    )
 
 
 @torch.inference_mode()
-def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS) -> xr.Dataset:
-    """All but the ways. `contrasts`: the first of CONTRASTS, or more.
+def one_by_one(
+    model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str] = CONTRASTS
+) -> xr.Dataset:
+    """What each head asks for and does, one by one, and what all of them do together.
 
-    Where labels do not stand at the same positions once they are exchanged, `preference` has no number for the other
-    prompt's query. Cost: eight runs of whole prompts, and for every head and contrast a run of the last position from the
-    head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads feed to W_O at the last
-    position of all prompts. Raises TwoTowersError for blocks that are not whole, and as `heads` on prompts.
+    Cost: eight runs of whole prompts, and for every head and contrast a run of the last position
+    from the head's layer up. Memory: keys, values and attention of 2,048 tokens, and what all heads
+    feed to W_O at the last position of all prompts.
+
+    Args:
+        encoded: whole blocks of four prompts.
+        contrasts: the first of CONTRASTS, or more.
+
+    Returns:
+        `preference` (query_of, prompt, layer, head): attention on labels of the query's class minus
+            that on the others, with the prompt's own query and with that of the prompt with
+            exchanged labels; keys are the prompt's own. A query that knows the query's text alone
+            keeps its preference (text part); one that asks for the label that is about to be said
+            turns round (label part). NaN where labels do not stand at the same positions once they
+            are exchanged.
+        `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of
+            the plain run minus that under one edit of one head at the last position, so towards the
+            other label. "reversed": its preference is reversed, values stay (`model.edits`).
+            "labels exchanged", "texts exchanged": what it feeds to W_O is that of the other prompt:
+            which label, which place. All that comes later responds.
+        `direct_effect` (contrast, prompt, layer, head): the same with all else held at the plain
+            run, so that only what the head itself writes reaches the final norm, which is
+            recomputed.
+        `logit_difference_all_reversed` (reversed_position, prompt): with the preferences of all
+            heads reversed at once, at the positions of POSITIONS. Each has the weights of the plain
+            run, reversed; values are those of the run. `logit_difference` (prompt,) is plain.
+
+    Raises:
+        TwoTowersError: for blocks that are not whole, and as `measure.heads`.
     """
     check_labels_left(encoded)
     z, donors = plain_z(model, encoded), donors_of(encoded)
-    every, n = (model.n_layers, model.n_heads), len(encoded)
-    every_head = list(np.ndindex(every))
-    plain, swapped = np.empty(n), np.empty((len(POSITIONS), n))
-    preferences = np.full((len(QUERIES), n, *every), np.nan)
-    effect, direct = np.empty((2, len(contrasts), n, *every))
+    every_head = list(np.ndindex(model.n_layers, model.n_heads))
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         places = places_of(batch)
         weights: dict[int, Weights] = {}  # layer -> those of all positions, reversed
 
@@ -103,99 +126,128 @@ def one_by_one(model: Model, encoded: Sequence[Encoded], contrasts: Sequence[str
 
         with reading_all(model, read):
             last = LastPosition(model, batch)
-        makes: list[Make] = [partial(attend, weights=weights), *(donated(z, donors[contrast], index) for contrast in contrasts[1:])]
-        plain[index], swapped[0, index], effect[:, index] = _effects(last, attend(every_head, weights), makes)
-        direct[:, index] = _direct_effects(last, makes)
-        for row, at in enumerate(positions_reversed(batch), start=1):
-            with edited(model, attend(every_head, weights, at)):
-                swapped[row, index] = _differences(last, capture(model, batch).resid_final)
+        makes: list[Make] = [
+            partial(attend, weights=weights),
+            *(donated(z, donors[contrast], index) for contrast in contrasts[1:]),
+        ]
+        plain, effect = _effects(last, makes)
+        all_reversed = answers(
+            model, batch, [attend(every_head, weights, at) for at in positions_reversed(batch)]
+        )
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
-        stand = [[(e.label_positions, e.query_span, e.last) for e in prompts] for prompts in (batch, partners)]
+        stand = [
+            [(e.label_positions, e.query_span, e.last) for e in prompts]
+            for prompts in (batch, partners)
+        ]
         fits = [own == other for own, other in zip(*stand, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
-        fitting = [i for i, fit in zip(index, fits, strict=True) if fit]
-        preferences[0, index] = _preferences(last, last, places)
-        preferences[1, fitting] = _preferences(last, LastPosition(model, others), places)[fits]
+        theirs = _preferences(last, LastPosition(model, others), places)
+        theirs[~torch.tensor(fits)] = torch.nan
+        return {
+            "logit_difference": plain, "effect": effect,
+            "direct_effect": _direct_effects(last, makes),
+            "logit_difference_all_reversed": answers_of(batch, *all_reversed)["logit_difference"],
+            "preference": torch.stack([_preferences(last, last, places), theirs], 1),
+        }  # fmt: skip
 
-    run_batches("looks", encoded, 2048, run)
-    variables = variables_of(
-        "looks", logit_difference=plain, preference=preferences, effect=effect, direct_effect=direct,
-        logit_difference_all_reversed=swapped,
-    )  # fmt: skip
-    coordinates = {"query_of": list(QUERIES), "contrast": list(contrasts), "reversed_position": list(POSITIONS)}
-    return observations(encoded, variables, **coordinates)
+    arrays = read_batches("looks", encoded, 2048, run)
+    names = {
+        "query_of": list(QUERIES),
+        "contrast": list(contrasts),
+        "reversed_position": list(POSITIONS),
+    }
+    return observations("looks", encoded, arrays, **names)
 
 
 @torch.inference_mode()
 def ways(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head]) -> xr.Dataset:
-    """`effect_by_route` of some heads, each alone."""
-    z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
-    effects = np.empty((len(ROUTES), len(heads), len(encoded)))
+    """Which way goes what heads send, each alone.
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    Returns:
+        `effect_by_route` (route, sender, prompt): effects of "labels exchanged" (nats) where what
+            the head writes is read by the final norm alone ("direct"), by the attention of later
+            layers ("later queries", with the last position's own key and value), by MLPs, or by all
+            of them: see `model.routes`. Coordinates `sender_layer`, `sender_head`.
+    """
+    z, donors = plain_z(model, encoded), donors_of(encoded)[CONTRASTS[1]]
+
+    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         last = LastPosition(model, batch)
         make = donated(z, donors, index)
         final = routed(last, [(make([head]), route) for route in ROUTES.values() for head in heads])
         differences = _differences(last, torch.cat([next(last.finals([UNCHANGED]))[1], final]))
-        effects[..., index] = (differences[0] - differences[1:]).reshape(len(ROUTES), len(heads), len(batch))
+        return {
+            "effect_by_route": (differences[0] - differences[1:]).T.unflatten(
+                1, (len(ROUTES), len(heads))
+            )
+        }
 
-    run_batches("ways", encoded, 2048, run)
+    arrays = read_batches("ways", encoded, 2048, run)
     layer, number = ([head[axis] for head in heads] for axis in (0, 1))
     senders = {"sender_layer": ("sender", layer), "sender_head": ("sender", number)}
-    return observations(encoded, variables_of("looks", effect_by_route=effects), route=list(ROUTES), **senders)
+    return observations("looks", encoded, arrays, route=list(ROUTES), **senders)
 
 
-def _differences(last: LastPosition, final: Tensor) -> np.ndarray:
-    """Logit differences (version, prompt) of final residual streams."""
-    return logit_differences(last.model, final, last.batch).double().cpu().numpy()
+def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions batch"]:
+    """Logit differences of final residual streams."""
+    return logit_differences(last.model, final, last.batch).double().cpu()
 
 
-def _preferences(last: LastPosition, other: LastPosition, places: Places) -> np.ndarray:
-    """Preferences of the last position (prompt, layer, head) with the queries of another run."""
+def _preferences(
+    last: LastPosition, other: LastPosition, places: Places
+) -> Float[Tensor, "batch layer head"]:
+    """Preferences of the last position with the queries of another run."""
     each = []
     for layer, state in last.plain.items():
         weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
-        each.append(preference(weights, places)[..., 0].double().cpu().numpy())
-    return np.stack(each, 1)
+        each.append(preference(weights, places)[..., 0].double().cpu())
+    return torch.stack(each, 1)
 
 
-def _effects(last: LastPosition, all_reversed: Edit, makes: Sequence[Make]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logit differences, plain and with all heads reversed; effects of each head (contrast, prompt, layer, head)."""
-    heads = list(np.ndindex(last.model.n_layers, last.model.n_heads))
-    edits = [UNCHANGED, all_reversed, *(make([head]) for make in makes for head in heads)]
-    differences = np.empty((len(edits), len(last.batch)))
+def _effects(last: LastPosition, makes: Sequence[Make]) -> tuple[Tensor, Tensor]:
+    """Plain logit differences (batch), and effects of each head (batch, contrast, layer, head)."""
+    every = last.model.n_layers, last.model.n_heads
+    edits = [UNCHANGED, *(make([head]) for make in makes for head in np.ndindex(every))]
+    differences = torch.empty(len(edits), len(last.batch), dtype=torch.double)
     for rows, final in last.finals(edits):
         differences[rows] = _differences(last, final)
-    plain, swapped = differences[:2]
-    effects = (plain - differences[2:]).reshape(len(makes), last.model.n_layers, -1, len(plain))
-    return plain, swapped, np.moveaxis(effects, -1, 1)
+    return differences[0], (differences[0] - differences[1:]).T.unflatten(1, (len(makes), *every))
 
 
-def _direct_effects(last: LastPosition, makes: Sequence[Make]) -> np.ndarray:
-    """Direct effects of each head (contrast, prompt, layer, head)."""
-    final, model = last.capture.resid_final, last.model
-    plain, effects = _differences(last, final), np.empty((len(makes), len(last.batch), model.n_layers, model.n_heads))
-    for row, layer in product(range(len(makes)), range(model.n_layers)):
-        alone = [final + message(last, makes[row]([(layer, head)]), layer)[:, 0] for head in range(model.n_heads)]
-        effects[row, :, layer] = (plain - _differences(last, torch.stack(alone))).T
-    return effects
+def _direct_effects(
+    last: LastPosition, makes: Sequence[Make]
+) -> Float[Tensor, "batch contrast layer head"]:
+    """Direct effects of each head."""
+    final, every = last.capture.resid_final, (last.model.n_layers, last.model.n_heads)
+    each = []
+    for make, layer in product(makes, range(every[0])):
+        alone = [
+            final + message(last, make([(layer, head)]), layer)[:, 0] for head in range(every[1])
+        ]
+        each.append(_differences(last, torch.stack(alone)))
+    return (_differences(last, final) - torch.cat(each)).T.unflatten(1, (len(makes), *every))
 
 
 def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
-    """Those of POSITIONS after the first."""
-    at = torch.zeros(len(POSITIONS) - 1, len(batch), len(batch[0].ids), dtype=torch.bool)
+    """Which positions each of POSITIONS names."""
+    at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):
-        at[0, row, slice(*e.query_span)] = at[1, row, e.query_span[0] :] = at[2, row] = True
+        at[0, row, -1] = at[1, row, slice(*e.query_span)] = at[2, row, e.query_span[0] :] = at[
+            3, row
+        ] = True
     return at
 
 
 def _looks(run: Run) -> xr.Dataset:
-    """Every head at the last position: what it asks, sends and does, which way it goes, and how much all of them account for.
+    """Every head at the last position: what it asks, sends and does, which way it goes, and how
+    much all of them account for.
 
     On sentences, which are long, swapped attention alone, and no ways.
     """
     words, encoded = run.settings.suite == "words", run.few()
-    alone = run.make("looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))).data
+    alone = run.make(
+        "looks", Recipe(one_by_one, encoded, (CONTRASTS if words else CONTRASTS[:1],))
+    ).data
     senders = choose.by_effect(alone, SENDERS) if words else []
-    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,), stage="ways.")).data)
+    return alone.assign(run.make("looks", Recipe(ways, encoded, (senders,))).data)

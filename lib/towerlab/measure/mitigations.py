@@ -1,43 +1,41 @@
-"""The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our reading). Chapter 7.
+"""The answers under the two mitigations of the EMNLP version (its section 6, as summarised; our
+reading). Chapter 7.
 
-    data = remedied(model, encoded, {"located": heads, "others": ...}, CONDITIONS, encode)
+Which remedy a change of the prompts calls for, its counts of labels say:
 
-Remedies, each in every named set of heads; which one a change of the prompts calls for, its counts of labels say:
+- the majority shortcut, where they are unequal: what the heads write from the positions of the
+  label with fewer demonstrations, `sum alpha vo`, times `a = a_c a_v`, is added to the last
+  residual vector before the final norm. `a_v` is the count of the more frequent label divided by
+  that of the other;
+- the recency shortcut, where they are equal: each head's output at the last position becomes
+  SHARE[0] times itself plus SHARE[1] times the same values under attention whose scores lack the
+  position's influence. The source says "a shortcut beside the original"; half and half is our
+  reading.
 
-- the majority shortcut, where they are unequal: what the heads write from the positions of the label with fewer
-  demonstrations, `sum alpha vo`, times `a = a_c a_v`, is added to the last residual vector before the final norm. `a_v` is the
-  count of the more frequent label divided by that of the other;
-- the recency shortcut, where they are equal: each head's output at the last position becomes SHARE[0] times itself plus
-  SHARE[1] times the same values under attention whose scores lack the position's influence (`without_position`). Later layers
-  run on from there. The source says "a shortcut beside the original"; half and half is our reading.
-
-The biases are differences of answers between prompts: balanced and one demonstration fewer (majority), orders of the
-demonstrations (recency). So contextual calibration and averages over orders need no run of their own.
+The biases are differences of answers between prompts, so contextual calibration and averages over
+orders need no run of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from twotowers.errors import TwoTowersError
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.heads import Head, Heads
 
 from towerlab.measure.chain import Run
-from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.conditions import CONDITIONS, Changes, Encode, check_one_can_go, in_changes
+from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
 from towerlab.model.edits import Edit, LayerState, places_of
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model, norm_eps, widen
 from towerlab.prompts.prompt import Encoded, Prompt
 
@@ -49,70 +47,107 @@ RECORD = {"weights", "values", "streams"}
 
 
 @torch.inference_mode()
-def remedied(model: Model, encoded: Sequence[Encoded], sets: Mapping[str, Heads], changes: Changes, encode: Encode) -> xr.Dataset:
-    """Answers (change, remedy, heads, prompt) to the prompts in each change, without ("none") and with the remedy of that change;
-    and `attention_true` (change, remedy, prompt, named_head): attention on true labels, of each head in the first set that it is in.
+def remedied(
+    model: Model,
+    encoded: Sequence[Encoded],
+    sets: Mapping[str, Heads],
+    changes: Changes,
+    encode: Encode,
+) -> xr.Dataset:
+    """Answers to the prompts in each change, without ("none") and with the remedy of that change.
 
-    Cost: for each change a forward pass, and one of the last position for each set. Memory: streams, keys and values of all layers
-    and positions of a batch. Raises TwoTowersError for no prompts, an empty set and a head outside the model.
+    Cost: for each change a forward pass, and one of the last position for each set. Memory:
+    streams, keys and values of all layers and positions of a batch.
+
+    Args:
+        sets: name -> heads in which the remedy works.
+        changes: name -> how a prompt is changed.
+        encode: prompts -> encoded ones.
+
+    Returns:
+        Answers over (change, remedy, heads, prompt), and `attention_true` (change, remedy, prompt,
+            named_head): attention on true labels, of each head in the first set that it is in.
     """
-    if not encoded or not sets or not all(sets.values()):
-        raise TwoTowersError("nothing to mitigate: give at least one prompt, and a head in every set")
-    for heads in sets.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
     each = list(sets.values())
     set_of = {Head(*head): i for i, heads in reversed([*enumerate(each)]) for head in heads}
-    answers = Answers(encoded, len(changes), len(REMEDIES), len(sets))
-    attention = np.empty((len(changes), len(REMEDIES), len(encoded), len(set_of)), dtype=np.float32)
 
-    def run(c: int, index: list[int], batch: list[Encoded]) -> None:
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         last, seen = LastPosition(model, batch, RECORD), [dict[Head, Tensor]() for _ in each]
         if minority(batch[0].prompt)[0]:
-            shortcuts = torch.stack([minority_shortcut(last.capture, model, heads) for heads in each])
+            shortcuts = torch.stack(
+                [minority_shortcut(last.capture, model, heads) for heads in each]
+            )
             answered = last.answers_of(last.capture.resid_final + A_C * shortcuts)
         else:
-            answered = last.answers([recency_shortcut(model, *of, last.capture) for of in zip(each, seen, strict=True)])
-        plain = last.plain_answer()
-        for i in range(len(each)):
-            answers.put((c, 0, i), index, *plain)
-        answers.put_each(((c, 1, i) for i in range(len(each))), index, *answered)
-        true = places_of(batch).true
-        for h, (head, i) in enumerate(set_of.items()):
-            own = last.capture.weights[head.layer][:, head.head]
-            for r, weights in enumerate((own, seen[i].get(head, own))):
-                attention[c, r, index, h] = (weights * true.to(weights)).sum(-1).float().cpu().numpy()
+            answered = last.answers(
+                [recency_shortcut(model, *of, last.capture) for of in zip(each, seen, strict=True)]
+            )
+        both = (
+            torch.stack([one.expand_as(of), of])
+            for one, of in zip(last.plain_answer(), answered, strict=True)
+        )
+        weights = torch.stack([last.capture.weights[layer][:, head] for layer, head in set_of])
+        with_remedy = [
+            seen[i].get(head, own) for (head, i), own in zip(set_of.items(), weights, strict=True)
+        ]
+        attention = torch.stack([weights, torch.stack(with_remedy)]) * places_of(batch).true.to(
+            weights
+        )
+        return answers_of(batch, *both) | {
+            "attention_true": attention.sum(-1).float().movedim(-1, 0)
+        }
 
-    for c, (name, change) in enumerate(changes.items()):
-        answers.encoded = encode([change(e.prompt) for e in encoded])
-        run_batches(f"remedies, {name}", answers.encoded, 2048, partial(run, c))
-    coordinates = {"change": list(changes), "remedy": list(REMEDIES), "heads": list(sets)}
-    variables = {"attention_true": (("change", "remedy", "prompt", "named_head"), attention), **answers.variables(*coordinates)}
-    return observations(encoded, variables, **coordinates, named_head=[*map(str, set_of)])
+    def read(name: str, changed: list[Encoded]) -> dict[str, np.ndarray]:
+        return read_batches(f"remedies, {name}", changed, 2048, run)
+
+    arrays = in_changes(encoded, changes, encode, read)
+    attention = ("prompt", "change", "remedy", "named_head"), arrays.pop("attention_true")
+    names = {
+        "change": list(changes),
+        "remedy": list(REMEDIES),
+        "heads": list(sets),
+        "named_head": [*map(str, set_of)],
+    }
+    return observations("mitigations", encoded, {"attention_true": attention, **arrays}, **names)
 
 
 def minority(prompt: Prompt) -> tuple[str | None, float]:
-    """The label with fewer demonstrations, and a_v = majority count / minority count; (None, 1) for equal counts.
+    """The label with fewer demonstrations, and a_v = majority count / minority count; (None, 1) for
+    equal counts.
 
     A label without demonstrations has no position to take anything from, so it is no minority.
+
+        >>> from towerlab.prompts.prompt import Demonstration
+        >>> three = [Demonstration(*of) for of in (("a", "foo"), ("b", "foo"), ("c", "bar"))]
+        >>> minority(Prompt(three, "d", "foo", ("foo", "bar")))
+        ('bar', 2.0)
     """
-    counts = {label: sum(d.label == label for d in prompt.demonstrations) for label in prompt.labels}
+    counts = {
+        label: sum(d.label == label for d in prompt.demonstrations) for label in prompt.labels
+    }
     few, many = sorted(counts, key=counts.__getitem__)
     if counts[few] in (0, counts[many]):
         return None, 1.0
     return few, counts[many] / counts[few]
 
 
-def minority_shortcut(capture: Capture, model: Model, heads: Heads) -> Float[Tensor, "batch d_model"]:
-    """a_v times what the heads write from the minority label's positions, sum of `alpha vo`. Zero for equal counts."""
+def minority_shortcut(
+    capture: Capture, model: Model, heads: Heads
+) -> Float[Tensor, "batch d_model"]:
+    """a_v times what the heads write from the minority label's positions, sum of `alpha vo`. Zero
+    for equal counts.
+    """
     factor = torch.zeros_like(capture.weights[0, :, 0])
     for row, e in enumerate(capture.prompts):
         label, a_v = minority(e.prompt)
         for position, demonstration in zip(e.label_positions, e.prompt.demonstrations, strict=True):
             factor[row, position] = a_v * (demonstration.label == label)
     total = torch.zeros_like(capture.resid_final)
-    for layer, head in dict.fromkeys(heads):
+    for layer, head in heads:
         values = capture.values[layer][:, model.value_head(head)]
-        z = torch.einsum("bp,bpk->bk", (capture.weights[layer][:, head] * factor).to(values), values)
+        z = torch.einsum(
+            "bp,bpk->bk", (capture.weights[layer][:, head] * factor).to(values), values
+        )
         total += z @ model.output_weight(layer)[head].to(total)
     return total
 
@@ -122,36 +157,59 @@ def without_position(
     layer: int,
     x: Float[Tensor, "batch position d_model"],
     position_part: Float[Tensor, "batch position d_model"] | None = None,
-) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]]:
-    """Queries and keys without the position's influence, from the layer's input x; their products are in nats.
+) -> tuple[
+    Float[Tensor, "batch head position d_head"], Float[Tensor, "batch kv_head position d_head"]
+]:
+    """Queries and keys without the position's influence; their products are in nats.
 
-    Rotary models: as if all tokens stood at one place (LongRoPE and YaRN still lengthen what they turn). Learned
-    positions: `position_part`, the position embedding, is taken out of the inputs of W_Q and W_K; the norm between is
-    linear once its scale is frozen at x, so they get `norm(x) - gamma * centre(position_part) / s(x)`. What earlier
-    layers made of the position stays in x, in every architecture.
+    Rotary models: as if all tokens stood at one place (LongRoPE and YaRN still lengthen what they
+    turn). Learned positions: the position embedding is taken out of the inputs of W_Q and W_K; the
+    norm between is linear once its scale is frozen at x, so they get `norm(x) - gamma *
+    centre(position_part) / s(x)`. What earlier layers made of the position stays in x, in every
+    architecture.
+
+    Args:
+        x: the layer's input.
+        position_part: the position embedding, where it is learned.
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:
-        norm = model.part(layer, "attention_norm")  # every model with learned positions has LayerNorm
+        # every model with learned positions has LayerNorm
+        norm = model.part(layer, "attention_norm")
         centred = position_part - position_part.mean(-1, keepdim=True)
         scale = (widen(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
         inputs = inputs - (model.norm_gain(norm) * centred / scale).to(inputs.dtype)
     place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
-    query, key = query_key.queries(model, layer, inputs).transpose(1, 2), query_key.keys(model, layer, inputs).transpose(1, 2)
-    return query_key.rotated(model, layer, query, place), query_key.rotated(model, layer, key, place)
+    query, key = (
+        query_key.queries(model, layer, inputs).transpose(1, 2),
+        query_key.keys(model, layer, inputs).transpose(1, 2),
+    )
+    return query_key.rotated(model, layer, query, place), query_key.rotated(
+        model, layer, key, place
+    )
 
 
-def recency_shortcut(model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture) -> Edit:
-    """The recency shortcut in some heads. `capture` holds the "streams" of the prompts whose last position is edited; `seen` is
-    given the weights that take the place of each head's own."""
+def recency_shortcut(
+    model: Model, heads: Heads, seen: dict[Head, Float[Tensor, "batch position"]], capture: Capture
+) -> Edit:
+    """The recency shortcut in some heads; later layers run on from there.
+
+    Args:
+        seen: is given the weights that take the place of each head's own.
+        capture: of the prompts whose last position is edited, with "streams".
+    """
     part = None
     if model.architecture.positions == "learned":
         words = model.hf.get_input_embeddings()(model.token_ids(capture.prompts))
         part = capture.stream_inputs[0] - words.to(capture.stream_inputs)
 
-    def output(layer: int, in_layer: list[int], state: LayerState) -> Float[Tensor, "batch head 1 d_head"]:
+    def output(
+        layer: int, in_layer: list[int], state: LayerState
+    ) -> Float[Tensor, "batch head 1 d_head"]:
         x = torch.cat([capture.stream_inputs[layer][:, :-1].to(state.x), state.x], 1)
-        free_query, free_key = without_position(model, layer, x, None if part is None else part.to(x))
+        free_query, free_key = without_position(
+            model, layer, x, None if part is None else part.to(x)
+        )
         free = state.attention._replace(query=free_query, key=free_key, scaling=1.0).last()
         own = state.attention.of(in_layer)
         weights = SHARE[0] * own.weights() + SHARE[1] * free.of(in_layer).weights()
@@ -162,8 +220,9 @@ def recency_shortcut(model: Model, heads: Heads, seen: dict[Head, Float[Tensor, 
 
 
 def _mitigations(run: Run) -> Recipe:
-    """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads and random ones."""
+    """Under each remedy, prompts with one demonstration fewer and in two orders, in located heads
+    and random ones."""
     check_one_can_go(run)
-    sets = present({"located": run.sets["located"]})
+    sets = present(run.sets, "located")
     changes = {name: CONDITIONS[name] for name in [*CONDITIONS][1:]}
     return Recipe(remedied, run.few(), (changes, run.encode), sets, random_sets(run, sets, AT_LAST))

@@ -1,44 +1,111 @@
 """What every measurement is: an xarray.Dataset of one observation a prompt.
 
-    data = observations(encoded, {"attention": (("prompt", "layer", "head", "place"), array)})
+    arrays = read_prompts("heads", model, encoded, {"weights"}, read)      # name -> (prompt, ...)
+    data = observations("heads", encoded, arrays)
 
-A prompt's properties are coordinates (`prompts.blocks.about`). Its file: `store.save`.
+A prompt's properties are coordinates (`prompts.blocks.about`). The dimensions of arrays are those
+of data/variables.csv, the prompt first. Its file: `store.save`.
+
+    >>> arrays = {"effect_by_route": np.zeros((8, 4, 2)), "logit_difference": np.zeros(8)}
+    >>> {name: array.dims for name, array in with_dims("looks", arrays).items()}
+    {'effect_by_route': ('route', 'sender', 'prompt'), 'logit_difference': ('prompt',)}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
+from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.errors import TwoTowersError
 from twotowers.schema import variables
 
-from towerlab.model.capture import Capture, label_log_probs, read_all
+from towerlab.model.capture import Capture, capture, label_log_probs
+from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
 from towerlab.model.proof import WIDER
 from towerlab.prompts.blocks import about
 from towerlab.prompts.prompt import Encoded
 
-Variables = Mapping[str, tuple[Sequence[str], Any]]
-"""Name -> (dimensions, values); their units stand in `twotowers.schema`"""
+ANSWERS = ("log_prob_true", "log_prob_other", "logit_difference", "says")
+Arrays = Mapping[str, Any]
+"""Name -> values (prompt, ...); or with dimensions of its own, as xarray takes them"""
 
 
-def observations(encoded: Sequence[Encoded], variables: Variables, **coordinates: Any) -> xr.Dataset:
-    """A dataset over prompts, with their properties and those given as coordinates; layers and heads count from 0."""
-    data, of_prompts = xr.Dataset(variables), about([e.prompt for e in encoded])
+def observations(
+    measurement: str, encoded: Sequence[Encoded], arrays: Arrays, **coordinates: Any
+) -> xr.Dataset:
+    """A dataset over prompts, with their properties and those given as coordinates.
+
+    Layers and heads count from 0. All of ANSWERS have the dimensions of the measurement's logit
+    difference.
+
+    Args:
+        measurement: whose variables these are, in data/variables.csv.
+        arrays: name -> values.
+        coordinates: of other dimensions than layer, head and prompt.
+    """
+    data, of_prompts = (
+        xr.Dataset(with_dims(measurement, arrays)),
+        about([e.prompt for e in encoded]),
+    )
     if "place" not in data.dims:
         of_prompts.pop("true", None)
     numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}
     return data.assign_coords(numbers | of_prompts | coordinates)
 
 
-def variables_of(measurement: str, **values: Any) -> dict[str, tuple[Sequence[str], Any]]:
-    """Arrays with the dimensions that the schema gives to the variables of a measurement."""
-    schema = variables()[measurement]
-    return {name: (schema[name].dims, array) for name, array in values.items()}
+def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
+    """Arrays with the dimensions that the schema gives to the variables of a measurement, in its
+    order.
+    """
+    dims = {name: about.dims for name, about in variables()[measurement].items()}
+    dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
+
+    def of(name: str, x: Any) -> Any:
+        return (
+            x
+            if isinstance(x, tuple)
+            else xr.Variable(sorted(dims[name], key="prompt".__ne__), x).transpose(*dims[name])
+        )
+
+    return {name: of(name, x) for name, x in arrays.items()}
+
+
+def read_batches(
+    what: str,
+    encoded: Sequence[Encoded],
+    max_tokens: int,
+    run: Callable[[list[int], list[Encoded]], Mapping[str, Tensor]],
+) -> dict[str, np.ndarray]:
+    """What `run(index, batch)` gives of each batch, put together: see `memory.run_batches`.
+
+    Args:
+        what: the name of the bar.
+        max_tokens: of a batch, at most.
+        run: gives name -> (batch, ...).
+
+    Returns:
+        Name -> (prompt, ...).
+    """
+    out: dict[str, np.ndarray] = {}
+
+    def keep(index: list[int], batch: list[Encoded]) -> None:
+        for name, x in run(index, batch).items():
+            # NumPy has no bfloat16
+            array = (
+                (x.float() if x.dtype.itemsize < 4 and x.is_floating_point() else x).cpu().numpy()
+            )
+            out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[index] = (
+                array
+            )
+
+    run_batches(what, encoded, max_tokens, keep)
+    return out
 
 
 def read_prompts(
@@ -49,53 +116,47 @@ def read_prompts(
     read: Callable[[Capture], Mapping[str, Tensor]],
     max_tokens: int = 4096,
 ) -> dict[str, np.ndarray]:
-    """Name -> (prompt, ...), of what `read(capture)` gives of each batch, name -> (batch, ...): see `read_all`."""
-    out: dict[str, np.ndarray] = {}
+    """What `read` gives of each batch's capture, put together as in `read_batches`.
 
-    def keep(capture: Capture) -> None:
-        for name, x in read(capture).items():
-            array = (x.float() if x.dtype.itemsize < 4 else x).cpu().numpy()  # NumPy has no bfloat16
-            out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[capture.index] = array
-
-    read_all(what, model, encoded, record, keep, max_tokens)
-    return out
-
-
-class Answers:
-    """The model's answers to prompts, filled batch by batch: log-probabilities (nats) of both labels, and the top token.
-
-    `variables()` gives `log_prob_true`, `log_prob_other`, their difference, and `says` (the top token: 0 true label,
-    1 other label, 2 another token), each over `dims`.
-    Leading axes are whatever was varied (sets of heads, doses).
+    Args:
+        record: what a capture holds beside the last position: see `capture.RECORDABLE`.
+        read: gives name -> (batch, ...).
     """
+    return read_batches(
+        what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index))
+    )
 
-    def __init__(self, encoded: Sequence[Encoded], *shape: int):
-        self.encoded = list(encoded)
-        self.log_prob = np.full((*shape, len(self.encoded), 2), np.nan)
-        self.says = np.full((*shape, len(self.encoded)), -1, dtype=np.int8)
 
-    def put(self, at: tuple, index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:
-        """Answers of the prompts `index`: top tokens (prompt,) and labels' log-probabilities (prompt, label).
+def answers_of(
+    batch: Sequence[Encoded],
+    top: Int[Tensor, "*versions batch"],
+    log_prob: Float[Tensor, "*versions batch label"],
+) -> dict[str, Tensor]:
+    """The model's answers to one batch, in any versions of it.
 
-        Raises TwoTowersError for those that are not finite: an average over them would pass for a result.
-        """
-        if not log_prob.isfinite().all():
-            raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
-        self.log_prob[(*at, index)] = log_prob
-        for i, answer in zip(index, top.tolist(), strict=True):
-            pair = self.encoded[i].label_pair
-            self.says[(*at, i)] = pair.index(answer) if answer in pair else 2
+    Args:
+        top: top tokens.
+        log_prob: of the true label and of the other, in nats.
 
-    def put_each(self, places: Iterable[tuple], index: Sequence[int], top: Tensor, log_prob: Tensor) -> None:
-        """Answers of the prompts `index` at each of `places`: (place, prompt) and (place, prompt, label)."""
-        for at, *answer in zip(places, top, log_prob, strict=True):
-            self.put(at, index, *answer)
+    Returns:
+        `log_prob_true`, `log_prob_other` (nats), their difference, and `says` (the top token: 0
+            true label, 1 other label, 2 another token), each (batch, *versions).
 
-    def read(self, capture: Capture, at: tuple = ()) -> None:
-        """Answers of one batch's capture."""
-        self.put(at, capture.index, *label_log_probs(capture.logits, capture.prompts))
+    Raises:
+        TwoTowersError: for numbers that are not finite: an average over them would pass for a
+            result.
+    """
+    if not log_prob.isfinite().all():
+        raise TwoTowersError(f"the model answers prompts with numbers that are not finite: {WIDER}")
+    true, other = log_prob.unbind(-1)
+    is_label = top[..., None] == torch.tensor([e.label_pair for e in batch])
+    says = (2 - (is_label * torch.tensor([2, 1])).sum(-1)).to(torch.int8)
+    return {
+        name: x.movedim(-1, 0)
+        for name, x in zip(ANSWERS, (true, other, true - other, says), strict=True)
+    }
 
-    def variables(self, *dims: str) -> dict[str, tuple[Sequence[str], np.ndarray]]:
-        true, other = np.moveaxis(self.log_prob, -1, 0)
-        arrays = {"log_prob_true": true, "log_prob_other": other, "logit_difference": true - other, "says": self.says}
-        return {name: ((*dims, "prompt"), array) for name, array in arrays.items()}
+
+def answers_in(capture: Capture) -> dict[str, Tensor]:
+    """The answers of one batch's capture."""
+    return answers_of(capture.prompts, *label_log_probs(capture.logits, capture.prompts))

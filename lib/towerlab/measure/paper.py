@@ -1,25 +1,10 @@
-"""The paper's own protocol on its own sets (v1 sections 3 to 5): heads by mean increase, ranks and attention in their values.
-
-    data = with_readings(model, encoded, increases(model, encoded))    # prompts of `prompts.paper_sets`, all sets together
-    data["in_context_head"]                   # (word_set, rank): the heads with the largest mean increase, first first
+"""The paper's own protocol on its own sets (v1 sections 3 to 5): heads by mean increase, ranks and
+attention in their values.
 
 On sentences the sets are SST-2, TREC, AGNews and ETHOS (v1 appendix A), or the book's own.
 
-Recipe `paper`, prompts as they are:
-
-- `increase` (prompt, layer, head), `block_increase` (prompt, layer, kind): v1 section 3.1, as in `measure.increases`, nats;
-- `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the heads with the largest mean increase on a set, and
-  for each a random head of its layer that is not among them (v1 section 4.3); where no such head is left, of the nearest layer;
-- `own_rank`, `attention`, `reading` (prompt, named_head, place), of every head that either of them names: as in
-  `measure.label_reads`. 1 / own_rank is what the paper's MRR averages; attention x reading is EMNLP's logit minus, as summarised,
-  for the label that stands there minus the other;
-- the model's answers (prompt,).
-
-Recipe `paper_changes`, every prompt in each change of `paper_sets.CHANGES`:
-
-- `attention_true`, `attention_other` (change, prompt, named_head): the last position's attention, summed over labels of a kind;
-- `mean_attention_true`, `mean_attention_other` (change, word_set, layer, head): the same of every head, mean over a set's prompts;
-- the model's answers (change, prompt).
+    >>> random_partners([Head(0, 0), Head(0, 1)], n_layers=2, n_heads=2)[0].layer
+    1
 """
 
 from __future__ import annotations
@@ -37,9 +22,9 @@ from twotowers.heads import Head
 
 from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.conditions import attention_in
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.observations import variables_of
+from towerlab.measure.observations import with_dims
 from towerlab.measure.recipe import Recipe
 from towerlab.model.model import Model
 from towerlab.progress import say
@@ -59,55 +44,95 @@ FEW_SENTENCES = 20
 """Prompts of a set of sentences that are changed, at least"""
 
 
-def in_context_heads(increase: xr.DataArray, n: int | None = None) -> list[Head]:
-    """The paper's in-context heads: the largest mean increase over prompts, whatever its sign.
+def in_context_heads(paper: xr.Dataset, name: str) -> list[Head]:
+    """The paper's in-context heads on one set: the largest mean increase over its prompts, whatever
+    its sign.
 
-    Args:
-        increase: (prompt, layer, head), nats.
-        n: how many; default 20, as in the paper, or 5 of a model with fewer than 200 heads.
+    They are 20, as in the paper, or 5 of a model with fewer than 200 heads.
     """
-    mean = increase.mean("prompt")
-    return choose.top(mean, n or (20 if mean.size >= 200 else 5), least=-np.inf)
+    mean = paper["increase"].isel(prompt=(paper["pair"] == name).values).mean("prompt")
+    return choose.top(mean, 20 if mean.size >= 200 else 5, least=-np.inf)
 
 
 def random_partners(heads: Sequence[Head], n_layers: int, n_heads: int) -> list[Head | None]:
-    """For each head a random one of its layer that is not among `heads`; where none is left one of the nearest layer that has one,
-    and None where the model has no other head. v1 section 4.3 draws one random head of the same layer."""
+    """For each head a random one of its layer that is not among `heads` (v1 section 4.3).
+
+    Where none is left it is one of the nearest layer that has one, and None where the model has no
+    other head.
+    """
     rng, listed, out = np.random.default_rng([0, 45]), set(heads), []
     for layer, _ in heads:
-        free = [[Head(at, h) for h in range(n_heads) if (at, h) not in listed] for at in range(n_layers)]
-        near = sorted((at for at in range(n_layers) if free[at]), key=lambda at: (abs(at - layer), at))
+        free = [
+            [Head(at, h) for h in range(n_heads) if (at, h) not in listed] for at in range(n_layers)
+        ]
+        near = sorted(
+            (at for at in range(n_layers) if free[at]), key=lambda at: (abs(at - layer), at)
+        )
         out.append(free[near[0]][rng.integers(len(free[near[0]]))] if near else None)
     return out
 
 
 def with_readings(model: Model, encoded: Sequence[Encoded], data: xr.Dataset) -> xr.Dataset:
-    """The increases of these prompts, with the lists of heads that they give and what these heads read off the labels."""
+    """The increases of prompts, with the lists of heads that they give and what these heads read
+    off the labels.
+
+    Args:
+        data: increases of these prompts, all sets together.
+
+    Returns:
+        The data with `in_context_head`, `random_head` (word_set, rank): names such as "22-0" of the
+            heads with the largest mean increase on a set, and for each a random head
+            (`random_partners`). Of every head that either of them names `own_rank`, `attention`,
+            `reading` (prompt, named_head, place), as in `label_reads`. And the model's answers
+            (prompt,).
+    """
     sets: list[str] = list(dict.fromkeys(map(str, data["pair"].values)))
-    first = [in_context_heads(data["increase"].isel(prompt=(data["pair"] == name).values)) for name in sets]
+    first = [in_context_heads(data, name) for name in sets]
     random = [random_partners(heads, model.n_layers, model.n_heads) for heads in first]
-    every = dict.fromkeys([*(head for heads in first for head in heads), *(head for heads in random for head in heads if head)])
+    every = dict.fromkeys(
+        [
+            *(head for heads in first for head in heads),
+            *(head for heads in random for head in heads if head),
+        ]
+    )
     names = [[[str(head or "") for head in heads] for heads in lists] for lists in (first, random)]
-    reads = label_reads(model, encoded, list(every)).drop_vars(["layer", "head", "vocabulary", "other_rank"])
-    lists = variables_of("paper", in_context_head=names[0], random_head=names[1])
+    reads = label_reads(model, encoded, list(every)).drop_vars(
+        ["layer", "head", "vocabulary", "other_rank"]
+    )
+    lists = with_dims("paper", {"in_context_head": names[0], "random_head": names[1]})
     of_sets = xr.Dataset(lists, {"word_set": sets, "rank": range(1, len(names[0][0]) + 1)})
-    return xr.merge([data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override")
+    return xr.merge(
+        [data, reads.rename(listed_head="named_head"), of_sets], compat="override", join="override"
+    )
 
 
 def summed_up(data: xr.Dataset, heads: Sequence[str]) -> xr.Dataset:
-    """`conditions.attention_in` with every prompt's sums for some heads, and of all heads the means over each set's prompts."""
-    layer, head = (xr.DataArray([at[axis] for at in map(Head.parse, heads)], dims="named_head") for axis in (0, 1))
+    """Attention in changed prompts, less of it: every prompt's sums for some heads, means over
+    prompts for all.
+
+    Args:
+        data: of `conditions.attention_in`.
+        heads: names, such as "22-0".
+
+    Returns:
+        `attention_true`, `attention_other` (change, prompt, named_head), `mean_attention_true`,
+            `mean_attention_other` (change, word_set, layer, head), and answers (change, prompt).
+    """
+    layer, head = (
+        xr.DataArray([at[axis] for at in map(Head.parse, heads)], dims="named_head")
+        for axis in (0, 1)
+    )
     out = data.drop_dims("layer").assign_coords(named_head=("named_head", list(heads)))
     for name in ("attention_true", "attention_other"):
         means = data[name].groupby("pair", squeeze=False).mean("prompt").rename(pair="word_set")
         out[f"mean_{name}"] = means.sel(word_set=list(dict.fromkeys(data["pair"].values)))
         out[name] = data[name].isel(layer=layer, head=head).drop_vars(["layer", "head"])
-    return out.assign_coords(layer=data["layer"], head=data["head"])
+    return out.assign_coords(layer=data["layer"], head=data["head"]).rename(condition="change")
 
 
 def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
-    """The prompts of some of the paper's word sets, or of all sentence sets of the run's suite. Raises NotTestable, with the reason,
-    where the model cannot read them."""
+    """The prompts of some of the paper's word sets, or of all sentence sets of the run's suite.
+    Raises NotTestable, with the reason, where the model cannot read them."""
     n, seed = run.n_prompts, run.settings.seed
     if run.settings.suite == "words":
         return _encoded(run, [p for name in sets for p in paper_prompts(name, n, seed=seed)])
@@ -115,7 +140,8 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
     for name, texts in sentence_sets(run.settings.suite).items():
         try:
             out += _encoded(run, paper_prompts(name, n, seed=seed, texts=texts))
-        except NotTestable as error:  # as where a model's context is too short for five of these sentences
+        # as where a model's context is too short for five of these sentences
+        except NotTestable as error:
             why = error
             say(f"{run.name}: {name} is left out: {error}")
     if not out and why:
@@ -124,15 +150,14 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
 
 
 def case_of(run: Run) -> tuple[Model, Encoded, list[Head]]:
-    """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and the in-context heads of its set.
-    Raises as `encoded_sets`."""
+    """The model, the paper's example (of sentences the first prompt of the set in CASE_OF), and the
+    in-context heads of its set. Raises as `encoded_sets`."""
     prompt, suite, paper = CASE, run.settings.suite, run.measured("paper")
     if suite != "words":
         sets = paper["word_set"].values.tolist()
         name = CASE_OF[suite] if CASE_OF[suite] in sets else sets[0]
         prompt = paper_prompts(name, 1, seed=run.settings.seed, texts=sentence_sets(suite)[name])[0]
-    heads = in_context_heads(paper["increase"].isel(prompt=(paper["pair"] == prompt.dataset).values))
-    return run.model, _encoded(run, [prompt])[0], heads
+    return run.model, _encoded(run, [prompt])[0], in_context_heads(paper, prompt.dataset)
 
 
 def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -143,25 +168,32 @@ def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
             return run.encode([replace(prompt, separator=separator) for prompt in prompts])
         except TwoTowersError as error:
             why = why or error
-    reason = re.sub(r"the prompt '.*' is", "a prompt is", str(why))  # sentences are not ours to show
+    # sentences are not ours to show
+    reason = re.sub(r"the prompt '.*' is", "a prompt is", str(why))
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 
 
 def _paper(run: Run) -> xr.Dataset:
-    """The paper's sets as they are: increases, the heads that are largest by them, ranks and attention in these heads; in a quick
-    look only the two sets whose lists of heads the paper shows."""
+    """The paper's sets as they are: increases, the heads that are largest by them, ranks and
+    attention in these heads; in a quick look only the two sets whose lists of heads the paper
+    shows."""
     encoded = encoded_sets(run, WORD_SETS if run.n_prompts > QUICK_PROMPTS else LISTED_SETS)
-    data = run.make("paper", Recipe(increases, encoded)).data
-    return with_readings(run.model, encoded, data.drop_attrs(deep=False))
+    return with_readings(run.model, encoded, run.make("paper", Recipe(increases, encoded)).data)
 
 
 def _paper_changes(run: Run) -> xr.Dataset:
-    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another query: attention and answers. Of
-    sentences, which are long, a quarter of the prompts, in the orders and labels that counterbalance each other."""
-    heads, encoded, names = run.measured("paper")["named_head"].values.tolist(), encoded_sets(run), tuple(CHANGES)
+    """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another
+    query: attention and answers. Of sentences, which are long, a quarter of the prompts, in the
+    orders and labels that counterbalance each other."""
+    heads, encoded, names = (
+        run.measured("paper")["named_head"].values.tolist(),
+        encoded_sets(run),
+        tuple(CHANGES),
+    )
     if run.settings.suite != "words":
         few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]
     changes = {name: CHANGES[name] for name in names}
-    data = run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode, "change"))).data
-    return summed_up(data.drop_attrs(deep=False), heads)
+    return summed_up(
+        run.make("paper_changes", Recipe(attention_in, encoded, (changes, run.encode))).data, heads
+    )

@@ -1,24 +1,13 @@
-"""The EMNLP version's twelve heads and its two remedies, as summarised, on the paper's own sets. Chapters 6 and 7.
+"""The EMNLP version's twelve heads and its two remedies, as summarised, on the paper's own sets.
+Chapters 6 and 7.
 
-Half of the prompts have foo as the true label, the others are the same with the labels exchanged. The first prompts of each
-set choose heads, others judge them.
+Half of the prompts have foo as the true label, the others are the same with the labels exchanged.
+The first prompts of each set choose heads, others judge them.
 
-Recipe `paper_ablations`:
-
-- `log_prob_lost` (layer, head): what the true label loses when one head is zeroed at all positions, nats; heads below the middle
-  layer are not tried ("deep layers") and have 0;
-- `named_head`: the twelve, first by mean increase and first by that loss, taken in turn. `foo_head`, `bar_head` (rank): the
-  halves that raise foo more than bar, and least so (our reading). An eighth of the heads, where a model has fewer than 96;
-- answers (heads, prompt) with "none", "the twelve", "foo-heads", "bar-heads" zeroed at all positions, and random sets;
-- `attention` (change, prompt, named_head, place), as it is and with a query of the other class; `reading` (prompt, named_head,
-  place), its own label's logit minus the other's: attention x reading is the logit minus of the label that stands there;
-- `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the query of the other class.
-
-Recipe `paper_remedies`, in the twelve and in random sets:
-
-- answers (change, remedy, heads, prompt), without ("none") and with the remedy: the majority shortcut where a demonstration is
-  missing, the recency shortcut in all six orders (`measure.mitigations`). Balanced prompts are FFTT, which the first leaves alone;
-- `mean_attention_true` (change, remedy, named_head): attention on true labels, mean over prompts, in each head's own set.
+    >>> lost = xr.DataArray(np.arange(32.0).reshape(4, 8), dims=("layer", "head"))
+    >>> heads, foo_heads, bar_heads = twelve({"foo": -lost, "bar": lost}, lost)
+    >>> [str(head) for head in heads], len(foo_heads), len(bar_heads)
+    (['0-0', '3-7', '0-1', '3-6'], 2, 2)
 """
 
 from __future__ import annotations
@@ -31,39 +20,46 @@ import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable
 from twotowers.heads import Head
-from twotowers.recording import Recording, each_part, own, with_shared
+from twotowers.recording import Recording
 
 from towerlab.measure.ablations import ablations, single_ablations
 from towerlab.measure.chain import Run
 from towerlab.measure.conditions import Changes, Encode
-from towerlab.measure.increases import increases
+from towerlab.measure.heads import increases
 from towerlab.measure.label_reads import label_reads
 from towerlab.measure.mitigations import remedied
-from towerlab.measure.observations import observations, variables_of
+from towerlab.measure.observations import observations, with_dims
 from towerlab.measure.paper import encoded_sets
 from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import random_sets
 from towerlab.model.model import Model
 from towerlab.prompts.paper_sets import CHANGES, LABELS, ORDERS
 from towerlab.prompts.prompt import Encoded
-from towerlab.prompts.variants import exchanged_labels, in_order, one_fewer
+from towerlab.prompts.variants import exchanged_labels, one_fewer
 
 CHOOSE, ALONE, JUDGE, MITIGATE = 8, 2, 24, 16
-"""Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on, that judge, under remedies.
-Where a set has few, which is so of large models, a half of them judge, and a third under remedies"""
+"""Prompts of each set and true label at most: that choose heads, that each head is zeroed alone on,
+that judge, under remedies. Where a set has few, which is so of large models, a half of them judge,
+and a third under remedies"""
 DRAWS = 5
 FOO, BAR, TWELVE = "foo-heads", "bar-heads", "the twelve"
 ASKED = ("as it is", "query of the other class")
 REMEDIED: Changes = {
     "one true fewer": one_fewer,
     "one false fewer": partial(one_fewer, kind=False),
-    **{order: partial(in_order, pattern=order) for order in ORDERS},
+    **ORDERS,
 }
 """Name -> how a prompt of a set is changed"""
 
 
-def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[list[Head], list[Head], list[Head]]:
-    """(the twelve, foo-heads, bar-heads), each best first.
+def twelve(
+    increase: Mapping[str, xr.DataArray], lost: xr.DataArray
+) -> tuple[list[Head], list[Head], list[Head]]:
+    """The twelve heads, foo-heads and bar-heads, each best first.
+
+    The twelve are first by mean increase and first by what their ablation loses, taken in turn; an
+    eighth of the heads, where a model has fewer than 96. Foo-heads are the half that raises foo
+    more than bar, bar-heads the other (our reading).
 
     Args:
         increase: true label, foo or bar -> mean increase (layer, head), nats.
@@ -77,25 +73,50 @@ def twelve(increase: Mapping[str, xr.DataArray], lost: xr.DataArray) -> tuple[li
     return heads, leans[: n // 2], leans[n // 2 :][::-1]
 
 
-def looked_at(model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode) -> xr.Dataset:
-    """`attention` and `reading` of some heads at labels, and answers to the query of the other class: see the module."""
-    plain, flipped = (label_reads(model, encode([CHANGES[name](e.prompt) for e in encoded]), heads, ranks=False) for name in ASKED)
-    variables = variables_of(
-        "paper_ablations", attention=np.stack([plain["attention"], flipped["attention"]]), reading=plain["reading"].values,
-        flipped_log_prob_true=flipped["log_prob_true"].values, flipped_log_prob_other=flipped["log_prob_other"].values,
-    )  # fmt: skip
-    return observations(encoded, variables, change=list(ASKED), named_head=[*map(str, heads)])
+def looked_at(
+    model: Model, encoded: Sequence[Encoded], heads: Sequence[Head], encode: Encode
+) -> xr.Dataset:
+    """What heads attend to and read at labels, with the prompt's own query and with one of the
+    other class.
+
+    Args:
+        encode: prompts -> encoded ones.
+
+    Returns:
+        `attention` (change, prompt, named_head, place), as it is and with the other query;
+            `reading` (prompt, named_head, place), its own label's logit minus the other's (nats):
+            attention x reading is the logit minus of the label that stands there.
+            `flipped_log_prob_true`, `flipped_log_prob_other` (prompt,): answers to the other query,
+            nats.
+    """
+    plain, flipped = (
+        label_reads(model, encode([CHANGES[name](e.prompt) for e in encoded]), heads, ranks=False)
+        for name in ASKED
+    )
+    arrays = {
+        "attention": np.stack([plain["attention"], flipped["attention"]], 1),
+        "reading": plain["reading"].values,
+        "flipped_log_prob_true": flipped["log_prob_true"].values,
+        "flipped_log_prob_other": flipped["log_prob_other"].values,
+    }
+    return observations(
+        "paper_ablations", encoded, arrays, change=list(ASKED), named_head=[*map(str, heads)]
+    )
 
 
 def _prompts(run: Run) -> tuple[list[Encoded], list[Encoded]]:
-    """Prompts of the sets that the measurement "paper" has, foo true: those that choose heads, and those that judge them."""
+    """Prompts of the sets that the measurement "paper" has, foo true: those that choose heads, and
+    those that judge them."""
     encoded = encoded_sets(run, run.measured("paper")["word_set"].values.tolist())
     n = min(CHOOSE, max(1, run.n_prompts // 2))
-    return [e for e in encoded if e.prompt.block < n], [e for e in encoded if e.prompt.block >= n] or encoded
+    return [e for e in encoded if e.prompt.block < n], [
+        e for e in encoded if e.prompt.block >= n
+    ] or encoded
 
 
 def _with_exchanged(run: Run, encoded: Sequence[Encoded], most: int) -> list[Encoded]:
-    """The first prompts of each set, `most` at most, and the same with the labels exchanged, so that bar is true."""
+    """The first prompts of each set, `most` at most, and the same with the labels exchanged, so
+    that bar is true."""
     first = min(e.prompt.block for e in encoded)
     some = [e for e in encoded if e.prompt.block < first + most]
     return [*some, *run.encode([exchanged_labels(e.prompt) for e in some])]
@@ -110,37 +131,53 @@ def _random(run: Run, sets: Mapping[str, Sequence[Head]]) -> dict[str, list[list
 
 
 def _paper_ablations(run: Run) -> Recording:
-    """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they attend to and read at labels."""
+    """The EMNLP version's twelve heads, foo-heads and bar-heads: chosen, zeroed, and what they
+    attend to and read at labels."""
     if run.settings.suite != "words":
         raise NotTestable("it asks for words of the other class, so the word sets alone have it")
     name, model, (choosing, judging) = "paper_ablations", run.model, _prompts(run)
     if model.n_layers * model.n_heads < 2:
         raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
-    exchanged, tried = run.encode([exchanged_labels(e.prompt) for e in choosing]), _with_exchanged(run, choosing, ALONE)
+    exchanged, tried = (
+        run.encode([exchanged_labels(e.prompt) for e in choosing]),
+        _with_exchanged(run, choosing, ALONE),
+    )
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     foo = run.measured("paper")["increase"]
-    foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean("prompt")
-    bar = run.make(name, Recipe(increases, exchanged, stage="increase.")).data["increase"].mean("prompt")
-    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle), stage="alone.")).data
+    foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean(
+        "prompt"
+    )
+    bar = run.make(name, Recipe(increases, exchanged)).data["increase"].mean("prompt")
+    singles = run.make(name, Recipe(single_ablations, tried, ("all", middle))).data
     lost = singles["log_prob_lost"].mean("prompt")
     heads, foo_heads, bar_heads = twelve({"foo": foo, "bar": bar}, lost)
 
     judges = _with_exchanged(run, judging, min(JUDGE, run.n_prompts // 2 or 1))
     sets = {TWELVE: heads, FOO: foo_heads, BAR: bar_heads}
-    zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets), stage="zeroed."))
-    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode), stage="looks.")).data
+    zeroed = run.make(name, Recipe(ablations, judges, (), sets, _random(run, sets)))
+    looks = run.make(name, Recipe(looked_at, judges, (heads, run.encode))).data
     lists = {"foo_head": [*map(str, foo_heads)], "bar_head": [*map(str, bar_heads)]}
-    of_heads = xr.Dataset(variables_of(name, **lists, log_prob_lost=lost.fillna(0).values))
-    sizes = {"rank": range(1, 1 + len(foo_heads)), "layer": range(model.n_layers), "head": range(model.n_heads)}
-    every = xr.merge([zeroed.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override")
-    control = zeroed.control
-    return Recording(every, None if control is None else with_shared(own(control, zeroed.data), every))
+    of_heads = xr.Dataset(with_dims(name, {**lists, "log_prob_lost": lost.fillna(0).values}))
+    sizes = {
+        "rank": range(1, 1 + len(foo_heads)),
+        "layer": range(model.n_layers),
+        "head": range(model.n_heads),
+    }
+    every = xr.merge(
+        [zeroed.data, looks, of_heads.assign_coords(sizes)], compat="override", join="override"
+    )
+    return Recording(every, zeroed.control)
 
 
 def _paper_remedies(run: Run) -> Recording:
-    """The two remedies in the twelve heads: answers and attention with one demonstration fewer and in six orders, without and with."""
+    """The two remedies in the twelve heads: answers and attention with one demonstration fewer and
+    in six orders, without and with."""
     judges = _with_exchanged(run, _prompts(run)[1], min(MITIGATE, run.n_prompts // 3 or 1))
-    sets = {TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]}
-    recording = run.make("paper_remedies", Recipe(remedied, judges, (REMEDIED, run.encode), sets, _random(run, sets)))
+    sets = {
+        TWELVE: [Head.parse(name) for name in run.measured("paper_ablations")["named_head"].values]
+    }
+    recording = run.make(
+        "paper_remedies", Recipe(remedied, judges, (REMEDIED, run.encode), sets, _random(run, sets))
+    )
     means = recording.data["attention_true"].mean("prompt")
-    return each_part(recording, lambda part: part.drop_vars("attention_true").assign(mean_attention_true=means))
+    return recording._replace(data=recording.data.assign(mean_attention_true=means))

@@ -1,9 +1,11 @@
-"""How a measurement is made, as data: which prompts, what is measured of them, in which sets of heads, beside which control.
+"""How a measurement is made, as data: which prompts, what is measured of them, in which sets of
+heads, beside which control.
 
-    def _towers(run):
-        return Recipe(towers, run.judging(0.5), (heads,))       # towers(model, encoded, heads), some prompts at a time
+    >>> with_random({"own": [(0, 1)]}, {"own": [[(0, 0)], [(1, 1)]]})
+    {'own': [(0, 1)], 'own, random 0': [(0, 0)], 'own, random 1': [(1, 1)]}
 
-A recipe of several stages calls `run.make(NAME, Recipe(..., stage="ways."))` for each and returns what comes of them.
+A recipe of several stages calls `run.make(NAME, Recipe(...))` for each, with functions of other
+names, and returns what comes of them.
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import xarray as xr
 from twotowers import schema, store
-from twotowers.recording import Recording, with_shared
+from twotowers.recording import Recording
 
 from towerlab.progress import part
 
@@ -31,11 +32,13 @@ Sets = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """`measure(model, items, *arguments)`, or `measure(model, items, sets, *arguments)` where there are sets."""
+    """`measure(model, items, *arguments)`, or `measure(model, items, sets, *arguments)` where there
+    are sets."""
 
     measure: Callable[..., xr.Dataset]
     items: Sequence[Any]
-    """what has a number each along `along`: prompts in whole blocks of four, of which none owes anything to another block"""
+    """what has a number each along `along`: prompts in whole blocks of four, of which none owes
+    anything to another block"""
     arguments: tuple = ()
     sets: Sets | None = None
     control: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -43,77 +46,129 @@ class Recipe:
     drawn: str = "random sets"
     """what the control is"""
     turns: Sequence[Sequence[tuple[list[int], Sets]]] = ()
-    """further entries along `heads`, each as its turns: which items, and the set of these, that other prompts choose"""
+    """further entries along `heads`, each as its turns: which items, and the set of these, that
+    other prompts choose"""
     along: str = "prompt"
-    stage: str = ""
-    """tells apart the parts of a measurement that is made in several stages"""
 
 
 def make(run: Run, name: str, recipe: Recipe) -> Recording:
-    """What a recipe of a measurement makes, with its control and its turns."""
+    """What a recipe of a measurement of this name makes, with its control and its turns."""
     if recipe.sets is None:
         return Recording(in_parts(run, name, recipe))
     sets_and_random = with_random(recipe.sets, recipe.control)
-    data, control = apart(in_parts(run, name, replace(recipe, sets=sets_and_random)), recipe.control, recipe.drawn)
+    data, control = apart(
+        in_parts(run, name, replace(recipe, sets=sets_and_random)), recipe.control, recipe.drawn
+    )
     for number, turns in enumerate(recipe.turns):
         parts = []
         for turn, (at, sets) in enumerate(turns):
-            items, stage = [recipe.items[i] for i in at], f"{recipe.stage}turn {number}-{turn}."
-            part_of_turn = in_parts(run, name, replace(recipe, items=items, sets=sets, stage=stage))
-            parts.append(part_of_turn.assign_coords(at=("prompt", at)))
+            of_turn = replace(recipe, items=[recipe.items[i] for i in at], sets=sets)
+            parts.append(
+                in_parts(run, name, of_turn, f"turn {number}-{turn}.").assign_coords(
+                    at=("prompt", at)
+                )
+            )
         data = joined([data, joined(parts).sortby("at").drop_vars("at")], "heads")
     return Recording(data, control)
 
 
-def in_parts(run: Run, name: str, recipe: Recipe) -> xr.Dataset:
-    """The items some at a time: each part is kept beside the measurement's file until that is written, so that what was interrupted
-    goes on after its last part. Equal settings make equal parts, interrupted or not."""
+def in_parts(run: Run, name: str, recipe: Recipe, turn: str = "") -> xr.Dataset:
+    """The items of a recipe some at a time.
+
+    Each part is kept beside the measurement's file until that is written, so that what was
+    interrupted goes on after its last part. Equal settings make equal parts, interrupted or not.
+
+    Args:
+        name: of the measurement.
+        turn: tells the parts of one turn from those of others.
+    """
     arguments = recipe.arguments if recipe.sets is None else (recipe.sets, *recipe.arguments)
-    items, identity, parts, unit = recipe.items, run.identity(name), [], 4 if recipe.along == "prompt" else 1
+    items, identity, parts, unit = (
+        recipe.items,
+        run.identity(name),
+        [],
+        4 if recipe.along == "prompt" else 1,
+    )
     size = unit * math.ceil(len(items) / unit / run.n_parts(name))
     n = math.ceil(len(items) / size)
     for first in range(0, len(items), size):
-        path = run.path(name).with_name(f".{name}.{recipe.stage}{first}.part")
+        path = run.path(name).with_name(
+            f".{name}.{recipe.measure.__name__}.{turn}{first}-{size}.part"
+        )
         recording = load_made(path, identity)
         if recording is None:
             start = time.monotonic()
             with part(f", part {first // size + 1} of {n}" if n > 1 else ""):
-                recording = Recording(recipe.measure(run.model, items[first : first + size], *arguments))
+                recording = Recording(
+                    recipe.measure(run.model, items[first : first + size], *arguments)
+                )
             if n > 1:
-                about = {"measurement": schema.PART, "identity": identity, "seconds": time.monotonic() - start}
+                about = {
+                    "measurement": schema.PART,
+                    "identity": identity,
+                    "seconds": time.monotonic() - start,
+                }
                 store.save(recording, path, about)
                 recording = store.load(path)
-        parts.append(recording.data)
-    return parts[0] if n == 1 else joined([data.drop_attrs(deep=False) for data in parts], recipe.along)
+        parts.append(recording.data.drop_attrs(deep=False))
+    return parts[0] if n == 1 else joined(parts, recipe.along)
 
 
 def load_made(path: Path, identity: str = "") -> Recording | None:
-    """A file, None where there is none, one of another form, which older code wrote, or one of another identity."""
+    """A file, None where there is none, one of another form, which older code wrote, or one of
+    another identity."""
     try:
         recording = store.load(path) if path.is_file() else None
     except schema.OtherForm:
         return None
-    return recording if recording and identity in ("", recording.data.attrs.get("identity")) else None
+    return (
+        recording if recording and identity in ("", recording.data.attrs.get("identity")) else None
+    )
 
 
 def joined(parts: Sequence[xr.Dataset], along: str = "prompt") -> xr.Dataset:
     """Measurements of several sets of prompts, or of what lies along another dimension, as one."""
-    return xr.concat(parts, along, data_vars="minimal", coords="minimal", compat="override", join="override")
+    return xr.concat(
+        parts, along, data_vars="minimal", coords="minimal", compat="override", join="override"
+    )
 
 
 def with_random(sets: Sets, control: Mapping[str, Sequence[Any]]) -> Sets:
     """Named sets and, last, the random ones of each."""
-    return {**sets, **{f"{name}, random {i}": one for name, draws in control.items() for i, one in enumerate(draws)}}
+    return {
+        **sets,
+        **{
+            f"{name}, random {i}": one
+            for name, draws in control.items()
+            for i, one in enumerate(draws)
+        },
+    }
 
 
-def apart(both: xr.Dataset, control: Mapping[str, Sequence[Any]], drawn: str = "random sets") -> Recording:
-    """What was measured of sets `with_random`: data of the named ones, and the others along `draw`."""
+def apart(
+    both: xr.Dataset, control: Mapping[str, Sequence[Any]], drawn: str = "random sets"
+) -> Recording:
+    """What was measured of sets `with_random`: data of the named ones, and the others along `draw`.
+
+    Args:
+        both: over `heads`, the random sets last.
+        control: set -> its random sets.
+        drawn: what these are.
+    """
     n = sum(map(len, control.values()))
     if not n:
         return Recording(both)
-    data, random = both.isel(heads=slice(-n)), both.isel(heads=slice(-n, None)).drop_vars("heads").rename(heads="draw")
-    random = random[[name for name, array in random.data_vars.items() if "draw" in array.dims]]
-    size = n // len(control)
-    parts = [random.isel(draw=slice(first, first + size)) for first in range(0, n, size)]
-    of_sets = xr.concat(parts, pd.Index(list(control), name="heads")).assign_coords(draw=range(size), control=drawn)
-    return Recording(data, with_shared(of_sets, data))
+    data, random, size = (
+        both.isel(heads=slice(-n)),
+        both.isel(heads=slice(-n, None)).drop_vars("heads"),
+        n // len(control),
+    )
+    by_set = (
+        random.coarsen(heads=size)
+        .construct(heads=("set", "draw"))
+        .rename(set="heads")
+        .transpose("heads", ...)
+    )
+    return Recording(
+        data, by_set.assign_coords(heads=list(control), draw=range(size), control=drawn)
+    )

@@ -1,19 +1,15 @@
-"""Both towers moved at once: answers over a grid of coefficients for the query and for the keys. Chapter 11.
+"""Both towers moved at once along the directions between two classes, over a grid of coefficients.
+Chapter 11.
 
-    measured = tower_grid(model, judging, {"by attention": (heads, class_directions(...))}, (-1.0, 0.0, 1.0))
-    measured["logit_difference"].sel(query_coefficient=1.0, key_coefficient=-1.0)     # (heads, prompt)
+The interventions are activation additions (Turner et al. 2023; Rimsky et al. 2024) within heads:
+they change what a head attends to, and nothing that it reads or writes there.
 
-The directions, and how they are added, are those of `measure.directions`: the last position's query is moved by a coefficient
-times the class direction of queries, and the keys at label positions by another times that of keys, as the last position of
-these heads sees them. With c = 1/2 for a query of the pair's first class and -1/2 for one of the second, the difference
-between the scores of the two classes goes as (c + query coefficient) (1 + 2 key coefficient) where they are two vectors'
-product. That is algebra of a head's score; whether the answer follows it can fail.
-
-Recipe `tower_grid`: seven coefficients by seven, in the heads by attention, in those that other class pairs and label pairs
-choose, in those without negative heads, in the heads by increase, and in those by attention along directions from prompts with
-other labels. Recipe `tower_grid_random`: coefficients of -1, 0
-and 1 on the first prompts, in the heads by attention. Its control has twenty random sets of heads along the class directions, then
-the heads by attention along twenty random directions.
+    >>> from twotowers.settings import Settings
+    >>> run = Run(Settings(model="mini-gpt2", blocks=2, k=2, separator="space"))
+    >>> directions = class_directions(run.model, run.encode(run.blocks(4, 1, pairs=run.pairs[:2])))
+    >>> moved, judging = {"one": ([(2, 0)], directions)}, run.few()
+    >>> dict(tower_grid(run.model, judging, moved, (-1.0, 0.0, 1.0))["logit_difference"].sizes)
+    {'heads': 1, 'query_coefficient': 3, 'key_coefficient': 3, 'prompt': 8}
 """
 
 from __future__ import annotations
@@ -21,77 +17,267 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 from twotowers import choose
-from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.heads import Head, Heads, check_inside
+from twotowers.errors import TwoTowersError
+from twotowers.heads import Head, Heads
 
-from towerlab.measure.chain import Run
-from towerlab.measure.directions import at_positions, directions_of_run, of_other_labels, random_directions
-from towerlab.measure.observations import Answers, observations
+from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.label_reads import query_and_keys
+from towerlab.measure.observations import answers_of, observations, read_batches, read_prompts
 from towerlab.measure.recipe import Recipe
-from towerlab.measure.sets import BY_ATTENTION, DRAWS, by_increase, other_halves, present, random_sets
-from towerlab.model.edits import Edit, steer
+from towerlab.measure.sets import (
+    BY_ATTENTION,
+    DRAWS,
+    by_increase,
+    other_halves,
+    present,
+    random_sets,
+)
+from towerlab.model import query_key
+from towerlab.model.capture import Capture
+from towerlab.model.edits import steer
 from towerlab.model.last_position import LastPosition
-from towerlab.model.memory import run_batches
 from towerlab.model.model import Model
-from towerlab.prompts.prompt import Encoded
+from towerlab.prompts.prompt import Encoded, Prompt
 
+BLOCKS = 8
+"""of each class pair, from which its direction comes: from fewer it would be that of single
+words"""
 COEFFICIENTS, FEW = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0)
 PROMPTS = 100
-"""On which random sets and random directions are tried: each costs nine runs of the last position"""
+"""On which random sets and random directions are tried: each costs nine runs of the last
+position"""
 OTHER_LABELS = "by attention, directions of other labels"
 Moved = Mapping[str, tuple[Heads, xr.Dataset]]
 
 
-@torch.inference_mode()
-def tower_grid(model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]) -> xr.Dataset:
-    """Answers with query and keys of some heads moved: (heads, query_coefficient, key_coefficient, prompt).
+def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
+    """Mean of the pair's first class minus that of its second, of every head: one direction a class
+    pair.
+
+    Memory: queries and keys of all these prompts.
+
+    Returns:
+        `query` (pair, layer, head, d_head): of the last position, before rotation, scaled (times a
+            key: nats). `keys` (pair, layer, kv_head, d_head): of label positions by the class of
+            their text, before rotation. Both after a norm of queries and keys where the model has
+            one.
+
+    Raises:
+        TwoTowersError: for a pair whose prompts ask one class only.
+    """
+    names = sorted({e.prompt.dataset for e in encoded})
+    for name in names:
+        if len({e.prompt.cls for e in encoded if e.prompt.dataset == name}) < 2:
+            raise TwoTowersError(
+                f"{name}: one of the classes is asked in no prompt: draw at least two blocks a pair"
+            )
+
+    def read(capture: Capture) -> dict[str, Tensor]:
+        """Queries (prompt, layer, head, d_head) and label keys (prompt, place, layer, kv_head,
+        d_head)."""
+        last, labels = zip(
+            *(query_and_keys(model, capture, layer) for layer in range(model.n_layers)), strict=True
+        )
+        return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
+
+    vectors, variables = (
+        read_prompts("class directions", model, encoded, {"streams"}, read, 1024),
+        {},
+    )
+    asked, shown = (
+        [e.prompt.cls for e in encoded],
+        [[d.cls for d in e.prompt.demonstrations] for e in encoded],
+    )
+    for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
+        first, second = (
+            [
+                vectors[name][np.array(classes) == pair.split("/")[side]].mean(0, dtype=float)
+                for pair in names
+            ]
+            for side in (0, 1)
+        )
+        variables[name] = (("pair", "layer", head, "d_head"), np.array(first) - np.array(second))
+    return xr.Dataset(variables, coords={"pair": names})
+
+
+def random_directions(directions: xr.Dataset, seed: int | Sequence[int]) -> xr.Dataset:
+    """Directions drawn evenly from the sphere, each as long as the one that it stands for."""
+    rng = np.random.default_rng(seed)
+
+    def random(x: xr.DataArray) -> xr.DataArray:
+        normal = x.copy(data=rng.normal(size=x.shape))
+        return normal * np.sqrt((x**2).sum("d_head") / (normal**2).sum("d_head"))
+
+    return directions.map(random)
+
+
+def at_positions(
+    model: Model, batch: Sequence[Encoded], directions: xr.Dataset, layers: Sequence[int]
+) -> tuple[
+    dict[int, Float[Tensor, "batch head d_head"]],
+    dict[int, Float[Tensor, "batch kv_head label d_head"]],
+]:
+    """What a coefficient of 1 adds to the query of each prompt's last position, and to the keys at
+    its labels.
+
+    With u the mean query of the pair's first class minus that of the second, and v the same of
+    keys, u is added to the query, so a positive coefficient is towards the first class. v is added
+    at label positions of the first class, and taken away at those of the second: added at all alike
+    it could not move attention between labels. The distance between the classes' keys becomes 1 + 2
+    coefficient of what it was: -1 exchanges them, -1/2 leaves none. So a positive coefficient is
+    towards the query's class, whichever that is.
 
     Args:
-        moved: name -> heads, and the directions that they are moved along (`directions.class_directions` of other prompts).
+        directions: of `class_directions`.
+
+    Returns:
+        Layer -> vectors of queries, and layer -> vectors of keys; both after rotation.
+    """
+    of_prompt = directions.sel(pair=[e.prompt.dataset for e in batch])
+    last = torch.tensor(batch[0].last, device=model.device)
+    at = torch.tensor([e.label_positions for e in batch], device=model.device)[:, None]
+    first = [
+        [d.cls == e.prompt.dataset.split("/")[0] for d in e.prompt.demonstrations] for e in batch
+    ]
+    sign = torch.where(torch.tensor(first), 1, -1).to(at)[:, None, :, None]
+    queries, keys = {}, {}
+    for layer in layers:
+        query, key = (
+            torch.tensor(of_prompt[name].isel(layer=layer).values) for name in ("query", "keys")
+        )
+        query, key = (
+            x.to(model.device, torch.promote_types(model.dtype, torch.float32))
+            for x in (query, key)
+        )
+        key = (key[:, :, None] * sign).expand(-1, -1, at.shape[-1], -1)
+        queries[layer] = query_key.rotated(model, layer, query, last.expand(query.shape[:-1]))
+        keys[layer] = query_key.rotated(model, layer, key, at.expand(key.shape[:-1]))
+    return queries, keys
+
+
+@torch.inference_mode()
+def tower_grid(
+    model: Model, encoded: Sequence[Encoded], moved: Moved, coefficients: Sequence[float]
+) -> xr.Dataset:
+    """Answers with the query and the keys of some heads moved.
+
+    The last position's query is moved by a coefficient times the class direction of queries, and
+    the keys at label positions by another times that of keys, as the last position of these heads
+    sees them. With c = 1/2 for a query of the pair's first class and -1/2 for one of the second,
+    the difference between the scores of the two classes goes as (c + query coefficient) (1 + 2 key
+    coefficient) where they are two vectors' product. That is algebra of a head's score; whether the
+    answer follows it can fail.
+
+    Cost: a run of each prompt, and one of the last position alone for each name and pair of
+    coefficients.
+
+    Args:
+        moved: name -> heads, and the directions that they are moved along (`class_directions` of
+            other prompts).
         coefficients: of the query's direction and of the keys', every pair of them.
 
-    Cost: a run of each prompt, and one of the last position alone for each name and pair of coefficients. Raises TwoTowersError for
-    heads outside the model, and for a class pair without a direction.
-    """
-    for heads, of in moved.values():
-        check_inside(heads, model.n_layers, model.n_heads, model.name)
-        if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
-            raise TwoTowersError(f"no direction for {min(missing)}: locate on prompts of the same class pairs")
-    layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
-    answers = Answers(encoded, len(moved), len(coefficients), len(coefficients))
+    Returns:
+        Answers over (heads, query_coefficient, key_coefficient, prompt).
 
-    def run(index: list[int], batch: list[Encoded]) -> None:
+    Raises:
+        TwoTowersError: for a class pair without a direction, and heads outside the model.
+    """
+    for _, of in moved.values():
+        if missing := {e.prompt.dataset for e in encoded} - set(of["pair"].values.tolist()):
+            raise TwoTowersError(
+                f"no direction for {min(missing)}: locate on prompts of the same class pairs"
+            )
+    layers = sorted({layer for heads, _ in moved.values() for layer, _ in heads})
+    shape = len(moved), len(coefficients), len(coefficients)
+
+    def run(_, batch: list[Encoded]) -> dict[str, Tensor]:
         at = torch.tensor([e.label_positions for e in batch])
         vectors = {id(of): at_positions(model, batch, of, layers) for _, of in moved.values()}
-        edits: dict[tuple, Edit] = {}
-        for h, (heads, of) in enumerate(moved.values()):
-            query, keys = vectors[id(of)]
-            for (q, by_query), (k, by_keys) in product(enumerate(coefficients), repeat=2):
-                scaled = {layer: by_query * query[layer] for layer in query}, {layer: by_keys * keys[layer] for layer in keys}
-                edits[h, q, k] = steer(heads, *scaled, at)
-        answers.put_each(edits, index, *LastPosition(model, batch).answers(list(edits.values())))
+        edits = []
+        for heads, of in moved.values():
+            for by in product(coefficients, repeat=2):  # the query's, and that of keys
+                query, keys = (
+                    {layer: c * x[layer] for layer in x}
+                    for c, x in zip(by, vectors[id(of)], strict=True)
+                )
+                edits.append(steer(heads, query, keys, at))
+        answered = LastPosition(model, batch).answers(edits)
+        return answers_of(batch, *(x.unflatten(0, shape) for x in answered))
 
-    run_batches("towers moved", encoded, 2048, run)
     every = {"query_coefficient": list(coefficients), "key_coefficient": list(coefficients)}
-    return observations(encoded, answers.variables("heads", *every), heads=list(moved), **every)
+    arrays = read_batches("towers moved", encoded, 2048, run)
+    return observations("tower_grid", encoded, arrays, heads=list(moved), **every)
 
 
 def without_negative(locating: xr.Dataset, k: int) -> list[Head]:
-    """The heads with the largest mean attention difference of those that raise, on average, the label that they read."""
+    """The k heads with the largest mean attention difference of those that raise, on average, the
+    label that they read.
+    """
     means = choose.rankings(locating)
     return choose.top(means["attention difference"].where(means["writing"] > 0, -1.0), k)
 
 
+def directions_of_run(run: Run) -> xr.Dataset:
+    """One direction a class pair, from prompts of the run's own that judge nothing."""
+    return class_directions(run.model, run.encode(_directing(run, BLOCKS)))
+
+
+def other_labels(run: Run, encoded: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
+    """Turns of a recipe for the heads by attention, along directions from prompts with other
+    labels.
+
+    Prompts with labels of one half of the label pairs move along directions from the other half,
+    each from as many blocks as one of `directions_of_run`, on average.
+
+    Returns:
+        One entry of `Recipe.turns`; none where there are no such heads, or where a half lacks one
+            of the classes.
+    """
+    first, heads = {frozenset(pair.split("/")) for pair in run.labels[::2]}, run.sets[BY_ATTENTION]
+    directing, turns = run.encode(_directing(run, 2 * BLOCKS)), []
+    for half in (True, False):
+        at = [i for i, e in enumerate(encoded) if (frozenset(e.prompt.labels) in first) == half]
+        pairs = {encoded[i].prompt.dataset for i in at}
+        others = [
+            e
+            for e in directing
+            if e.prompt.dataset in pairs and (frozenset(e.prompt.labels) in first) != half
+        ]
+        asked = {(e.prompt.dataset, e.prompt.cls) for e in others}
+        if (
+            not heads
+            or not at
+            or not all((pair, cls) in asked for pair in pairs for cls in pair.split("/"))
+        ):
+            return []
+        turns.append((at, along(class_directions(run.model, others), {OTHER_LABELS: heads})))
+    return [turns]
+
+
+def _directing(run: Run, blocks: int) -> list[Prompt]:
+    """Prompts that directions come from: so many blocks of every class pair that is moved."""
+    return run.blocks(blocks * len(run.pairs_of_few), LOCATING, pairs=run.pairs_of_few)
+
+
 def _tower_grid(run: Run) -> Recipe:
-    """The whole grid, in the heads by attention and other sets."""
+    """The whole grid, in the heads by attention and other sets.
+
+    These are heads that other class pairs and label pairs choose, those without negative heads,
+    those by increase, and those by attention along directions from prompts with other labels.
+    """
     k, few, directions = run.settings.top_k, run.few(), directions_of_run(run)
     sets = {BY_ATTENTION: run.sets[BY_ATTENTION], "by increase": by_increase(run, k)}
     sets["without negative heads"] = without_negative(run.measured("locating"), k)
     halves = other_halves(run, BY_ATTENTION, few)
-    turns = [[(at, along(directions, of)) for at, of in turn] for turn in halves] + other_labels(run, few)
+    turns = [[(at, along(directions, of)) for at, of in turn] for turn in halves] + other_labels(
+        run, few
+    )
     return Recipe(tower_grid, few, (COEFFICIENTS,), along(directions, present(sets)), turns=turns)
 
 
@@ -100,21 +286,20 @@ def along(directions: xr.Dataset, sets: Mapping[str, Heads]) -> Moved:
     return {name: (heads, directions) for name, heads in sets.items()}
 
 
-def other_labels(run: Run, few: Sequence[Encoded]) -> list[list[tuple[list[int], Moved]]]:
-    """The `turns` of a recipe for the heads by attention along directions from prompts with other labels; none where it has no such
-    heads or prompts."""
-    try:
-        heads, halves = present({BY_ATTENTION: run.sets[BY_ATTENTION]})[BY_ATTENTION], of_other_labels(run, few)
-    except NotTestable:
-        return []
-    return [[(at, {OTHER_LABELS: (heads, directions)}) for at, directions in halves]]
-
-
 def _tower_grid_random(run: Run) -> Recipe:
-    """Few coefficients on few prompts: the heads by attention; random sets of heads, and random directions."""
-    sets, directions = present({BY_ATTENTION: run.sets[BY_ATTENTION]}), directions_of_run(run)
-    random: list[tuple[Heads, xr.Dataset]] = [(heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]]
+    """Few coefficients on few prompts: the heads by attention; random sets of heads, and random
+    directions.
+
+    The control has twenty random sets of heads along the class directions, then the heads by
+    attention along twenty random directions.
+    """
+    sets, directions = present(run.sets, BY_ATTENTION), directions_of_run(run)
+    random: list[tuple[Heads, xr.Dataset]] = [
+        (heads, directions) for heads in random_sets(run, sets)[BY_ATTENTION]
+    ]
     for i in range(DRAWS):
         random.append((sets[BY_ATTENTION], random_directions(directions, [run.settings.seed, i])))
     few, moved = run.few()[:PROMPTS], along(directions, sets)
-    return Recipe(tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions")
+    return Recipe(
+        tower_grid, few, (FEW,), moved, {BY_ATTENTION: random}, drawn="random sets and directions"
+    )

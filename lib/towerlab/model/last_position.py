@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from twotowers.errors import TwoTowersError
+from twotowers.heads import check_inside
 
 from towerlab.model.attention import Attention, hidden_states, reading_attention, split_call
 from towerlab.model.capture import capture, label_log_probs
@@ -90,7 +91,7 @@ class LastPosition:
             other (edit, prompt, label).
 
         Raises:
-            TwoTowersError: for edits of other positions.
+            TwoTowersError: for edits of other positions, and of heads outside the model.
         """
         top = torch.empty(len(edits), len(self.batch), dtype=torch.long)
         log_prob = torch.empty(len(edits), len(self.batch), 2, dtype=torch.float64)
@@ -122,6 +123,8 @@ class LastPosition:
             raise TwoTowersError(
                 "an edit of other positions than the last: give it to edits.answers"
             )
+        for edit in edits:
+            check_inside(edit.heads, self.model.n_layers, self.model.n_heads, self.model.name)
         yield from self.in_chunks(
             [edit.first_layer for edit in edits],
             lambda chunk: self._final([edits[i] for i in chunk]),

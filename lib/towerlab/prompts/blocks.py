@@ -1,12 +1,15 @@
 """Blocks of prompts: the unit of drawing and of resampling.
 
-    blocks = draw_blocks(200, Form(4, "line break"), seed=1)     # 800 prompts over 20 class pairs and 10 label pairs
-    about(blocks)["pair"]                                        # what each prompt is, as coordinates of a measurement
+A block is four prompts with the same texts: one order of the demonstrations and its mirror (true
+ones stand where false ones stood), each under both assignments of two labels to the two classes.
+Over a block neither a place nor a label word tells the class, so the mean logit difference is what
+the model owes to the texts (the *choice*), and a liking for one label word cancels (the *bias*).
 
-A block is four prompts with the same texts: one order of the demonstrations and its mirror (true ones stand where false
-ones stood), each under both assignments of two labels to the two classes. Over a block neither a place nor a label word
-tells the class, so the mean logit difference is what the model owes to the texts (the *choice*), and a liking for one
-label word cancels (the *bias*).
+    >>> prompts = draw_blocks(20, Form(4, "line break"), seed=1)
+    >>> len(prompts), len({prompt.dataset for prompt in prompts})
+    (80, 20)
+    >>> [prompt.order for prompt in draw_blocks(1, Form(1, "space"), seed=1)]
+    ['TF', 'FT', 'TF', 'FT']
 """
 
 from __future__ import annotations
@@ -42,12 +45,14 @@ class Word(Row):
 
 
 DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
-"""What differs in the other prompts of a block -> how far on that prompt stands, or back: see `donors_of`"""
+"""What differs in the other prompts of a block -> how far on that prompt stands, or back: see
+`donors_of`"""
 
 
 @cache
 def class_pairs() -> tuple[str, ...]:
-    """The 20 disjoint pairs of classes of data/words/pairs.csv, such as "animal/country"; the paper's come first.
+    """The 20 disjoint pairs of classes of data/words/pairs.csv, such as "animal/country"; the
+    paper's come first.
 
     Raises TwoTowersError for a class that stands twice: pairs are the clusters of every interval.
     """
@@ -66,14 +71,18 @@ def class_pairs() -> tuple[str, ...]:
 
 @cache
 def words() -> tuple[Word, ...]:
-    """The lines of data/words/words.csv. Raises TwoTowersError for a word of two classes that is not marked as ambiguous."""
+    """The lines of data/words/words.csv. Raises TwoTowersError for a word of two classes that is
+    not marked as ambiguous."""
     path = data_folder() / "words" / "words.csv"
     rows = read_table(path, Word, ("word", "class"))
     line_of: dict[str, int] = {}
     for line, row in enumerate(rows, 2):
         if line_of.setdefault(row.word, line) != line and not row.ambiguous:
             raise damaged(
-                path, f"the word '{row.word}' stands in line {line_of[row.word]}, too, and is not marked as ambiguous", line
+                path,
+                f"the word '{row.word}' stands in line {line_of[row.word]}, too, and is not marked "
+                "as ambiguous",
+                line,
             )
     return tuple(rows)
 
@@ -97,20 +106,31 @@ def draw_blocks(
     labels: Sequence[str] | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Prompt]:
-    """n blocks of four prompts each, class pairs in turn and label pairs in turn within each class pair.
+    """n blocks of four prompts each, class pairs in turn and label pairs in turn within each class
+    pair.
 
-    `texts`: class -> texts to draw from; default the word lists. Within a class pair both classes are asked equally
-    often. The four prompts of a block follow one another: order, mirror, and both again with the labels exchanged.
-    Raises TwoTowersError for an unknown class, equal labels, and a class with fewer than k + 2 texts.
+    Within a class pair both classes are asked equally often. The four prompts of a block follow one
+    another: order, mirror, and both again with the labels exchanged.
+
+    Args:
+        pairs: class pairs; default all of data/words/pairs.csv.
+        labels: label pairs; default all of data/words/labels.csv.
+        texts: class -> texts to draw from; default the word lists.
+
+    Raises:
+        TwoTowersError: for an unknown class, equal labels, and a class with fewer than k + 2 texts.
     """
-    pairs, labels = list(pairs or class_pairs()), list(labels or label_pairs())
-    texts = class_words() if texts is None else texts
-    if n < 1 or form.k < 1 or form.separator not in SEPARATORS:
-        raise TwoTowersError(f"{n} blocks of the form '{form}': give at least 1, k of at least 1 and a known separator")
+    pairs, labels, texts = (
+        list(pairs or class_pairs()),
+        list(labels or label_pairs()),
+        texts or class_words(),
+    )
     _check(pairs, labels, texts, form.k)
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
     rounds = -(-n // len(pairs))
-    turns = [[rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))] for _ in pairs]
+    turns = [
+        [rng.permutation(len(labels)) for _ in range(-(-rounds // len(labels)))] for _ in pairs
+    ]
     class_turns = [rng.permuted(np.arange(rounds) % 2) for _ in pairs]
     prompts = []
     for block in range(n):
@@ -118,18 +138,29 @@ def draw_blocks(
         classes = pairs[at].split("/")
         label_pair = labels[int(np.concatenate(turns[at])[turn])]
         label, other = classes if label_pair == OWN_NAMES else label_pair.split("/")
-        prompts += _block(block, pairs[at], (label, other), int(class_turns[at][turn]), form, texts, rng)
+        prompts += _block(
+            block, pairs[at], (label, other), int(class_turns[at][turn]), form, texts, rng
+        )
     return prompts
 
 
-def _check(pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequence[str]], k: int) -> None:
-    of_labels = {label for pair in (*labels, *(pairs if OWN_NAMES in labels else ())) for label in pair.split("/")}
+def _check(
+    pairs: Sequence[str], labels: Sequence[str], texts: Mapping[str, Sequence[str]], k: int
+) -> None:
+    of_labels = {
+        label
+        for pair in (*labels, *(pairs if OWN_NAMES in labels else ()))
+        for label in pair.split("/")
+    }
     for name in {cls for pair in pairs for cls in pair.split("/")}:
         if name not in texts:
             raise TwoTowersError(f"no class '{name}': choose among {', '.join(sorted(texts))}")
         if (n := len(set(texts[name]) - of_labels)) < k + 2:
             beside = " beside those that are labels" * (n < len(texts[name]))
-            raise TwoTowersError(f"k={k} needs {k + 2} texts of the class {name}, there are {n}{beside}: smaller k, or more texts")
+            raise TwoTowersError(
+                f"k={k} needs {k + 2} texts of the class {name}, there are {n}{beside}: smaller k, "
+                "or more texts"
+            )
 
 
 def _block(
@@ -144,7 +175,8 @@ def _block(
     """`asked`: which class of the pair its query is of."""
     classes, out = pair.split("/"), []
     own, other = classes[asked], classes[1 - asked]
-    pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))  # a class may name itself
+    # a class may name itself
+    pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
     order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)
     for assignment in (labels, labels[::-1]):
@@ -154,68 +186,92 @@ def _block(
             shown = [own if of_own else other for of_own in is_true]
             demonstrations = [Demonstration(next(texts_of[cls]), label[cls], cls) for cls in shown]
             separator = SEPARATORS[form.separator]
-            out.append(Prompt(demonstrations, true[form.k], label[own], labels, own, pair, separator, block))
+            out.append(
+                Prompt(
+                    demonstrations, true[form.k], label[own], labels, own, pair, separator, block
+                )
+            )
     return out
 
 
 def about(prompts: Sequence[Prompt]) -> dict[str, tuple[str | tuple[str, ...], np.ndarray]]:
     """What each prompt is: coordinates of a measurement, as (dimensions, values).
 
-    block; pair ("animal/country": the clusters of every interval); labels ("foo/bar", sorted as the pair gives them);
-    cls (the query's class); query; true_label; true_first (the true label is the pair's first: the sign of the bias);
-    order ("TFFT": which places hold the query's class); form; text. Where all prompts have as many demonstrations also
-    true (prompt, place).
+    Returns:
+        `block`; `pair` ("animal/country": the clusters of every interval); `labels` ("foo/bar",
+            sorted as the pair gives them); `cls` (the query's class); `query`; `true_label`;
+            `true_first` (the true label is the pair's first: the sign of the bias); `order`
+            ("TFFT": which places hold the query's class); `text`. Where all prompts have as many
+            demonstrations also `true` (prompt, place).
     """
-    columns = {
-        "block": [p.block for p in prompts],
-        "pair": [p.dataset for p in prompts],
-        "labels": ["/".join(p.labels) for p in prompts],
-        "cls": [p.cls for p in prompts],
-        "query": [p.query for p in prompts],
-        "true_label": [p.true_label for p in prompts],
-        "true_first": [p.true_label == p.labels[0] for p in prompts],
-        "order": [p.order for p in prompts],
-        "text": [p.text for p in prompts],
-    }
-    out: dict = {name: ("prompt", np.array(values)) for name, values in columns.items()}
+    rows = [
+        {
+            "block": p.block, "pair": p.dataset, "labels": "/".join(p.labels), "cls": p.cls,
+            "query": p.query, "true_label": p.true_label, "true_first": p.true_label == p.labels[0],
+            "order": p.order, "text": p.text,
+        } for p in prompts
+    ]  # fmt: skip
+    out: dict = {name: ("prompt", np.array([row[name] for row in rows])) for name in rows[0]}
     if len({len(p.demonstrations) for p in prompts}) == 1:
         out["true"] = (("prompt", "place"), np.array([p.is_true for p in prompts]))
     return out
 
 
 def donors_of(encoded: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Name of DONORS -> of every prompt, which prompt of its block is the donor. Blocks are as they were drawn; TwoTowersError
-    where one is not whole."""
+    """Name of DONORS -> of every prompt, which prompt of its block is the donor.
+
+    Raises:
+        TwoTowersError: for a block that is not whole, as it was drawn.
+    """
     for first in range(0, len(encoded), 4):
         four = [(e.prompt.dataset, e.prompt.block) for e in encoded[first : first + 4]]
         if len(four) < 4 or len(set(four)) > 1:
-            raise TwoTowersError(f"block {four[0][1]} is not whole: give all four prompts of every block")
+            raise TwoTowersError(
+                f"block {four[0][1]} is not whole: give all four prompts of every block"
+            )
     return {name: [i ^ bits for i in range(len(encoded))] for name, bits in DONORS.items()}
 
 
 def texts_of_one_length(
-    tokenizer, form: Form, pairs: Sequence[str] | None = None, texts: Mapping[str, Sequence[str]] | None = None
+    tokenizer, form: Form, pairs: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Class -> those of its texts that have as many tokens as one another and as those of the other class of its pair.
+    """Texts that have as many tokens as one another and as those of the other class of their pair.
 
-    So any two prompts of a pair have their labels at the same positions. Tokens are counted at the beginning of a prompt
-    and within it; of the lengths, the one that leaves the scarcer class most texts. Pairs with a class of fewer than
-    k + 2 such texts are left out. `texts` as in `draw_blocks`.
+    So any two prompts of a pair have their labels at the same positions. Tokens are counted at the
+    beginning of a prompt and within it; of the lengths, the one that leaves the scarcer class most
+    texts.
+
+    Args:
+        pairs: class pairs.
+        texts: class -> texts.
+
+    Returns:
+        Class -> texts, without pairs of which a class has fewer than k + 2 of them.
     """
-    texts, out = class_words() if texts is None else texts, {}
-    for pair in pairs or class_pairs():
+    out = {}
+    for pair in pairs:
         lengths = {cls: _lengths(texts[cls], tokenizer, form) for cls in pair.split("/")}
         counts = [Counter(of_text.values()) for of_text in lengths.values()]
-        length = max(sorted(counts[0] | counts[1]), key=lambda length: min(count[length] for count in counts))
+        length = max(
+            sorted(counts[0] | counts[1]), key=lambda length: min(count[length] for count in counts)
+        )
         if min(count[length] for count in counts) >= form.k + 2:
-            out.update({cls: [text for text in of_text if of_text[text] == length] for cls, of_text in lengths.items()})
+            out.update(
+                {
+                    cls: [text for text in of_text if of_text[text] == length]
+                    for cls, of_text in lengths.items()
+                }
+            )
     return out
 
 
 def _lengths(texts: Sequence[str], tokenizer, form: Form) -> dict[str, tuple[int, int]]:
     """Text -> its tokens as the first text of a prompt, and after a demonstration."""
     labels, separator = ("foo", "bar"), SEPARATORS[form.separator]
-    prompts = [Prompt((Demonstration(text, "foo"),), text, "foo", labels, separator=separator) for text in texts]
+    prompts = [
+        Prompt((Demonstration(text, "foo"),), text, "foo", labels, separator=separator)
+        for text in texts
+    ]
     return {
         e.prompt.query: (e.text_spans[0][1] - e.text_spans[0][0], e.query_span[1] - e.query_span[0])
         for e in encode_all(prompts, tokenizer)

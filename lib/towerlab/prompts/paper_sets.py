@@ -1,11 +1,13 @@
-"""The paper's own sets of prompts (v1, section 3): false demonstrations first, true ones nearest the query, labels foo and bar.
+"""The paper's own sets of prompts (v1, section 3): false demonstrations first, true ones nearest
+the query, labels foo and bar.
 
-    prompts = paper_prompts("sentiment/number", 100)            # false class / true class, "foo" true
-    prompts[0].text                                             # 'hate : bar calm : bar nine : foo six : foo two :'
-    [CHANGES["one true fewer"](p) for p in prompts]             # v1 section 5.1
-    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"])                    # v1 appendix A
+    prompts = paper_prompts("sentiment/number", 100)      # false class / true class, "foo" true
+    prompts[0].text                       # 'hate : bar calm : bar nine : foo six : foo two :'
+    [CHANGES["one true fewer"](p) for p in prompts]       # v1 section 5.1
+    paper_prompts("TREC", 100, texts=sentence_sets("published")["TREC"])     # v1 appendix A
 
-Prompt i of a set is always the same, however many are drawn. A prompt's `dataset` is its set, `block` its number.
+Prompt i of a set is always the same, however many are drawn. A prompt's `dataset` is its set,
+`block` its number.
 """
 
 from __future__ import annotations
@@ -38,18 +40,24 @@ CASE = Prompt(
 PUBLISHED = {"SST-2": "sst2", "TREC": "trec", "AGNews": "agnews", "ETHOS": "ethos"}
 """The paper's sentence sets (v1 appendix A)"""
 CASE_OF = {"words": WORD_SETS[0], "sentences": "science/sport", "published": "AGNews"}
-"""Suite -> the set of its one whole case; the paper's own are of sentiment/number and of AGNews (v1 appendix C)"""
+"""Suite -> the set of its one whole case; the paper's own are of sentiment/number and of AGNews (v1
+appendix C)"""
 _SEED = 5
 
 
 def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
-    """Set -> class -> sentences: of the paper's four published sets, or of the book's own, a set for each class pair.
+    """Set -> class -> sentences: of the paper's four published sets, or of the book's own, a set
+    for each class pair.
 
-    A published set that cannot be had is left out, and told; raises Unavailable, with the reason, where none can.
+    A published set that cannot be had is left out, and told; raises Unavailable, with the reason,
+    where none can.
     """
     if suite == "sentences":
         texts = sentences.class_texts(suite)
-        return {pair: {cls: texts[cls] for cls in pair.split("/")} for pair in sentences.class_pairs(suite)}
+        return {
+            pair: {cls: texts[cls] for cls in pair.split("/")}
+            for pair in sentences.class_pairs(suite)
+        }
     out, why = {}, ""
     for name, file in PUBLISHED.items():
         try:
@@ -62,22 +70,30 @@ def sentence_sets(suite: str) -> dict[str, dict[str, list[str]]]:
     return out
 
 
-def paper_prompts(name: str, n: int, *, seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None) -> list[Prompt]:
+def paper_prompts(
+    name: str, n: int, *, seed: int = 0, texts: Mapping[str, Sequence[str]] | None = None
+) -> list[Prompt]:
     """Prompts of one set.
 
     Args:
         name: the set, false class / true class; of sentences any name.
         n: how many prompts.
-        texts: class -> sentences; default the word lists. Both classes are drawn of all of these for each prompt, and half of each
-            class's texts (by seed) are queries alone, the others demonstrations alone: as the paper's come from test and train
-            (v1 appendix A).
+        texts: class -> sentences; default the word lists. Both classes are drawn of all of these
+            for each prompt, and half of each class's texts (by seed) are queries alone, the others
+            demonstrations alone: as the paper's come from test and train (v1 appendix A).
+
     Raises:
         TwoTowersError: for an unknown class, and one with fewer than 2 K texts.
     """
     for cls in texts or name.split("/"):
         if (there := len((texts or class_words()).get(cls, ()))) < 2 * K:
-            raise TwoTowersError(f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}")
-    halves = {cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()])) for cls, of in (texts or {}).items()}
+            raise TwoTowersError(
+                f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}"
+            )
+    halves = {
+        cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()]))
+        for cls, of in (texts or {}).items()
+    }
     return [_draw(name, i, seed, halves) for i in range(n)]
 
 
@@ -87,36 +103,47 @@ def _halves(texts: Sequence[str], rng: np.random.Generator) -> tuple[list[str], 
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
-def _draw(name: str, number: int, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]) -> Prompt:
+def _draw(
+    name: str, number: int, seed: int, halves: Mapping[str, tuple[list[str], list[str]]]
+) -> Prompt:
     rng = np.random.default_rng([seed, _SEED, *name.encode(), number])
     false, true = rng.permutation(list(halves))[:2].tolist() if halves else name.split("/")
     pools = [halves[cls][0] if halves else class_words()[cls] for cls in (true, false)]
-    own, other = (rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object)) for pool in pools)
-    rows = [(text, LABELS[1], false) for text in other[:K]] + [(text, LABELS[0], true) for text in own[:K]]
+    own, other = (
+        rng.permutation(np.array([t for t in pool if t not in LABELS], dtype=object))
+        for pool in pools
+    )
+    rows = [(text, LABELS[1], false) for text in other[:K]] + [
+        (text, LABELS[0], true) for text in own[:K]
+    ]
     demonstrations = tuple(Demonstration(*row) for row in rows)
     query = halves[true][1][rng.integers(len(halves[true][1]))] if halves else own[K]
     return Prompt(demonstrations, query, LABELS[0], LABELS, true, name, block=number)
 
 
 def other_query(prompt: Prompt) -> Prompt:
-    """The prompt with a query of its other class (EMNLP tables 5 and 6, as summarised: the prediction flips)."""
+    """The prompt with a query of its other class (EMNLP tables 5 and 6, as summarised: the
+    prediction flips)."""
     cls = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
     used = {d.text for d in prompt.demonstrations} | set(LABELS)
     free = [word for word in class_words()[cls] if word not in used]
-    return with_query(prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls)
+    return with_query(
+        prompt, free[np.random.default_rng([_SEED, prompt.block]).integers(len(free))], cls
+    )
 
 
-ORDERS = patterns(CASE)[::-1]
-"""Every order of two true and two false demonstrations; the paper's first"""
+ORDERS = {order: partial(in_order, pattern=order) for order in patterns(CASE)[::-1]}
+"""Every order of two true and two false demonstrations, the paper's first -> a prompt in that
+order"""
 CHANGES: Mapping[str, Callable[[Prompt], Prompt]] = {
     "as it is": lambda prompt: prompt,
     "labels exchanged": exchanged_labels,
     "one true fewer": one_fewer,
-    "true first": partial(in_order, pattern=ORDERS[-1]),
-    "true first, labels exchanged": lambda prompt: exchanged_labels(in_order(prompt, ORDERS[-1])),
+    "true first": ORDERS["TTFF"],
+    "true first, labels exchanged": lambda prompt: exchanged_labels(ORDERS["TTFF"](prompt)),
     "query of the other class": other_query,
-    **{order: partial(in_order, pattern=order) for order in ORDERS[1:-1]},
+    **{order: change for order, change in ORDERS.items() if order not in ("FFTT", "TTFF")},
 }
-"""Name -> how a prompt of a set is changed. The first, the fourth and those named after an order are all six orders (EMNLP table 8,
-as summarised)"""
+"""Name -> how a prompt of a set is changed. The first, the fourth and those named after an order
+are all six orders (EMNLP table 8, as summarised)"""
 COUNTERBALANCED = ("as it is", "labels exchanged", "true first", "true first, labels exchanged")

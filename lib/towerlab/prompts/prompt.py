@@ -1,12 +1,17 @@
-"""Prompts of demonstrations, and where their parts lie among the tokens (paper: v1 section 3, "Word datasets").
+"""Prompts of demonstrations, and where their parts lie among the tokens (paper: v1 section 3, "Word
+datasets").
 
-    prompt = Prompt((Demonstration("like", "bar"), Demonstration("two", "foo")), "one", "foo", ("foo", "bar"))
-    prompt.text                                   # 'like : bar two : foo one :'
-    encoded = encode(prompt, tokenizer)
-    encoded.label_positions, encoded.last         # (2, 5), 7 under GPT-2's tokenizer
+Positions come from the tokenizer's own offsets: the character span of every part is known because
+the text is built here, so nothing is searched for in text or in decoded tokens.
 
-Positions come from the tokenizer's own offsets: the character span of every part is known because the text is built
-here, so nothing is searched for in text or in decoded tokens.
+    >>> from towerlab.model.loading import load
+    >>> two = Demonstration("like", "bar"), Demonstration("two", "foo")
+    >>> prompt = Prompt(two, "one", "foo", ("foo", "bar"))
+    >>> prompt.text, prompt.order
+    ('like : bar two : foo one :', 'FT')
+    >>> encoded = encode(prompt, load("mini-gpt2").tokenizer)
+    >>> encoded.label_positions, encoded.last
+    ((2, 5), 7)
 """
 
 from __future__ import annotations
@@ -39,10 +44,11 @@ class Demonstration:
 class Prompt:
     """Demonstrations, then a query whose label the model must say.
 
-    `labels` are all label words in play, `true_label` the query's, `cls` the query's class, `dataset` where it came
-    from, `separator` what stands between demonstrations (SEPARATORS), `block` the block it belongs to (`prompts.blocks`).
-    Raises TwoTowersError on equal labels, a label
-    outside `labels`, and texts that are empty or have spaces at their edges (these would change the tokens).
+    `labels` are all label words in play, `true_label` the query's, `cls` the query's class,
+    `dataset` where it came from, `separator` what stands between demonstrations (SEPARATORS),
+    `block` the block it belongs to (`prompts.blocks`). Raises TwoTowersError on equal labels, a
+    label outside `labels`, and texts that are empty or have spaces at their edges (these would
+    change the tokens).
     """
 
     demonstrations: Sequence[Demonstration]
@@ -55,19 +61,24 @@ class Prompt:
     block: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.labels, str):
-            raise TwoTowersError(f"labels='{self.labels}' is one word: give a tuple, such as ('foo', 'bar')")
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
         check_labels(self.labels, self.true_label)
         if self.separator not in SEPARATORS.values():
-            raise TwoTowersError(f"separator={self.separator!r}: give one of {list(SEPARATORS.values())}")
+            raise TwoTowersError(
+                f"separator={self.separator!r}: give one of {list(SEPARATORS.values())}"
+            )
         for text in (self.query, *(d.text for d in self.demonstrations)):
             if not text or text != text.strip():
-                raise TwoTowersError(f"the text {text!r} is empty or has spaces at its edges: strip it or leave it out")
+                raise TwoTowersError(
+                    f"the text {text!r} is empty or has spaces at its edges: strip it or leave it "
+                    "out"
+                )
         for label in (d.label for d in self.demonstrations):
             if label not in self.labels:
-                raise TwoTowersError(f"a demonstration has the label '{label}': give one of {', '.join(self.labels)}")
+                raise TwoTowersError(
+                    f"a demonstration has the label '{label}': give one of {', '.join(self.labels)}"
+                )
 
     @property
     def text(self) -> str:
@@ -108,19 +119,22 @@ def _lay_out(prompt: Prompt) -> _Layout:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as token ids, with the place of each part. Positions count from 0 and include a beginning token."""
+    """A prompt as token ids, with the place of each part. Positions count from 0 and include a
+    beginning token."""
 
     prompt: Prompt
     ids: tuple[int, ...]
     label_positions: tuple[int, ...]
-    """per demonstration, the token of its label word (the first one of a label of several tokens)"""
+    """per demonstration, the token of its label word (the first one of a label of several
+    tokens)"""
     text_spans: tuple[Span, ...]
     """per demonstration, the tokens that hold characters of its text"""
     query_span: Span
     last: int
     """the position of the final ':'"""
     label_ids: dict[str, int]
-    """label word -> id of the token that is followed: what the model would say next to begin that label"""
+    """label word -> id of the token that is followed: what the model would say next to begin that
+    label"""
 
     @property
     def true_id(self) -> int:
@@ -130,25 +144,40 @@ class Encoded:
     @property
     def label_pair(self) -> tuple[int, int]:
         """Ids of the followed tokens of both labels, the true one first."""
-        return self.true_id, next(token for token in self.label_ids.values() if token != self.true_id)
+        return self.true_id, next(
+            token for token in self.label_ids.values() if token != self.true_id
+        )
 
 
-def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> Encoded:
+def encode(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> Encoded:
     """Token ids and positions of one prompt; see `encode_all`."""
     return encode_all([prompt], tokenizer, max_length)[0]
 
 
-def encode_all(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> list[Encoded]:
+def encode_all(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> list[Encoded]:
     """Token ids and positions of many prompts, in their order.
 
-    The followed token of a label is the one that follows the prompt's own ids when " label" is appended. Raises
-    TwoTowersError, naming the prompt, when: the tokenizer has no offsets; the final ':' is not the last token; a label
-    merges with its neighbours, has another token in the prompt than at its end, is unknown to the vocabulary, or
-    begins with the same token as another label; a text or label holds a special token; the prompt is over `max_length` tokens.
+    The followed token of a label is the one that follows the prompt's own ids when " label" is
+    appended.
+
+    Args:
+        max_length: tokens that the model reads.
+
+    Raises:
+        TwoTowersError: naming the prompt, when the tokenizer has no offsets; the final ':' is not
+            the last token; a label merges with its neighbours, has another token in the prompt than
+            at its end, is unknown to the vocabulary, or begins with the same token as another
+            label; a text or label holds a special token; the prompt is over `max_length` tokens.
     """
     prompts = list(prompts)
     if not getattr(tokenizer, "is_fast", False):
-        raise TwoTowersError("this tokenizer tells no offsets: load the fast one (AutoTokenizer, use_fast=True)")
+        raise TwoTowersError(
+            "this tokenizer tells no offsets: load the fast one (AutoTokenizer, use_fast=True)"
+        )
     if not prompts:
         return []
     layouts = [_lay_out(prompt) for prompt in prompts]
@@ -156,11 +185,25 @@ def encode_all(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, ma
     for prompt, layout in zip(prompts, layouts, strict=True):
         words = " ".join([layout.text, *prompt.labels])
         if sign := next((token for token in special if token in words), None):
-            raise _refusal(prompt, f"it holds the special token '{sign}'", "take that out of its texts and labels")
+            raise _refusal(
+                prompt,
+                f"it holds the special token '{sign}'",
+                "take that out of its texts and labels",
+            )
     run = _tokenise([layout.text for layout in layouts], tokenizer)
-    ends = _tokenise([f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels], tokenizer)
+    ends = _tokenise(
+        [f"{a.text} {label}" for p, a in zip(prompts, layouts, strict=True) for label in p.labels],
+        tokenizer,
+    )
     return [
-        _encode(prompt, layout, next(run), [next(ends) for _ in prompt.labels], tokenizer.unk_token_id, max_length)
+        _encode(
+            prompt,
+            layout,
+            next(run),
+            [next(ends) for _ in prompt.labels],
+            tokenizer.unk_token_id,
+            max_length,
+        )
         for prompt, layout in zip(prompts, layouts, strict=True)
     ]
 
@@ -173,61 +216,97 @@ class _Tokens(NamedTuple):
 
 def _tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[_Tokens]:
     batch = tokenizer(
-        texts, return_offsets_mapping=True, return_attention_mask=False, padding=False, truncation=False, verbose=False
+        texts,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        padding=False,
+        truncation=False,
+        verbose=False,
     )
     for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
         yield _Tokens(ids, *(zip(*offsets, strict=True) if offsets else ((), ())))
 
 
 def _encode(
-    prompt: Prompt, layout: _Layout, run: _Tokens, ends: list[_Tokens], unknown: int | None, max_length: int | None
+    prompt: Prompt,
+    layout: _Layout,
+    run: _Tokens,
+    ends: list[_Tokens],
+    unknown: int | None,
+    max_length: int | None,
 ) -> Encoded:
-    """One prompt from its tokens and, per label, the tokens of the prompt with " label" appended."""
+    """One prompt from its tokens and, per label, the tokens of the prompt with " label"
+    appended."""
     n = len(run.ids)
     if max_length is not None and n > max_length:
         advice = "take fewer or shorter demonstrations"
         raise _refusal(prompt, f"it has {n} tokens and the model reads {max_length}", advice)
     _check_end(prompt, layout, run)
     label_ids = {
-        label: _label_id(prompt, label, len(layout.text), run, end, unknown) for label, end in zip(prompt.labels, ends, strict=True)
+        label: _label_id(prompt, label, len(layout.text), run, end, unknown)
+        for label, end in zip(prompt.labels, ends, strict=True)
     }
     if len(set(label_ids.values())) < len(label_ids):
         names = ", ".join(prompt.labels)
-        raise _refusal(prompt, f"the labels {names} begin with the same token", "choose labels that differ there")
+        raise _refusal(
+            prompt,
+            f"the labels {names} begin with the same token",
+            "choose labels that differ there",
+        )
     positions = []
     for d, (start, stop) in zip(prompt.demonstrations, layout.labels, strict=True):
         at = bisect_right(run.ends, start)
         if run.starts[at] < start - 1 or run.ends[at] > stop:
-            raise _refusal(prompt, f"the label '{d.label}' merges with its neighbours", "choose another label")
+            raise _refusal(
+                prompt, f"the label '{d.label}' merges with its neighbours", "choose another label"
+            )
         if run.ids[at] != label_ids[d.label]:
-            raise _refusal(prompt, f"the label '{d.label}' has several tokenisations", "choose another label")
+            raise _refusal(
+                prompt, f"the label '{d.label}' has several tokenisations", "choose another label"
+            )
         positions.append(at)
     spans = [_token_span(prompt, run, span) for span in [*layout.texts, layout.query]]
-    return Encoded(prompt, tuple(run.ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids)
+    return Encoded(
+        prompt, tuple(run.ids), tuple(positions), tuple(spans[:-1]), spans[-1], n - 1, label_ids
+    )
 
 
 def _check_end(prompt: Prompt, layout: _Layout, run: _Tokens) -> None:
-    """The last token must be the final ':' alone, and offsets must rise, or no position could be trusted."""
+    """The last token must be the final ':' alone, and offsets must rise, or no position could be
+    trusted."""
     size = len(layout.text)
     if not run.ids or run.ends[-1] != size or run.starts[-1] >= size:
         problem = "the tokenizer puts a token of its own after the final ':'"
         raise _refusal(prompt, problem, "load it so that it does not (add_eos_token=False)")
     if run.starts[-1] < size - 2:
-        raise _refusal(prompt, "the tokenizer merges the final ':' with the text before it", "change the query's end")
+        raise _refusal(
+            prompt,
+            "the tokenizer merges the final ':' with the text before it",
+            "change the query's end",
+        )
     if list(run.starts) != sorted(run.starts) or list(run.ends) != sorted(run.ends):
-        raise _refusal(prompt, "the tokenizer's offsets do not rise along the text", "take another tokenizer")
+        raise _refusal(
+            prompt, "the tokenizer's offsets do not rise along the text", "take another tokenizer"
+        )
 
 
-def _label_id(prompt: Prompt, label: str, size: int, run: _Tokens, end: _Tokens, unknown: int | None) -> int:
-    """Id of the token that begins `label` after the prompt's own ids; `size` is the length of the prompt's text."""
+def _label_id(
+    prompt: Prompt, label: str, size: int, run: _Tokens, end: _Tokens, unknown: int | None
+) -> int:
+    """Id of the token that begins `label` after the prompt's own ids; `size` is the length of the
+    prompt's text."""
     n = len(run.ids)
     if end.ids[:n] != run.ids or len(end.ids) <= n:
-        raise _refusal(prompt, f"the label '{label}' changes the tokens before it", "choose another label")
+        raise _refusal(
+            prompt, f"the label '{label}' changes the tokens before it", "choose another label"
+        )
     if end.ends[n] <= size + 1:
         problem = f"the label '{label}' begins with a token that is only a space"
         raise _refusal(prompt, problem, "choose a label that the vocabulary holds with its space")
     if end.ids[n] == unknown:
-        raise _refusal(prompt, f"the label '{label}' is unknown to the vocabulary", "choose another label")
+        raise _refusal(
+            prompt, f"the label '{label}' is unknown to the vocabulary", "choose another label"
+        )
     return end.ids[n]
 
 
@@ -246,11 +325,14 @@ def _refusal(prompt: Prompt, problem: str, remedy: str) -> TwoTowersError:
     return TwoTowersError(f"the prompt {excerpt!r} is refused, {problem}: {remedy}")
 
 
-def batches(encoded: Sequence[Encoded], max_tokens: int = 4096) -> Iterator[tuple[list[int], list[Encoded]]]:
-    """Batches of equal token length, so that no padding is needed: (indices into `encoded`, prompts).
+def batches(
+    encoded: Sequence[Encoded], max_tokens: int = 4096
+) -> Iterator[tuple[list[int], list[Encoded]]]:
+    """Batches of equal token length, so that no padding is needed: (indices into `encoded`,
+    prompts).
 
-    A batch holds at most `max_tokens` tokens, and at least one prompt. Lengths come in order of first appearance,
-    prompts of a length in their own order.
+    A batch holds at most `max_tokens` tokens, and at least one prompt. Lengths come in order of
+    first appearance, prompts of a length in their own order.
     """
     groups: dict[int, list[int]] = {}
     for index, e in enumerate(encoded):

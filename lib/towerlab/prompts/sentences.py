@@ -1,13 +1,17 @@
-"""Sentences in place of words (paper: v1 appendices A to D): sixty of the book's own, and six published sets.
+"""Sentences in place of words (paper: v1 appendices A to D): sixty of the book's own, and six
+published sets.
 
-    class_texts("sentences")["sport"]      # the book's own: data/sentences/own.csv, no download
-    class_texts("published")               # class -> sentences of six sets
-    PAIRS["published"]                     # the class pairs that prompts are drawn of
-    set_texts("trec")                      # class -> sentences of one published set
+A published file comes from the folder named by TWOTOWERS_DATA where that is set; else from the
+cache (TWOTOWERS_CACHE, by default the system's cache folder), downloaded there once.
+data/sentences/files.csv pins each to a commit and its SHA-256. No published sentence is in this
+repository, nor in any measurement (data/sentences/README.md).
 
-A published file comes from the folder named by TWOTOWERS_DATA where that is set; else from the cache (TWOTOWERS_CACHE, by
-default the system's cache folder), downloaded there once. data/sentences/files.csv pins each to a commit and its SHA-256.
-No published sentence is in this repository, nor in any measurement (data/sentences/README.md).
+    >>> class_pairs("sentences")
+    ('negative/positive', 'science/sport')
+    >>> sorted(class_texts("sentences"))
+    ['negative', 'positive', 'science', 'sport']
+    >>> list(read("sst2", b"0\\tDull .\\nno line of the set"))
+    [('negative', 'Dull .')]
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import html
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -30,38 +34,54 @@ from twotowers.paths import data_folder
 
 from towerlab.cache import user_cache
 from towerlab.progress import say
+from towerlab.prompts import blocks
 
 PAIRS = {
     "sentences": ("negative/positive", "science/sport"),
     "published": (
-        "sst2 negative/sst2 positive", "trec human/trec location", "trec entity/trec number", "agnews world/agnews sports",
-        "agnews business/agnews technology", "ethos acceptable/ethos hate", "financial negative/financial positive",
+        "sst2 negative/sst2 positive", "trec human/trec location", "trec entity/trec number",
+        "agnews world/agnews sports", "agnews business/agnews technology",
+        "ethos acceptable/ethos hate", "financial negative/financial positive",
         "amazon negative/amazon positive",
     ),
 }  # fmt: skip
-"""Suite -> its class pairs. They share no class, since class pairs are the clusters of every interval"""
+"""Suite -> its class pairs. They share no class, since class pairs are the clusters of every
+interval"""
 MOST_WORDS = 60
-"""Longer texts of the published sets are left out, so that eight demonstrations fit into 1,024 tokens or so"""
+"""Longer texts of the published sets are left out, so that eight demonstrations fit into 1,024
+tokens or so"""
 DATA = "TWOTOWERS_DATA"
 SERVER = "https://raw.githubusercontent.com"
 _SENTIMENT = {"0": "negative", "1": "positive"}
-_TREC = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human", "LOC": "location", "NUM": "number"}
+_FINANCIAL = {cls: cls for cls in ("negative", "neutral", "positive")}
+_TREC = {
+    "ABBR": "abbreviation",
+    "DESC": "description",
+    "ENTY": "entity",
+    "HUM": "human",
+    "LOC": "location",
+    "NUM": "number",
+}
 _AGNEWS = {"1": "world", "2": "sports", "3": "business", "4": "technology"}
 # The share of annotators who said hate, to its first digit: hate from a half on.
-_ETHOS = {share: "acceptable" for share in ("0", "0.0", "0.1", "0.2", "0.3", "0.4")}
-_ETHOS |= {share: "hate" for share in ("0.5", "0.6", "0.7", "0.8", "0.9", "1.0", "1")}
+_ETHOS = {f"{tenths / 10}": "hate" if tenths >= 5 else "acceptable" for tenths in range(11)} | {
+    "0": "acceptable",
+    "1": "hate",
+}
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "sst2": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _SENTIMENT),
     "trec": ("latin-1", r"(?P<cls>[A-Z]+)(:\S*)? (?P<text>.*)", _TREC),
     "agnews": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _AGNEWS),
     "ethos": ("utf8", r"(?P<text>.*)\t(?P<cls>[01](\.\d)?)\d*", _ETHOS),
-    "financial": ("latin-1", r"(?P<text>.*)@(?P<cls>\w+)", {cls: cls for cls in ("negative", "neutral", "positive")}),
+    "financial": ("latin-1", r"(?P<text>.*)@(?P<cls>\w+)", _FINANCIAL),
     "amazon": ("utf8", r"__label__(?P<cls>\d) (?P<text>.*)", {"1": "negative", "2": "positive"}),
 }  # fmt: skip
 """Published set -> encoding of its file, form of a line, and what its classes are called here"""
 TABLES = {"agnews": ",", "ethos": ";"}
-"""Sets whose files are CSV -> what separates cells; read as lines of the first cell, a tab and the others"""
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")  # those that str.split does not take for spaces
+"""Sets whose files are CSV -> what separates cells; read as lines of the first cell, a tab and the
+others"""
+# those that str.split does not take for spaces
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")
 # Entities that lost their "&" ("It #39;s", " quot;"); tags, but not <A.N>, the mark of a stock.
 _ENTITY = re.compile(r" ?(#\d+|quot|amp|lt|gt|hellip);")
 _TAG = re.compile(r"</?(?:a|b|br|em|font|i|img|nobr|p|strong)(?:\s[^<>]*)?/?>", re.IGNORECASE)
@@ -75,7 +95,8 @@ class Sentence(Row):
 
 
 class Pin(Row):
-    """A line of data/sentences/files.csv: the file of a set, where it lies on the server, and what it is."""
+    """A line of data/sentences/files.csv: the file of a set, where it lies on the server, and what
+    it is."""
 
     set: Text
     file: Text
@@ -88,12 +109,14 @@ class Pin(Row):
 
 @cache
 def class_pairs(suite: str) -> tuple[str, ...]:
-    """The class pairs of a suite: those of PAIRS that are there, and other classes of one's own sentences two by two.
+    """The class pairs of a suite: of words, those of `blocks`; else those of PAIRS that are there,
+    and other classes of one's own sentences two by two.
 
-    Raises TwoTowersError where there is one class alone; one without a partner is left out, and told.
+    Raises TwoTowersError where there is one class alone; one without a partner is left out, and
+    told.
     """
     if suite != "sentences":
-        return PAIRS[suite]
+        return blocks.class_pairs() if suite == "words" else PAIRS[suite]
     path = data_folder() / "sentences" / "own.csv"
     classes = list(dict.fromkeys(row.cls for row in read_table(path, Sentence)))
     known = tuple(pair for pair in PAIRS[suite] if {*pair.split("/")} <= {*classes})
@@ -101,13 +124,16 @@ def class_pairs(suite: str) -> tuple[str, ...]:
     if len(classes) < 2:
         raise damaged(path, f"it has one class alone, {classes[0]}")
     if len(rest) % 2:
-        say(f"{path.name}: the class {rest[-1]} is left out, since there is no other to pair it with")
+        say(
+            f"{path.name}: the class {rest[-1]} is left out, since there is no other to pair it "
+            "with"
+        )
     return (*known, *map("/".join, zip(rest[::2], rest[1::2], strict=False)))
 
 
 @cache
-def class_texts(suite: str) -> dict[str, list[str]]:
-    """Class -> sentences of a suite of PAIRS; of the published sets as `set_texts`.
+def class_texts(suite: str) -> Mapping[str, list[str]]:
+    """Class -> texts of a suite; of the published sets as `set_texts`.
 
     Raises TwoTowersError when a file cannot be had.
     """
@@ -116,22 +142,27 @@ def class_texts(suite: str) -> dict[str, list[str]]:
         for row in read_table(data_folder() / "sentences" / "own.csv", Sentence, ("sentence",)):
             out.setdefault(row.cls, []).append(row.sentence)
         return dict(sorted(out.items()))
+    if suite == "words":
+        return blocks.class_words()
     return {cls: texts for name in SETS for cls, texts in set_texts(name).items()}
 
 
 @cache
 def set_texts(name: str) -> dict[str, list[str]]:
-    """Class, such as "trec human" -> sentences of one published set, of at most MOST_WORDS words. Raises as `class_texts`."""
+    """Class, such as "trec human" -> sentences of one published set, of at most MOST_WORDS words.
+    Raises as `class_texts`."""
     return usable(name, fetch(name))
 
 
 def usable(name: str, content: bytes) -> dict[str, list[str]]:
-    """Class -> texts of one file, mended, whitespace one space; none twice, of two classes, without words or too long."""
+    """Class -> texts of one file, mended, whitespace one space; none twice, of two classes, without
+    words or too long."""
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     classes: dict[tuple[str, ...], set[str]] = {}
     for cls, text in read(name, content):
         text = " ".join(_CONTROL.sub("", mended(text) if name == "agnews" else text).split())
-        words = tuple(re.findall(r"\w+", text.casefold()))  # without case and punctuation: "the same text" means these
+        # without case and punctuation: "the same text" means these
+        words = tuple(re.findall(r"\w+", text.casefold()))
         first.setdefault(words, (cls, text))
         classes.setdefault(words, set()).add(cls)
     out: dict[str, list[str]] = {}
@@ -144,11 +175,13 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
 def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
     """Class and text of every line that has the form of the set.
 
-    Tokens that the publishers made (-lrb-, ``) and letters that were broken on the way (47 lines of financial, 12 of ethos) stay.
+    Tokens that the publishers made (-lrb-, ``) and letters that were broken on the way (47 lines of
+    financial, 12 of ethos) stay.
     """
     encoding, form, classes = SETS[name]
     text = content.decode(encoding)
-    lines: Iterable[str] = text.replace("\r\n", "\n").split("\n")  # not str.splitlines, which also cuts inside of texts
+    # not str.splitlines, which also cuts inside of texts
+    lines: Iterable[str] = text.replace("\r\n", "\n").split("\n")
     if name in TABLES:
         cells = csv.reader(io.StringIO(text, newline=""), delimiter=TABLES[name])
         lines = (f"{first}\t{' '.join(rest)}" for first, *rest in cells)
@@ -159,7 +192,8 @@ def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
 
 
 def mended(text: str) -> str:
-    """A text of AG News without what its making left: broken entities, HTML tags, backslashes that stood for line ends."""
+    """A text of AG News without what its making left: broken entities, HTML tags, backslashes that
+    stood for line ends."""
     text = _ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), html.unescape(text))
     return _TAG.sub(" ", text).replace("\\$", "$").replace("\\", " ")
 
@@ -167,25 +201,40 @@ def mended(text: str) -> str:
 @cache
 def pins() -> dict[str, Pin]:
     """Published set -> line of data/sentences/files.csv."""
-    return {pin.set: pin for pin in read_table(data_folder() / "sentences" / "files.csv", Pin, ("set",))}
+    return {
+        pin.set: pin for pin in read_table(data_folder() / "sentences" / "files.csv", Pin, ("set",))
+    }
 
 
 def fetch(name: str) -> bytes:
-    """The file of a published set. Raises TwoTowersError when it cannot be had, and when it is another than the pinned one."""
+    """The file of a published set. Raises TwoTowersError when it cannot be had, and when it is
+    another than the pinned one."""
     pin = pins()[name]
     remedy = f"set {DATA} to a folder that holds {pin.file}"
     if folder := os.environ.get(DATA):
         path = Path(folder).expanduser() / pin.file
         if not path.is_file():
-            raise TwoTowersError(f"{DATA}='{folder}' lacks {pin.file}: put it there, or unset {DATA} to download it")
+            raise TwoTowersError(
+                f"{DATA}='{folder}' lacks {pin.file}: put it there, or unset {DATA} to download it"
+            )
         if pooch.file_hash(str(path)) != pin.sha256:
-            raise TwoTowersError(f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or unset it")
+            raise TwoTowersError(
+                f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or "
+                "unset it"
+            )
         return path.read_bytes()
     url = f"{SERVER}/{pin.repository}/{pin.commit}/{quote(pin.path)}"
     kept = user_cache() / pin.file
     pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book
     try:
-        return Path(pooch.retrieve(url, f"sha256:{pin.sha256}", kept.name, kept.parent)).read_bytes()
-    except (OSError, ValueError) as error:  # pooch raises ValueError for another SHA-256, and throws the file away
-        reason = "another SHA-256 than the pinned one" if "hash" in str(error) else type(error).__name__
-        raise TwoTowersError(f"{url} cannot be fetched ({reason}): {remedy}, or connect and try again") from None
+        return Path(
+            pooch.retrieve(url, f"sha256:{pin.sha256}", kept.name, kept.parent)
+        ).read_bytes()
+    # pooch raises ValueError for another SHA-256, and throws the file away
+    except (OSError, ValueError) as error:
+        reason = (
+            "another SHA-256 than the pinned one" if "hash" in str(error) else type(error).__name__
+        )
+        raise TwoTowersError(
+            f"{url} cannot be fetched ({reason}): {remedy}, or connect and try again"
+        ) from None

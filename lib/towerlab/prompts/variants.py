@@ -1,13 +1,14 @@
 """Variants of a prompt: one demonstration fewer, other orders, shuffled labels, other queries.
 
-    blocks = draw_blocks(50, Form(2, "space"), seed=1)
-    fewer = [one_fewer(p) for p in blocks]                # v1 section 5.1
-    first = [in_order(p, patterns(p)[0]) for p in blocks] # true ones first, v1 section 5.2
-    factorial(blocks)                                     # order x label assignment x query class
+    >>> from towerlab.prompts.paper_sets import CASE
+    >>> one_fewer(CASE).text                              # v1 section 5.1
+    'love : bar like : bar eight : foo one :'
+    >>> in_order(CASE, patterns(CASE)[0]).text            # true ones first, v1 section 5.2
+    'eight : foo two : foo love : bar like : bar one :'
 
-Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt and its variants can
-be joined (`measure.answers.joined`) and resampled together. A pattern such as "FFTT" says which places hold
-demonstrations of the query's label (T); it is the coordinate `order` of a measurement.
+Every variant keeps the prompt's block, class pair and separator, so that measurements of a prompt
+and its variants can be joined and resampled together. A pattern such as "FFTT" says which places
+hold demonstrations of the query's label (T); it is the coordinate `order` of a measurement.
 """
 
 from __future__ import annotations
@@ -23,42 +24,55 @@ from towerlab.prompts.prompt import Prompt
 
 
 def one_fewer(prompt: Prompt, kind: bool = True) -> Prompt:
-    """The prompt without its last true demonstration (v1 section 5.1), or with `kind` False without its last false one.
+    """The prompt without its last true demonstration (v1 section 5.1), or with `kind` False without
+    its last false one.
 
     Raises TwoTowersError when none of the kind would be left.
     """
     places = [i for i, true in enumerate(prompt.is_true) if true == kind]
     if len(places) < 2:
         name = "true" if kind else "false"
-        raise TwoTowersError(f"cannot remove one of {len(places)} {name} demonstrations: draw with k of at least 2")
+        raise TwoTowersError(
+            f"cannot remove one of {len(places)} {name} demonstrations: draw with k of at least 2"
+        )
     return _rearrange(prompt, [i for i in range(len(prompt.demonstrations)) if i != places[-1]])
 
 
 def in_order(prompt: Prompt, pattern: str) -> Prompt:
     """The demonstrations in the order of a pattern such as "FFTT"; each kind keeps its own order.
 
-    Raises TwoTowersError for a pattern that does not fit the prompt's true and false demonstrations.
+    Raises TwoTowersError for a pattern that does not fit the prompt's true and false
+    demonstrations.
     """
     if sorted(pattern) != sorted(prompt.order):
-        raise TwoTowersError(f"the order '{pattern}' does not fit a prompt of order '{prompt.order}': use the same letters")
-    places = {letter: iter([i for i, kind in enumerate(prompt.order) if kind == letter]) for letter in "TF"}
+        raise TwoTowersError(
+            f"the order '{pattern}' does not fit a prompt of order '{prompt.order}': use the same "
+            "letters"
+        )
+    places = {
+        letter: iter([i for i, kind in enumerate(prompt.order) if kind == letter])
+        for letter in "TF"
+    }
     return _rearrange(prompt, [next(places[letter]) for letter in pattern])
 
 
 def patterns(prompt: Prompt) -> list[str]:
-    """Every order of true and false demonstrations, each kind in its own order: 6 of 2 + 2, "TTFF" first."""
+    """Every order of true and false demonstrations, each kind in its own order: 6 of 2 + 2, "TTFF"
+    first."""
     n, true = len(prompt.is_true), sum(prompt.is_true)
-    return ["".join("T" if i in places else "F" for i in range(n)) for places in combinations(range(n), true)]
+    return [
+        "".join("T" if i in places else "F" for i in range(n))
+        for places in combinations(range(n), true)
+    ]
 
 
 def with_query(prompt: Prompt, query: str, cls: str) -> Prompt:
-    """The prompt with another query, a text of the class `cls`, whose label becomes the true one.
+    """The prompt with another query, whose label becomes the true one.
 
-    Raises TwoTowersError when no demonstration has the class.
+    Args:
+        cls: the query's class, one of the demonstrations'.
     """
-    label = next((d.label for d in prompt.demonstrations if d.cls == cls), None)
-    if label is None:
-        raise TwoTowersError(f"no demonstration has the class '{cls}': choose a class of the prompt")
+    label = next(d.label for d in prompt.demonstrations if d.cls == cls)
     return replace(prompt, query=query, cls=cls, true_label=label)
 
 
@@ -71,10 +85,12 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
 
 
 def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Every prompt with labels that say nothing about classes: each class has each label equally often, at random.
+    """Every prompt with labels that say nothing about classes: each class has each label equally
+    often, at random.
 
-    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps the task in every
-    sixth prompt and reverses it in another. Raises NotTestable for a class with an odd number of demonstrations.
+    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps
+    the task in every sixth prompt and reverses it in another. Raises NotTestable for a class with
+    an odd number of demonstrations.
     """
     rng, out = np.random.default_rng([0, 24]), []
     for prompt in prompts:
@@ -82,29 +98,43 @@ def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
         for cls in dict.fromkeys(d.cls for d in demonstrations):
             places = [i for i, d in enumerate(demonstrations) if d.cls == cls]
             if len(places) % 2:
-                raise NotTestable(f"{len(places)} demonstrations of a class cannot share two labels: use an even k")
+                raise NotTestable(
+                    f"{len(places)} demonstrations of a class cannot share two labels: use an even "
+                    "k"
+                )
             for turn, place in enumerate(rng.permutation(places)):
-                demonstrations[place] = replace(demonstrations[place], label=prompt.labels[turn % 2])
+                demonstrations[place] = replace(
+                    demonstrations[place], label=prompt.labels[turn % 2]
+                )
         out.append(replace(prompt, demonstrations=tuple(demonstrations)))
     return out
 
 
-def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None) -> list[Prompt]:
-    """The first prompt of every block in all orders (or those given) x a query of either class x both assignments.
+def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:
+    """The first prompt of every block in some orders x a query of either class x both assignments.
 
-    A query of the other class is a random text of that class from the other prompts of the set. The design matrix
-    (last label, mean place, match of query and label ...) follows from the coordinates order, labels and true_label.
-    Raises TwoTowersError when no text of the other class is left.
+    A query of the other class is a random text of that class from the other prompts of the set. The
+    design matrix (last label, mean place, match of query and label ...) follows from the
+    coordinates order, labels and true_label.
+
+    Args:
+        orders: patterns such as "FFTT".
+
+    Raises:
+        TwoTowersError: when no text of the other class is left.
     """
-    rng, texts = np.random.default_rng([0, 61]), _texts(blocks)
-    out = []
+    rng, texts, out = np.random.default_rng([0, 61]), _texts(blocks), []
     for prompt in {p.block: p for p in reversed(blocks)}.values():
-        other = next((d.cls for d in prompt.demonstrations if d.cls != prompt.cls), "")
-        free = [text for text in texts.get(other, ()) if text not in {d.text for d in prompt.demonstrations}]
+        other = next(d.cls for d in prompt.demonstrations if d.cls != prompt.cls)
+        free = [
+            text for text in texts[other] if text not in {d.text for d in prompt.demonstrations}
+        ]
         if not free:
-            raise TwoTowersError(f"no text of the class '{other}' is left for a query: draw more blocks")
+            raise TwoTowersError(
+                f"no text of the class '{other}' is left for a query: draw more blocks"
+            )
         queries = (prompt.query, prompt.cls), (free[rng.integers(len(free))], other)
-        for pattern, (query, cls) in product(orders or patterns(prompt), queries):
+        for pattern, (query, cls) in product(orders, queries):
             variant = with_query(in_order(prompt, pattern), query, cls)
             out += [variant, exchanged_labels(variant)]
     return sorted(out, key=lambda p: p.block)
@@ -112,11 +142,11 @@ def factorial(blocks: Sequence[Prompt], orders: Sequence[str] | None = None) -> 
 
 def _texts(prompts: Sequence[Prompt]) -> dict[str, list[str]]:
     """Class -> the texts of the set that belong to it."""
-    out: dict[str, dict[str, None]] = {}
+    out: dict[str, list[str]] = {}
     for p in prompts:
         for text, cls in ((p.query, p.cls), *((d.text, d.cls) for d in p.demonstrations)):
-            out.setdefault(cls, {})[text] = None
-    return {cls: list(texts) for cls, texts in out.items()}
+            out.setdefault(cls, []).append(text)
+    return {cls: list(dict.fromkeys(texts)) for cls, texts in out.items()}
 
 
 def _rearrange(prompt: Prompt, places: Sequence[int]) -> Prompt:
