@@ -62,7 +62,7 @@ def test_controls_of_a_full_layer_come_from_the_next():
 
 def test_heads_by_effect_have_the_largest_of_either_sign():
     effect = np.array([[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]])  # (contrast, prompt, layer, head)
-    looks = xr.Dataset({"effect": (("contrast", "prompt", "layer", "head"), effect)}, {"contrast": ["reversed", "texts exchanged"]})
+    looks = xr.Dataset({"effect": (("contrast", "prompt", "layer", "head"), effect)}, {"contrast": ["attention swapped", "texts exchanged"]})
     assert choose.by_effect(looks, 2) == [(0, 1), (1, 0)]
 
 

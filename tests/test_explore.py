@@ -131,7 +131,7 @@ def test_numbers_are_those_of_the_file(explorer, chapter):
 
 @pytest.mark.parametrize("explorer", ["12-what-every-head-does"], indirect=True)
 def test_groups_of_prompts_are_rows(explorer, chapter):
-    data = chapter.measured("looks")[MODEL].sel(layer=24, head=4, contrast="reversed")
+    data = chapter.measured("looks")[MODEL].sel(layer=24, head=4, contrast="attention swapped")
     explorer.controls["head"].value = "24-4"
     means = data[["effect", "direct_effect"]].isel(prompt=data.pair.values == "crime/tree").mean("prompt")
     assert [*explorer.frame.loc["crime/tree"]] == pytest.approx([float(x) for x in means.values()])

@@ -54,7 +54,7 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
 
 def own(layer, head):
     """Mean preference with the prompt's own query."""
-    own = recorded_data("looks")["preference"].sel(query_of="own")
+    own = recorded_data("looks")["attention_difference"].sel(query_of="own")
     return float(own.mean("prompt").isel(layer=layer, head=head))
 
 

@@ -10,7 +10,8 @@ import torch
 from conftest import refused, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
-from towerlab.model.edits import Places, attend, edited, everywhere, places_of, reversed_weights
+from towerlab.model.edits import attend, edited, everywhere
+from towerlab.model.label_attention import Places, places_of, swapped_weights
 from towerlab.prompts.blocks import DONORS, donors_of, draw_blocks
 from towerlab.prompts.prompt import encode_all
 from twotowers import choose
@@ -23,7 +24,7 @@ def looks(model, encoded, senders=8):
     return alone.assign(ways(model, encoded, choose.by_effect(alone, senders)))
 
 
-def preference_of(weights, e):
+def attention_difference_of(weights, e):
     return sum(
         float(weights[p]) * (1 if true else -1)
         for p, true in zip(e.label_positions, e.prompt.is_true, strict=True)
@@ -50,11 +51,11 @@ def sent_z(model, encoded):
     plain, donors = [run(model, e) for e in encoded], donors_of(encoded)
     out = []
     for i, e in enumerate(encoded):
-        of_contrast = {"reversed": {}} | {name: {} for name in DONORS}
+        of_contrast = {"attention swapped": {}} | {name: {} for name in DONORS}
         for layer, head in every_head(model):
             attention = plain[i]["attention"][layer]
             weights = reverse(weights_of(model, attention, head, e.last), e, e.last)
-            of_contrast["reversed"][layer, head] = z_of(model, weights, attention[2], head)
+            of_contrast["attention swapped"][layer, head] = z_of(model, weights, attention[2], head)
             for name in DONORS:
                 theirs = plain[donors[name][i]]["z"][layer][0, -1]
                 of_contrast[name][layer, head] = theirs[head * model.d_head : (head + 1) * model.d_head]
@@ -62,7 +63,7 @@ def sent_z(model, encoded):
     return out
 
 
-def test_preferences_are_those_of_the_definition(model, small_batches):
+def test_attention_differences_are_those_of_the_definition(model, small_batches):
     encoded = tiny_blocks.blocks(2)
     result, other = looks(model, encoded), donors_of(encoded)["labels exchanged"]
     runs = [run(model, e) for e in encoded]
@@ -70,9 +71,9 @@ def test_preferences_are_those_of_the_definition(model, small_batches):
         for layer, head in every_head(model):
             own, (their_query, *_) = runs[i]["attention"][layer], runs[other[i]]["attention"][layer]
             for query_of, query in (("own", None), ("labels exchanged", their_query)):
-                expected = preference_of(weights_of(model, own, head, e.last, query), e)
-                np.testing.assert_allclose(result.preference.sel(query_of=query_of)[i, layer, head], expected, **EXACT)
-    own, exchanged = result.preference
+                expected = attention_difference_of(weights_of(model, own, head, e.last, query), e)
+                np.testing.assert_allclose(result.attention_difference.sel(query_of=query_of)[i, layer, head], expected, **EXACT)
+    own, exchanged = result.attention_difference
     assert float(abs(own - exchanged).max()) > 1e-4
 
 
@@ -91,9 +92,9 @@ def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
     assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
 
-def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_positions(model):
+def test_all_heads_swapped_at_once_equals_a_loop_over_layers_heads_and_positions(model):
     encoded = tiny_blocks.blocks(1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()})
-    result = looks(model, encoded, senders=1).logit_difference_all_reversed
+    result = looks(model, encoded, senders=1).logit_difference_all_swapped
     for i, (e, (plain, _)) in enumerate(zip(encoded, sent_z(model, encoded), strict=True)):
         start, stop = e.query_span
         sets = ([e.last], range(start, stop), range(start, len(e.ids)), range(len(e.ids)))
@@ -105,14 +106,14 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
                     z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(model, weights, attention[2], head)
                 return z
 
-            np.testing.assert_allclose(result.sel(reversed_position=name)[i], run(model, e, change)["difference"], **EXACT)
+            np.testing.assert_allclose(result.sel(swapped_position=name)[i], run(model, e, change)["difference"], **EXACT)
     assert len(np.unique(np.round(result, 6))) == result.size
 
 
 def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model, small_batches):
     encoded = tiny_blocks.blocks(2)
     result = looks(model, encoded, senders=3)
-    mean = abs(result.effect.sel(contrast="reversed").mean("prompt"))
+    mean = abs(result.effect.sel(contrast="attention swapped").mean("prompt"))
     at = dict(layer=result.sender_layer, head=result.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]
     for route, variable in {"all": "effect", "direct": "direct_effect"}.items():
@@ -136,15 +137,15 @@ def test_donors_differ_from_a_prompt_in_what_their_name_says():
     refused("block 2 is not whole", donors_of, encoded[:-1])
 
 
-def test_labels_of_unequal_length_have_no_preference_with_exchanged_labels():
+def test_labels_of_unequal_length_have_no_attention_difference_with_exchanged_labels():
     prompts = draw_blocks(1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS)
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
     result = looks(tiny("gpt2"), encoded)
-    assert result.preference.sel(query_of="labels exchanged").isnull().all()
-    assert result.preference.sel(query_of="own").notnull().all() and result.effect.notnull().all()
+    assert result.attention_difference.sel(query_of="labels exchanged").isnull().all()
+    assert result.attention_difference.sel(query_of="own").notnull().all() and result.effect.notnull().all()
 
 
-def test_reversed_weights_by_hand():
+def test_swapped_weights_by_hand():
     # Positions: true label, other label, other label, a text, and a second true label that stands last.
     places = Places(torch.tensor([[True, False, False, False, True]]), torch.tensor([[False, True, True, False, False]]))
     rows = torch.tensor([[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64)
@@ -152,15 +153,15 @@ def test_reversed_weights_by_hand():
     expected = torch.tensor(
         [[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64
     )
-    result = torch.cat([reversed_weights(row[None, None, None], places)[0, 0] for row in rows])
+    result = torch.cat([swapped_weights(row[None, None, None], places)[0, 0] for row in rows])
     torch.testing.assert_close(result, expected)
     early = torch.tensor([[[[0.6, 0.4, 0.0]]]])  # the last of three positions, and no true label before it but one
     one_class = Places(torch.tensor([[True, False, False]]), torch.tensor([[False, False, True]]))
-    torch.testing.assert_close(reversed_weights(early, one_class), early)
+    torch.testing.assert_close(swapped_weights(early, one_class), early)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_plain(kind, float64):
+def test_a_head_without_attention_difference_moves_nothing_and_weights_turned_twice_are_plain(kind, float64):
     model, encoded = tiny(kind), tiny_blocks.blocks(1)
     with torch.no_grad():  # no query of layer 0: its heads look at everything alike
         if kind == "gpt2":
@@ -169,9 +170,9 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
         else:
             model.part(0, "attention").q_proj.weight.zero_()
     result = looks(model, encoded)
-    assert float(abs(result.preference.sel(layer=0)).max()) < 1e-12
-    assert float(abs(result.effect.sel(layer=0, contrast="reversed")).max()) < 1e-12
-    assert float(abs(result.effect.sel(layer=1, contrast="reversed")).max()) > 1e-4
+    assert float(abs(result.attention_difference.sel(layer=0)).max()) < 1e-12
+    assert float(abs(result.effect.sel(layer=0, contrast="attention swapped")).max()) < 1e-12
+    assert float(abs(result.effect.sel(layer=1, contrast="attention swapped")).max()) > 1e-4
     plain, places = run(model, encoded[0]), places_of(encoded[:1])
     weights = {
         layer: torch.stack([torch.stack([
@@ -179,7 +180,7 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
             for q in range(len(encoded[0].ids))]) for head in range(model.n_heads)])[None]
         for layer in range(model.n_layers)
     }  # fmt: skip
-    twice = {layer: reversed_weights(reversed_weights(w, places), places) for layer, w in weights.items()}
+    twice = {layer: swapped_weights(swapped_weights(w, places), places) for layer, w in weights.items()}
     with edited(model, attend(every_head(model), twice, everywhere(encoded[:1]))):
         assert run(model, encoded[0])["difference"] == pytest.approx(plain["difference"], abs=1e-9)
 
@@ -188,7 +189,7 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     result = looks(planted.relay_and_suppressor(), tiny_blocks.blocks(4), senders=3)
     choice = float(result.logit_difference.min())
     assert choice > 2  # nats: the model answers right
-    own, other = result.preference.mean("prompt")
+    own, other = result.attention_difference.mean("prompt")
     text, label = (own + other) / 2, (own - other) / 2
     effect, direct = result.effect.mean("prompt"), result.direct_effect.mean("prompt")
     comparer, idle, writer, suppressor = (dict(layer=layer, head=head) for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1)))
@@ -198,7 +199,7 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     for head in (writer, suppressor):
         assert label.sel(head) > 0.9 and abs(text.sel(head)) < 0.01
     assert abs(effect.sel(idle)).max() < 1e-9  # it looks, and does nothing
-    c = effect.sel(contrast="reversed")
+    c = effect.sel(contrast="attention swapped")
     assert c.sel(comparer) > 1.5 * choice and c.sel(writer) > 1.5 * choice and c.sel(suppressor) < -0.5 * choice
     assert abs(direct.sel(comparer)).max() < 0.01 * choice  # all is passed on
     np.testing.assert_allclose(direct.sel(writer), effect.sel(writer), rtol=0, atol=1e-9)  # nothing follows
@@ -211,6 +212,6 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     by_queries = float(ways.sel(route="later queries") / ways.sel(route="all"))
     assert by_queries == pytest.approx(1, abs=0.03)
 
-    at = result.logit_difference_all_reversed.mean("prompt")
-    assert at.sel(reversed_position="last position") < -0.9 * choice  # all of the choice is decided there
-    assert at.sel(reversed_position="query's text") > 0.99 * choice
+    at = result.logit_difference_all_swapped.mean("prompt")
+    assert at.sel(swapped_position="last position") < -0.9 * choice  # all of the choice is decided there
+    assert at.sel(swapped_position="query's text") > 0.99 * choice

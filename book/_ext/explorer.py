@@ -70,14 +70,14 @@ def reader(model: str, suite: str, folder: Path) -> Read:
 
 def looks_columns(looks: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, bool]]:
     """Name, values (prompt, layer, head), and whether their interval is wanted."""
-    own, other = (
-        looks["preference"].sel(query_of=query, drop=True) for query in ("own", "labels exchanged")
-    )
+    difference = looks["attention_difference"]
+    own, other = (difference.sel(query_of=of, drop=True) for of in ("own", "labels exchanged"))
     yield "by text", (own + other) / 2, False
     yield "by predicted label", (own - other) / 2, False
-    yield "direct effect", looks["direct_effect"].sel(contrast="reversed", drop=True), False
+    direct = looks["direct_effect"].sel(contrast="attention swapped", drop=True)
+    yield "direct effect", direct, False
     for name, contrast in {
-        "effect": "reversed",
+        "effect": "attention swapped",
         "label sent": "labels exchanged",
         "place sent": "texts exchanged",
     }.items():

@@ -1,1 +1,1 @@
-"""The laboratory: prompts, models and measurements. It writes the files that `twotowers` analyses, and needs torch."""
+"""The laboratory: prompts, models and measurements, for the files that `twotowers` analyses."""

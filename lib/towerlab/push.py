@@ -16,8 +16,8 @@ from twotowers.errors import TwoTowersError
 from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
 
-from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.measure.heads import heads as measure_heads
+from towerlab.measure.tower_grid import BLOCKS, class_directions
 from towerlab.model import query_key
 from towerlab.model.model import Model
 from towerlab.prompts.blocks import class_words, draw_blocks

@@ -121,7 +121,7 @@ def by_effect(looks: xr.Dataset, k: int = TOP) -> list[Head]:
         looks: the measurement "looks".
         k: so many.
     """
-    return top(abs(looks["effect"].sel(contrast="reversed", drop=True).mean("prompt")), k)
+    return top(abs(looks["effect"].sel(contrast="attention swapped", drop=True).mean("prompt")), k)
 
 
 def matched_sets(

@@ -8,7 +8,7 @@ demonstrations of the two classes in each other's places, and the same right ans
     >>> from twotowers.settings import Settings
     >>> run = Run(Settings(model="mini-gpt2", blocks=1, k=2, separator="space"))
     >>> data = one_by_one(run.model, run.few())
-    >>> own, exchanged = data["preference"]             # of whose query
+    >>> own, exchanged = data["attention_difference"]             # of whose query
     >>> text_part, label_part = (own + exchanged) / 2, (own - exchanged) / 2
     >>> data["effect"].dims
     ('contrast', 'prompt', 'layer', 'head')
@@ -33,17 +33,13 @@ from towerlab.measure.observations import answers_of, observations, read_batches
 from towerlab.measure.recipe import Recipe
 from towerlab.model.attention import Attention, reading_all
 from towerlab.model.capture import check_labels_left, plain_z
-from towerlab.model.edits import (
-    UNCHANGED,
-    Edit,
+from towerlab.model.edits import UNCHANGED, Edit, answers, attend, feed
+from towerlab.model.label_attention import (
     Places,
     Weights,
-    answers,
-    attend,
-    feed,
+    attention_difference,
     places_of,
-    preference,
-    reversed_weights,
+    swapped_weights,
 )
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model
@@ -53,7 +49,7 @@ from towerlab.prompts.prompt import Encoded
 
 Make = Callable[[Heads], Edit]
 """What edits some heads, under one contrast"""
-CONTRASTS = ("reversed", *list(DONORS)[:2])
+CONTRASTS = ("attention swapped", *list(DONORS)[:2])
 POSITIONS = ("last position", "query's text", "from the query's text on", "every position")
 QUERIES = ("own", "labels exchanged")
 SENDERS = 8
@@ -92,23 +88,27 @@ def one_by_one(
         contrasts: the first of CONTRASTS, or more.
 
     Returns:
-        `preference` (query_of, prompt, layer, head): attention on labels of the query's class minus
+        `attention_difference` (query_of, prompt, layer, head): attention on labels of the query's
+        class minus
             that on the others, with the prompt's own query and with that of the prompt with
             exchanged labels; keys are the prompt's own. A query that knows the query's text alone
-            keeps its preference (text part); one that asks for the label that is about to be said
+            keeps its attention_difference (text part); one that asks for the label that is about to
+            be said
             turns round (label part). NaN where labels do not stand at the same positions once they
             are exchanged.
         `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of
             the plain run minus that under one edit of one head at the last position, so towards the
-            other label. "reversed": its preference is reversed, values stay (`model.edits`).
+            other label. "attention swapped": its sums of attention on the two classes' labels
+            change places, values stay (`model.label_attention`).
             "labels exchanged", "texts exchanged": what it feeds to W_O is that of the other prompt:
             which label, which place. All that comes later responds.
         `direct_effect` (contrast, prompt, layer, head): the same with all else held at the plain
             run, so that only what the head itself writes reaches the final norm, which is
             recomputed.
-        `logit_difference_all_reversed` (reversed_position, prompt): with the preferences of all
-            heads reversed at once, at the positions of POSITIONS. Each has the weights of the plain
-            run, reversed; values are those of the run. `logit_difference` (prompt,) is plain.
+        `logit_difference_all_swapped` (swapped_position, prompt): with the attention_differences of
+        all
+            heads swapped at once, at the positions of POSITIONS. Each has the weights of the plain
+            run, swapped; values are those of the run. `logit_difference` (prompt,) is plain.
 
     Raises:
         TwoTowersError: for blocks that are not whole, and as `measure.heads`.
@@ -119,10 +119,10 @@ def one_by_one(
 
     def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
         places = places_of(batch)
-        weights: dict[int, Weights] = {}  # layer -> those of all positions, reversed
+        weights: dict[int, Weights] = {}  # layer -> those of all positions, swapped
 
         def read(layer: int, attention: Attention) -> None:
-            weights[layer] = reversed_weights(attention.weights(), places)
+            weights[layer] = swapped_weights(attention.weights(), places)
 
         with reading_all(model, read):
             last = LastPosition(model, batch)
@@ -131,8 +131,8 @@ def one_by_one(
             *(donated(z, donors[contrast], index) for contrast in contrasts[1:]),
         ]
         plain, effect = _effects(last, makes)
-        all_reversed = answers(
-            model, batch, [attend(every_head, weights, at) for at in positions_reversed(batch)]
+        all_swapped = answers(
+            model, batch, [attend(every_head, weights, at) for at in swapped_positions(batch)]
         )
 
         partners = [encoded[donors[CONTRASTS[1]][i]] for i in index]
@@ -142,20 +142,22 @@ def one_by_one(
         ]
         fits = [own == other for own, other in zip(*stand, strict=True)]
         others = [other if fit else e for e, other, fit in zip(batch, partners, fits, strict=True)]
-        theirs = _preferences(last, LastPosition(model, others), places)
+        theirs = _attention_differences(last, LastPosition(model, others), places)
         theirs[~torch.tensor(fits)] = torch.nan
+        own = _attention_differences(last, last, places)
         return {
-            "logit_difference": plain, "effect": effect,
+            "logit_difference": plain,
+            "effect": effect,
             "direct_effect": _direct_effects(last, makes),
-            "logit_difference_all_reversed": answers_of(batch, *all_reversed)["logit_difference"],
-            "preference": torch.stack([_preferences(last, last, places), theirs], 1),
-        }  # fmt: skip
+            "logit_difference_all_swapped": answers_of(batch, *all_swapped)["logit_difference"],
+            "attention_difference": torch.stack([own, theirs], 1),
+        }
 
     arrays = read_batches("looks", encoded, 2048, run)
     names = {
         "query_of": list(QUERIES),
         "contrast": list(contrasts),
-        "reversed_position": list(POSITIONS),
+        "swapped_position": list(POSITIONS),
     }
     return observations("looks", encoded, arrays, **names)
 
@@ -194,14 +196,14 @@ def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions 
     return logit_differences(last.model, final, last.batch).double().cpu()
 
 
-def _preferences(
+def _attention_differences(
     last: LastPosition, other: LastPosition, places: Places
 ) -> Float[Tensor, "batch layer head"]:
     """Preferences of the last position with the queries of another run."""
     each = []
     for layer, state in last.plain.items():
         weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
-        each.append(preference(weights, places)[..., 0].double().cpu())
+        each.append(attention_difference(weights, places)[..., 0].double().cpu())
     return torch.stack(each, 1)
 
 
@@ -229,7 +231,7 @@ def _direct_effects(
     return (_differences(last, final) - torch.cat(each)).T.unflatten(1, (len(makes), *every))
 
 
-def positions_reversed(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
+def swapped_positions(batch: Sequence[Encoded]) -> Bool[Tensor, "set batch position"]:
     """Which positions each of POSITIONS names."""
     at = torch.zeros(len(POSITIONS), len(batch), len(batch[0].ids), dtype=torch.bool)
     for row, e in enumerate(batch):

@@ -34,7 +34,8 @@ from towerlab.measure.recipe import Recipe
 from towerlab.measure.sets import AT_LAST, present, random_sets
 from towerlab.model import query_key
 from towerlab.model.capture import Capture
-from towerlab.model.edits import Edit, LayerState, places_of
+from towerlab.model.edits import Edit, LayerState
+from towerlab.model.label_attention import places_of
 from towerlab.model.last_position import LastPosition
 from towerlab.model.model import Model, norm_eps, widen
 from towerlab.prompts.prompt import Encoded, Prompt
