@@ -1,7 +1,10 @@
 """Recorded measurements, data/measurements/MODEL/SUITE/NAME.nc, checked before a page shows one.
 
-    recorded_models()                                           # {"smollm2-135m": its folder, ...}
-    open_recorded("smollm2-135m", "words", "heads").data        # None where there is none
+    >>> "smollm2-135m" in recorded_models()
+    True
+    >>> open_recorded("smollm2-135m", "words", "heads").data.sizes["layer"]
+    30
+    >>> open_recorded("smollm2-135m", "words", "none such")     # None
 
 A file may come from anyone. So it is refused, in one line, where it is larger than it should be, of
 other texts or an older version, of another model than its folder says, or names heads that the
