@@ -93,7 +93,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     run = Run(settings, command)
     if arguments.do == "measure" and arguments.list:
         for name in names:
-            what = (recipe(name).__doc__ or "").partition("\n")[0]
+            what = " ".join((recipe(name).__doc__ or "").partition("\n\n")[0].split())
             needs = (
                 f" Needs {', '.join(store.about(name).needs)}." if store.about(name).needs else ""
             )

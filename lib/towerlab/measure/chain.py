@@ -59,8 +59,8 @@ QUICK_PROMPTS = 20
 
 
 def recipe(name: str) -> Callable[[Run], Recipe | xr.Dataset | Recording]:
-    """What makes a measurement: the function that data/versions.csv names. Its docstring says in a
-    line what it measures."""
+    """What makes a measurement: the function that data/versions.csv names. The first paragraph of
+    its docstring says what it measures."""
     return getattr(
         importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}"
     )
