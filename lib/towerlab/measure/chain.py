@@ -133,7 +133,7 @@ class Run:
             return before
         store.check_writable(path)
         needs = [self.measured(need) for need in store.about(name).needs]  # before the clock starts
-        # made before an interruption
+        # These were made before an interruption.
         parts = filter(None, (load_made(part, identity) for part in self._parts(name)))
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
@@ -244,7 +244,7 @@ class Run:
         tokenizer = self.model.tokenizer  # a model that cannot be read is not the tokenizer's fault
         for pair in () if self.settings.labels else self._by_default:
             try:
-                # a block of each class pair, since classes may be the labels
+                # A block of each class pair is tried, since classes may be the labels.
                 for separator in SEPARATORS:
                     prompts = draw_blocks(
                         len(self.pairs), Form(1, separator), labels=[pair], **arguments

@@ -174,7 +174,7 @@ def without_position(
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:
-        # every model with learned positions has LayerNorm
+        # Every model with learned positions has LayerNorm.
         norm = model.part(layer, "attention_norm")
         centred = position_part - position_part.mean(-1, keepdim=True)
         scale = (widen(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
