@@ -88,7 +88,8 @@ def remedied(
         )
         weights = torch.stack([last.capture.weights[layer][:, head] for layer, head in set_of])
         with_remedy = [
-            seen[i].get(head, own) for (head, i), own in zip(set_of.items(), weights, strict=True)
+            seen[i].get(head, own).to(own)
+            for (head, i), own in zip(set_of.items(), weights, strict=True)
         ]
         attention = torch.stack([weights, torch.stack(with_remedy)]) * places_of(batch).true.to(
             weights
