@@ -64,9 +64,9 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
 def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatch, tmp_path):
     """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them."""
 
-    def blocks(run, n, seed, form=None, draw=Run.blocks):
+    def blocks(run, n, seed, form=None, draw=Run.blocks, **of):
         assert seed != JUDGING
-        return draw(run, n, seed, form)
+        return draw(run, n, seed, form, **of)
 
     monkeypatch.setattr(Run, "blocks", blocks)
     few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", prompts=4, out=str(tmp_path))) for n in (20, 200))

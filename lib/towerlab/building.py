@@ -27,8 +27,8 @@ from twotowers.settings import Settings
 from towerlab.model import files
 
 FAILED = ".failed.ipynb"
-# tags of cells that papermill adds
 PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}
+"""Tags of cells that papermill adds"""
 
 
 def listed(toc: Mapping[str, Any]) -> list[str]:
@@ -118,7 +118,7 @@ def build(
     with locked(below / ".lock") as lock:
         log.parent.mkdir(exist_ok=True)
         log.write_text("")
-        # nobody else is at work: one that was killed left it
+        # Nobody else is at work: a build that was killed left the lock.
         if any((root / ".snakemake/locks").glob("*")):
             _run([*snakemake, "--unlock", "--quiet", "all"], lock)
         (below / "pages.failed").unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def build(
         failed = [
             path.name.removesuffix(FAILED) for path in (below / "chapters").glob(f"*{FAILED}")
         ]
-        # Snakemake takes them for done
+        # Snakemake takes failed chapters for done.
         again = [f"chapter_{name}" for name in failed if (root / f"book/{name}.ipynb").is_file()]
         how += ["--forcerun", *again] if again else []
         good = _run([*snakemake, *how], lock, TWOTOWERS_SNAKEMAKE_LOG=str(log))
@@ -232,5 +232,5 @@ def why(notebook: Path) -> str:
         "no message"
     ]
     kind = "" if error["ename"] == TwoTowersError.__name__ else f"{error['ename']}: "
-    # which escapes what cannot be printed
+    # The error escapes what cannot be printed.
     return str(TwoTowersError(f"cell {at} says {kind}{lines[0]}"))

@@ -93,7 +93,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
     run = Run(settings, command)
     if arguments.do == "measure" and arguments.list:
         for name in names:
-            what = (recipe(name).__doc__ or "").partition("\n")[0]
+            what = " ".join((recipe(name).__doc__ or "").partition("\n\n")[0].split())
             needs = (
                 f" Needs {', '.join(store.about(name).needs)}." if store.about(name).needs else ""
             )
@@ -108,7 +108,7 @@ def _measure(arguments: argparse.Namespace, command: str) -> int:
         say(line)
     for name in names:
         attributes = run.measured(name).attrs
-        # nothing was measured: what the book shows is not to say so
+        # Nothing was measured: such a file is not for the book.
         if arguments.do == "record" and AGAIN in attributes:
             run.path(name).unlink()
             raise TwoTowersError(f"{name} is not recorded: {attributes[store.NOT_TESTABLE]}")
@@ -169,7 +169,7 @@ def guarded(do: Callable[[], int]) -> int:
     bad input; 130 on Ctrl-C."""
     for kind in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup
-            # what is stopped, or loses its terminal, lets go as on Ctrl-C
+            # A process that is stopped, or loses its terminal, ends as on Ctrl-C.
             signal.signal(kind, signal.default_int_handler)
     try:
         return do()

@@ -40,7 +40,7 @@ def _forms(run: Run) -> Recipe:
     """Answers on the locating blocks in every form that is chosen from and the model can read; what
     is given is not varied."""
     ks = [run.settings.k] if run.settings.k else [k for k in KS if k <= choose.MOST_K]
-    # raises, where not even the shortest prompt can be read
+    # This raises where not even the shortest prompt can be read.
     run.locating(Form(ks[0], run.settings.separator or "space"))
     return Recipe(with_form, _in_forms(run, ks))
 
@@ -88,7 +88,7 @@ def _answers(run: Run) -> Recipe:
 def _factorial(run: Run) -> Recipe:
     """Answers to two blocks of every class pair in up to ORDERS orders, with queries of either
     class, under both label assignments."""
-    # the query of the other class comes from another block of the pair
+    # The query of the other class comes from another block of the pair.
     pairs = run.repeatable(run.pairs)
     blocks = run.blocks(2 * len(pairs), JUDGING, pairs=pairs)
     return Recipe(answers, run.encode(factorial(blocks, spread_orders(blocks[0]))))

@@ -197,7 +197,7 @@ def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]
     for layer, x in enumerate((capture.resid_pre + before)[:, 0]):
         p = unembed.bs_values(x, unembedding, scale).softmax(-1)
         row = widen(unembedding.weight[word[0]]) - p @ widen(unembedding.weight)
-        # of the log-probability, along any vector
+        # Its product with a vector is how fast the log-probability rises along that vector.
         slope = unembed.fold_norm(unembedding, row[None])[0] / scale
         neurons = capture.neurons[layer, 0]
         each.append(neurons * (model.ffn_weight(layer).to(neurons) @ slope.to(neurons)))
@@ -228,7 +228,7 @@ def from_heads(
     """What each head gives to the input of a neuron: `head_to_neuron` of `parts`."""
     x, own = capture.resid_pre[layer, 0], layer
     if not model.parallel:
-        # its FFN reads this layer's heads, too
+        # The layer's FFN reads its own heads, too.
         x, own = x + capture.attention_output[layer, 0], layer + 1
     subkey = widen(model.subkeys(layer)[0][0, neuron]).to(x.device)
     if model.architecture.ffn_norm:

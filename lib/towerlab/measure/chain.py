@@ -60,8 +60,8 @@ QUICK_PROMPTS = 20
 
 
 def recipe(name: str) -> Callable[[Run], Recipe | xr.Dataset | Recording]:
-    """What makes a measurement: the function that data/versions.csv names. Its docstring says in a
-    line what it measures."""
+    """What makes a measurement: the function that data/versions.csv names. The first paragraph of
+    its docstring says what it measures."""
     return getattr(
         importlib.import_module(f"towerlab.measure.{store.about(name).module}"), f"_{name}"
     )
@@ -134,7 +134,7 @@ class Run:
             return before
         check_writable(path)
         needs = [self.measured(need) for need in store.about(name).needs]  # before the clock starts
-        # made before an interruption
+        # These were made before an interruption.
         parts = filter(None, (load_made(part, identity) for part in self._parts(name)))
         start = time.monotonic() - sum(float(part.data.attrs["seconds"]) for part in parts)
         try:
@@ -245,7 +245,7 @@ class Run:
         tokenizer = self.model.tokenizer  # a model that cannot be read is not the tokenizer's fault
         for pair in () if self.settings.labels else self._by_default:
             try:
-                # a block of each class pair, since classes may be the labels
+                # A block of each class pair is tried, since classes may be the labels.
                 for separator in SEPARATORS:
                     prompts = draw_blocks(
                         len(self.pairs), Form(1, separator), labels=[pair], **arguments

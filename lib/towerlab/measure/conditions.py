@@ -125,7 +125,7 @@ def conditions(model: Model, encoded: Sequence[Encoded], encode: Encode) -> xr.D
         for e, weights in zip(capture.prompts, capture.weights.float().unbind(1), strict=True):
             true = [place for place, is_true in enumerate(e.prompt.is_true) if is_true]
             left.append(weights[..., [e.label_positions[place] for place in true[:-1]]].sum(-1))
-            # of demonstrations: text, colon, label and separator
+            # A demonstration is its text, colon, label and separator.
             starts = [start for start, _ in (*e.text_spans, e.query_span)]
             removed.append(weights[..., starts[true[-1]] : starts[true[-1] + 1]].sum(-1))
         return {"attention_left": torch.stack(left), "attention_removed": torch.stack(removed)}

@@ -26,7 +26,7 @@ def cost(run: Run, names: Iterable[str]) -> str:
     missing = [name for name in every if not run.there(name)]
     if not missing:
         return ""
-    # and torch, whose seconds are saved where nothing is missing
+    # This imports torch, whose seconds are saved where nothing is missing.
     from towerlab.model.capture import answer
 
     check_writable(run.path(missing[0]))

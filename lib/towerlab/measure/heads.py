@@ -37,8 +37,8 @@ from towerlab.progress import progress
 from towerlab.prompts.prompt import Encoded
 
 KINDS = ("attention", "FFN")
-# captures held for one walk over the vocabulary, or a sixteenth of the model if that is more
 GROUP_BYTES = 320 << 20
+"""Captures held for one walk over the vocabulary; a sixteenth of the model if that is more"""
 
 
 def heads(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:

@@ -142,7 +142,7 @@ def _of_kind(
             batch,
             *base.answers([exchange(heads, kind, source.plain, at) for heads in sets.values()]),
         )
-        # the base's labels
+        # The labels are the base's in both.
         plain = {
             "base": base.plain_answer(),
             "source": label_log_probs(source.capture.logits, batch),

@@ -198,7 +198,7 @@ def top_tokens(model: Model, heads: Sequence[Head], encoded: Sequence[Encoded]) 
     check_labels_left(encoded)
     lexicon = Lexicon.of(model.tokenizer, model.unembedding.vocabulary)
 
-    # of what, at which place; last the query
+    # The place of each reading: of every kind at every place; last the query, which has none.
     readings = [*([*range(len(encoded[0].label_positions))] * len(WHAT)), None]
 
     def read(capture: Capture) -> dict[str, Tensor]:

@@ -89,7 +89,8 @@ def remedied(
         )
         weights = torch.stack([last.capture.weights[layer][:, head] for layer, head in set_of])
         with_remedy = [
-            seen[i].get(head, own) for (head, i), own in zip(set_of.items(), weights, strict=True)
+            seen[i].get(head, own).to(own)
+            for (head, i), own in zip(set_of.items(), weights, strict=True)
         ]
         attention = torch.stack([weights, torch.stack(with_remedy)]) * places_of(batch).true.to(
             weights
@@ -175,7 +176,7 @@ def without_position(
     """
     inputs = query_key.normed(model, layer, x)
     if position_part is not None:
-        # every model with learned positions has LayerNorm
+        # Every model with learned positions has LayerNorm.
         norm = model.part(layer, "attention_norm")
         centred = position_part - position_part.mean(-1, keepdim=True)
         scale = (widen(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]

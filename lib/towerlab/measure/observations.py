@@ -96,10 +96,8 @@ def read_batches(
 
     def keep(index: list[int], batch: list[Encoded]) -> None:
         for name, x in run(index, batch).items():
-            # NumPy has no bfloat16
-            array = (
-                (x.float() if x.dtype.itemsize < 4 and x.is_floating_point() else x).cpu().numpy()
-            )
+            narrow = x.is_floating_point() and x.dtype.itemsize < 4  # NumPy has no bfloat16
+            array = (x.float() if narrow else x).cpu().numpy()
             out.setdefault(name, np.empty((len(encoded), *array.shape[1:]), array.dtype))[index] = (
                 array
             )

@@ -140,8 +140,8 @@ def encoded_sets(run: Run, sets: Sequence[str] = WORD_SETS) -> list[Encoded]:
     for name, texts in sentence_sets(run.settings.suite).items():
         try:
             out += _encoded(run, paper_prompts(name, n, seed=seed, texts=texts))
-        # as where a model's context is too short for five of these sentences
         except NotTestable as error:
+            # For example, a model's context is too short for five of these sentences.
             why = error
             say(f"{run.name}: {name} is left out: {error}")
     if not out and why:
@@ -168,7 +168,7 @@ def _encoded(run: Run, prompts: Sequence[Prompt]) -> list[Encoded]:
             return run.encode([replace(prompt, separator=separator) for prompt in prompts])
         except TwoTowersError as error:
             why = why or error
-    # sentences are not ours to show
+    # Sentences are not ours to show.
     reason = re.sub(r"the prompt '.*' is", "a prompt is", str(why))
     raise NotTestable(f"it cannot read the paper's prompts: {reason}")
 

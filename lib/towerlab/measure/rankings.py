@@ -129,7 +129,7 @@ def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "la
     with reading_all(model, read):
         size = max(1, 2048 // len(ids[0]))
         for _ in halved(run, [ids[first : first + size] for first in range(0, REPEATS, size)]):
-            # only when a batch is done: one that does not fit in memory ends halfway up
+            # Sums are added when a batch is done: one that does not fit in memory ends halfway.
             total += sums
     return total / REPEATS
 

@@ -175,7 +175,7 @@ def _block(
     """`asked`: which class of the pair its query is of."""
     classes, out = pair.split("/"), []
     own, other = classes[asked], classes[1 - asked]
-    # a class may name itself
+    # A class may have its own name among its texts.
     pools = ([text for text in texts[cls] if text not in labels] for cls in (own, other))
     true, false = (rng.permutation(np.array(pool, dtype=object)).tolist() for pool in pools)
     order = rng.permuted(np.arange(2 * form.k) % 2).astype(bool)

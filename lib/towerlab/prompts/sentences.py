@@ -80,7 +80,7 @@ SETS: dict[str, tuple[str, str, dict[str, str]]] = {
 TABLES = {"agnews": ",", "ethos": ";"}
 """Sets whose files are CSV -> what separates cells; read as lines of the first cell, a tab and the
 others"""
-# those that str.split does not take for spaces
+# Control characters that str.split does not take for spaces.
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")
 # Entities that lost their "&" ("It #39;s", " quot;"); tags, but not <A.N>, the mark of a stock.
 _ENTITY = re.compile(r" ?(#\d+|quot|amp|lt|gt|hellip);")
@@ -161,7 +161,7 @@ def usable(name: str, content: bytes) -> dict[str, list[str]]:
     classes: dict[tuple[str, ...], set[str]] = {}
     for cls, text in read(name, content):
         text = " ".join(_CONTROL.sub("", mended(text) if name == "agnews" else text).split())
-        # without case and punctuation: "the same text" means these
+        # Two texts are the same when their words are, without case and punctuation.
         words = tuple(re.findall(r"\w+", text.casefold()))
         first.setdefault(words, (cls, text))
         classes.setdefault(words, set()).add(cls)
@@ -180,7 +180,7 @@ def read(name: str, content: bytes) -> Iterator[tuple[str, str]]:
     """
     encoding, form, classes = SETS[name]
     text = content.decode(encoding)
-    # not str.splitlines, which also cuts inside of texts
+    # str.splitlines would also cut inside of texts.
     lines: Iterable[str] = text.replace("\r\n", "\n").split("\n")
     if name in TABLES:
         cells = csv.reader(io.StringIO(text, newline=""), delimiter=TABLES[name])
@@ -230,8 +230,8 @@ def fetch(name: str) -> bytes:
         return Path(
             pooch.retrieve(url, f"sha256:{pin.sha256}", kept.name, kept.parent)
         ).read_bytes()
-    # pooch raises ValueError for another SHA-256, and throws the file away
     except (OSError, ValueError) as error:
+        # pooch raises ValueError for another SHA-256, and throws the file away.
         reason = (
             "another SHA-256 than the pinned one" if "hash" in str(error) else type(error).__name__
         )
