@@ -66,12 +66,19 @@ def test_a_wrong_claim_is_named_with_its_line(edit, change, message):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (cell("verdict", "hold"), "line 3: verdict 'hold': Input should be 'holds', 'small'"),
+        (cell("verdict", "hold"), "line 3: no such verdict: choose one of holds, small"),
         (cell("claim", "mrr"), "line 3: no such claim in data/claims.csv"),
-        (cell("sentence", ""), "line 3: sentence ''"),
-        (lambda rows: [*rows[:3], rows[2], *rows[3:]], ", exchange-query, smollm2-135m' stands in line 3, too"),
+        (cell("page", "intro"), "line 3: give page, sentence and chapter, or leave all empty"),
+        (lambda rows: [rows[0], *rows[2:]], "line 2: give page, sentence and chapter, or leave"),
+        (lambda rows: [*rows[:3], rows[2], *rows[3:]], "line 4: it stands twice under a sentence"),
     ],
 )
 def test_a_wrong_finding_is_named_with_its_line(edit, change, message):
     edit("findings", change)
     assert "findings.csv" in refused(re.escape(message), claims.findings)
+
+
+def test_a_finding_goes_on_with_the_sentence_before():
+    rows = claims.findings()
+    assert (rows[["page", "sentence", "chapter"]] != "").all(axis=None)
+    assert rows.groupby("sentence", sort=False).size().iloc[0] > 1

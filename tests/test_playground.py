@@ -106,6 +106,8 @@ def test_widgets_change_the_numbers(model):
     assert not play.effect.answer["before"].equals(play.effect.answer["after"])
     play.fields["demonstrations"].value = "love : foo\ntwo : bar"
     assert play.state().prompt.true_label == "bar" and len(play.effect.attention) == 2
+    play.fields["true label"].value = "foo"  # what is typed stays, until a text changes
+    assert play.state().prompt.true_label == "foo"
     last = play.effect
     for field, value in (("query", ""), ("heads", "9-9"), ("heads", "x<b>"), ("demonstrations", "love")):
         good = play.fields[field].value

@@ -256,9 +256,7 @@ class Playground(widgets.VBox):
                 description="examples", rows=6, placeholder="text : label", **late
             ),
             "query": widgets.Text(description="query", **late),
-            "true label": widgets.Text(
-                description="true label", placeholder="of words that no list has", **late
-            ),
+            "true label": widgets.Text(description="true label", **late),
             "separator": widgets.Dropdown(description="separator", options=list(SEPARATORS)),
             "heads": widgets.Text(description="heads", placeholder="3-1, 2-5", **late),
             "push": widgets.FloatSlider(description="push", min=-3, max=3, step=0.25, **late),
@@ -278,21 +276,12 @@ class Playground(widgets.VBox):
         self.refresh()
 
     def state(self) -> State:
-        """What the fields say; the query's class gives the true label, where the lists know it."""
+        """What the fields say. Raises TwoTowersError when it is no prompt."""
         value = {name: field.value for name, field in self.fields.items()}
-        parts = [
-            line.rpartition(":") for line in value["demonstrations"].splitlines() if line.strip()
-        ]
-        rows, query = (
-            [(text.strip(), label.strip()) for text, _, label in parts],
-            value["query"].strip(),
-        )
-        true = true_label(rows, query) or value["true label"].strip()
-        labels = tuple(dict.fromkeys([*(label for _, label in rows), true]))
-        demonstrations = [Demonstration(*row) for row in rows]
-        prompt = Prompt(
-            demonstrations, query, true, labels, separator=SEPARATORS[value["separator"]]
-        )
+        rows, true = [Demonstration(*row) for row in self._rows()], value["true label"].strip()
+        labels = tuple(dict.fromkeys([*(d.label for d in rows), true]))
+        separator = SEPARATORS[value["separator"]]
+        prompt = Prompt(rows, value["query"].strip(), true, labels, separator=separator)
         heads = tuple(Head.parse(word) for word in re.split(r"[,\s]+", value["heads"]) if word)
         return State(prompt, heads, value["push"])
 
@@ -319,9 +308,21 @@ class Playground(widgets.VBox):
         self.error.value, self.sentence.value = "", f"<b>{html.escape(self.effect.sentence)}</b>"
         self.pictures.value = picture(self.effect)
 
-    def _on_change(self, _: dict) -> None:
-        if not self._setting:
-            self.refresh()
+    def _rows(self) -> list[tuple[str, str]]:
+        lines = self.fields["demonstrations"].value.splitlines()
+        parts = [line.rpartition(":") for line in lines if line.strip()]
+        return [(text.strip(), label.strip()) for text, _, label in parts]
+
+    def _on_change(self, change: dict) -> None:
+        """Compute anew. The true label follows the texts, where the word lists know the query."""
+        if self._setting:
+            return
+        texts = self.fields["demonstrations"], self.fields["query"]
+        label = true_label(self._rows(), self.fields["query"].value.strip())
+        if label and change["owner"] in texts:
+            self._setting, self.fields["true label"].value = True, label
+            self._setting = False
+        self.refresh()
 
     def _put(self, state: State) -> None:
         """The fields as a state has them."""

@@ -70,29 +70,30 @@ def claims() -> dict[str, Claim]:
     return {claim.id: claim for claim in read_table(data_folder() / "claims.csv", Claim, ("id",))}
 
 
-class Finding(Row):
-    """A line of data/findings.csv: a verdict on which a hand-written sentence of a page rests."""
-
-    page: Text
-    sentence: Text
-    chapter: Text
-    claim: Text
-    model: Text
-    verdict: Literal[
-        "holds", "small", "not specific", "absent", "does not hold", "undecided", "not testable"
-    ]
-
-
 def findings() -> pd.DataFrame:
-    """The hand-written findings of the opening page ("intro") and of chapters, a row for each
-    verdict that they rest on.
+    """The hand-written findings of the opening page ("intro") and of chapters.
 
-    Raises TwoTowersError for a claim that is no more, and for a verdict that a sentence names
-    twice.
+    Returns:
+        A row for each verdict that a finding rests on: page, sentence, chapter (where it is shown
+        how we know), claim, model, verdict.
+
+    Raises:
+        TwoTowersError: for a claim that is no more, and a verdict that a sentence names twice.
     """
-    path, known = data_folder() / "findings.csv", claims()
-    rows = read_table(path, Finding, ("sentence", "claim", "model"))
-    for line, row in enumerate(rows, 2):
-        if row.claim not in known:
-            raise damaged(path, "no such claim in data/claims.csv", line)
-    return pd.DataFrame([row.model_dump() for row in rows])
+    path, first = data_folder() / "findings.csv", ["page", "sentence", "chapter"]
+    table = pd.read_csv(path, dtype=str)
+    rows = table.assign(**table[first].ffill())  # these stand in the first line of a sentence
+    faults = {
+        "no such claim in data/claims.csv": ~rows["claim"].isin(claims()),
+        f"no such verdict: choose one of {', '.join(VERDICTS)}": ~rows["verdict"].isin(VERDICTS),
+        "give page, sentence and chapter, or leave all empty to go on with the sentence before": (
+            table[first].notna().sum(axis=1).isin([1, 2]) | rows["sentence"].isna()
+        ),
+        "it stands twice under a sentence: has the next one lost its first line?": rows.duplicated(
+            [*first, "claim", "model"]
+        ),
+    }
+    for what, wrong in faults.items():
+        if wrong.any():
+            raise damaged(path, what, int(wrong.argmax()) + 2)
+    return rows

@@ -160,8 +160,9 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
         # Where there are many entries, one can type.
         kind = widgets.Combobox if name in ("head", "prompts") else widgets.Dropdown
         width = {"width": "34em" if name == "prompts" else "18em"}
+        late = {"continuous_update": False} if kind is widgets.Combobox else {}
         controls[name] = kind(
-            options=offered, value=offered[0], description=_words(name), layout=width
+            options=offered, value=offered[0], description=_words(name), layout=width, **late
         )
 
     def offer(change: dict) -> None:

@@ -7,6 +7,7 @@ A notebook's parameter cell, `papermill -p` and `twotowers measure` all end here
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import Annotated, Any, Literal
 
@@ -112,9 +113,11 @@ class Settings(BaseModel):
     def of(cls, values: dict[str, Any]) -> Settings:
         """Checked. Raises TwoTowersError, in one line that names the remedy."""
         for name in values.keys() - cls.model_fields:
-            raise TwoTowersError(
-                f"unknown parameter '{name}': known are {', '.join(cls.model_fields)}"
+            near = difflib.get_close_matches(name, cls.model_fields, 1)
+            remedy = (
+                f"did you mean '{near[0]}'?" if near else "known are " + ", ".join(cls.model_fields)
             )
+            raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
         try:
             return cls(**values)
         except ValidationError as error:
