@@ -87,67 +87,52 @@ def planned(home):
     return set(re.findall(r"towerlab.cli measure (\w+)", process.stdout + process.stderr))
 
 
-def test_versions_and_texts_say_what_is_measured_again_and_code_and_dates_do_not(built):
+def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
+    """What follows from other texts, settings and models: `test_identity_is_model_settings_texts_and_versions`."""
     shutil.copytree(ROOT / "lib", built / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    module, versions, words = (
-        built / path for path in ("lib/towerlab/measure/heads.py", "data/versions.csv", "data/words/words.csv")
-    )
+    module, versions = built / "lib/towerlab/measure/heads.py", built / "data/versions.csv"
     module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
     assert planned(built) == set()
     table = versions.read_text("utf8")
-    versions.write_text(re.sub(r"(?m)^(heads,\w+),\d+", r"\1,99", table))
-    assert planned(built) == {"heads"}
     versions.write_text(re.sub(r"(?m)^(forms,\w+),\d+", r"\1,99", table))
     assert planned(built) == {"forms", "heads"}  # and what needs it
     versions.write_text(table)
-    text = words.read_text("utf8")
-    words.write_text(text.replace("like,", "likes,", 1), "utf8")
-    assert planned(built) == {"forms", "heads"}
-    words.write_text(text, "utf8")
-    assert planned(built) == set()
     shutil.rmtree(built / "lib")
 
 
-def test_a_changed_notebook_runs_itself_and_the_pages(built):
+def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):
     before = times(built)
+    notebook(built / "book/91-one.ipynb", MEASURED, "raise ValueError('no <b>luck</b>')", measurements=["heads"])
     notebook(built / "book/92-two.ipynb", FIGURE.replace("Bars.", "Other bars."))
     code, output = build(built)
-    changed = [a != b for a, b in zip(before, times(built), strict=True)]
-    assert code == 0 and changed == [False, False, True, True], output
-    assert "Other bars." in (built / "_build/html/book/92-two.html").read_text()
-    assert "kept by 91-one" in (built / "_build/html/searchindex.js").read_text()  # of a page that did not change
-
-
-def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):
-    notebook(built / "book/91-one.ipynb", MEASURED, "raise ValueError('no <b>luck</b>')", measurements=["heads"])
-    notebook(built / "book/92-two.ipynb", FIGURE.replace("Bars.", "Third bars."))
-    code, output = build(built)
     assert code == 1 and "91-one failed: cell 4 says ValueError: no <b>luck</b>" in output, output
+    measured, _, other, pages = (a != b for a, b in zip(before, times(built), strict=True))
+    assert other and pages and not measured
     page = (built / "_build/html/book/91-one.html").read_text()
     assert "'prompt': 8" in page and "This chapter failed when it was last run" in page and "<b>luck" not in page
-    assert "Third bars." in (built / "_build/html/book/92-two.html").read_text()
-    code, output = build(built)  # nothing was changed, and nothing is ready
-    assert code == 1 and "91-one failed: cell 4 says" in output and "ready" not in output, output
-    notebook(built / "book/91-one.ipynb", MEASURED, measurements=["heads"])
+    assert "Other bars." in (built / "_build/html/book/92-two.html").read_text()
+    assert "kept by intro" in (built / "_build/html/searchindex.js").read_text()  # of a page that did not change
+
+
+def test_it_fails_until_it_is_mended_and_a_warning_of_sphinx_fails_the_pages_in_words(built):
+    (built / "book/intro.md").write_text("# A book\n\nChanged.\n\n```{nosuch}\n```\n")
     code, output = build(built)
-    assert code == 0 and "This chapter failed" not in (built / "_build/html/book/91-one.html").read_text(), output
+    assert code == 1 and "91-one failed: cell 4 says" in output and "ready" not in output, output
+    assert "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in output
+    assert "Changed." not in (built / "_build/html/book/intro.html").read_text()
 
 
 def test_after_kill_9_of_the_pages_the_last_good_ones_stand_and_the_same_command_goes_on(built):
+    before = times(built)
+    notebook(built / "book/91-one.ipynb", MEASURED, measurements=["heads"])
     (built / "book/intro.md").write_text("# A book\n\nChanged.\n")
     unfinished = built / "_build/sphinx.unfinished"
     kill_when(start(built, "book", "--set", SETTINGS), unfinished.exists)
     assert "Changed." not in (built / "_build/html/book/intro.html").read_text()
     code, output = build(built)
     assert code == 0 and "Changed." in (built / "_build/html/book/intro.html").read_text(), output
-
-
-def test_a_warning_of_sphinx_fails_the_pages_in_words(built):
-    text = (built / "book/intro.md").read_text()
-    (built / "book/intro.md").write_text(f"{text}\n```{{nosuch}}\n```\n")
-    code, output = build(built)
-    assert code == 1 and "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in output
-    assert "Changed." in (built / "_build/html/book/intro.html").read_text()
+    assert "This chapter failed" not in (built / "_build/html/book/91-one.html").read_text()
+    assert [a != b for a, b in zip(before, times(built), strict=True)] == [False, True, False, True]
 
 
 BAD = [
