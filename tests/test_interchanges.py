@@ -1,15 +1,10 @@
-"""Pairs made of blocks, and answers under exchanges of parts of heads."""
+"""Pairs made of blocks, and what is refused. The numbers are in test_independent."""
 
 from dataclasses import replace
 
-import numpy as np
 import tiny_blocks
-import torch
 from conftest import refused, tiny
 from towerlab.measure.interchanges import Pair, interchanges, pairs_of
-from towerlab.model.capture import answer
-from towerlab.model.edits import edited, exchange
-from towerlab.model.last_position import LastPosition
 from towerlab.prompts.blocks import texts_of_one_length
 
 
@@ -42,30 +37,6 @@ def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_
     assert len(pairs_of(tiny_blocks.blocks(6, of_one_length), tiny_blocks.tokenizer())) == 72
     assert texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], {**texts, "b": ["b1 b2"] * 9}) == {}
     refused("not whole", pairs_of, tiny_blocks.blocks(2)[:-1], tiny_blocks.tokenizer())
-
-
-def test_every_answer_is_that_of_a_whole_run_of_its_pair_alone(model, small_batches):
-    encoded = tiny_blocks.blocks(2)
-    pairs = pairs_of(encoded, tiny_blocks.tokenizer())[::5]
-    sets = {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
-    data = interchanges(model, pairs, sets)
-    assert dict(data.sizes) == {"heads": 2, "prompt": len(pairs)}
-
-    def difference(answered):  # true label less the other
-        return float(answered[1] @ torch.tensor([1.0, -1.0], dtype=torch.float64))
-
-    differences = {side: data[f"{side}logit_difference"] for side in ("", "base_", "source_")}
-    for i, (kind_of_pair, base, source) in enumerate(pairs):
-        assert data["pair_kind"].values[i] == kind_of_pair and data["query"].values[i] == base.prompt.query
-        at = torch.tensor([base.label_positions])
-        source_state = LastPosition(model, [source]).plain
-        for name, heads in sets.items():
-            with edited(model, exchange(heads, kind_of_pair, source_state, at)):
-                expected = difference(answer(model, [base]))
-            np.testing.assert_allclose(differences[""].sel(heads=name)[i], expected, rtol=0, atol=1e-9)
-        np.testing.assert_allclose(differences["base_"][i], difference(answer(model, [base])), rtol=0, atol=1e-9)
-        np.testing.assert_allclose(differences["source_"][i], -difference(answer(model, [source])), rtol=0, atol=1e-9)
-    assert (abs(differences[""] - differences["base_"]).sel(heads="two") > 1e-6).all()
 
 
 def test_pairs_and_heads_that_do_not_fit_are_refused():
