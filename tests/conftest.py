@@ -27,7 +27,8 @@ from twotowers.errors import TwoTowersError
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
 BROWSER = ("test_engine.py", "test_explorer.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
-LONG = ("test_golden.py", "test_engine.py", "test_chapters.py", "test_training.py", "test_tinker.py", "test_tinker_engine.py")
+LONG = tuple(f"test_{name}.py" for name in
+             ("golden", "engine", "designs", "chapters", "recipes", "explorer", "training", "tinker", "tinker_engine"))  # fmt: skip
 """These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
