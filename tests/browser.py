@@ -48,17 +48,39 @@ def playground(folder: Path) -> str:
     return page_of(folder, data, tinker.SCRIPTS[1:], [], "<h2>t</h2>" + (PAGE / "tinker.html").read_text("utf8"))
 
 
-def explorer_page(folder: Path) -> str:
+def explorer_page(folder: Path, script: str) -> str:
     fragment = (ROOT / "book/heads.md").read_text("utf8").split("```{raw} html\n")[1].split("```")[0]
-    return page_of(folder, explorer.script(folder), explorer.SCRIPTS[1:], ["heads.css"], fragment)
+    return page_of(folder, script, explorer.SCRIPTS[1:], ["heads.css"], fragment)
+
+
+@contextlib.contextmanager
+def launched():
+    """A browser. While it is open nothing else in this process can run a loop of its own (`asyncio.run`)."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+KEPT = []
+
+
+@pytest.fixture(scope="module", autouse=CHROMIUM is not None)
+def one_browser():
+    """A file of tests that imports this opens all its pages in one browser, whose start costs as much as a test."""
+    with launched() as chromium:
+        KEPT.append(chromium)
+        yield
+        KEPT.clear()
 
 
 @contextlib.contextmanager
 def browser(address: str, width: int = 1280, height: int = 800, home: str = "", **how):
     """The page in a browser; what its console says wrong, or what it asks another host than `home` for, fails the test."""
-    with sync_playwright() as playwright:  # closed before the test ends: pytest cannot report beside an open one
-        chromium, wrong = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), []
-        page = chromium.new_context(viewport={"width": width, "height": height}, **how).new_page()
+    wrong = []
+    with contextlib.nullcontext(*KEPT) if KEPT else launched() as chromium:
+        context = chromium.new_context(viewport={"width": width, "height": height}, **how)
+        page = context.new_page()
 
         def guard(route):
             if route.request.url.startswith(home or address):
@@ -72,7 +94,7 @@ def browser(address: str, width: int = 1280, height: int = 800, home: str = "", 
         page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
         page.goto(address)
         yield page
-        chromium.close()
+        context.close()
     assert wrong == []
 
 

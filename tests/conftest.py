@@ -1,6 +1,7 @@
 """Tiny random models of every architecture in float64, and the places of the shared test material."""
 
 import functools
+import json
 import os
 from collections import Counter
 from dataclasses import replace
@@ -27,7 +28,8 @@ from twotowers.errors import TwoTowersError
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
 BROWSER = ("test_engine.py", "test_explorer.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
-LONG = ("test_golden.py", "test_engine.py", "test_chapters.py", "test_training.py", "test_tinker.py", "test_tinker_engine.py")
+LONG = tuple(f"test_{name}.py" for name in
+             ("golden", "engine", "designs", "chapters", "recipes", "explorer", "training", "tinker", "tinker_engine"))  # fmt: skip
 """These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
 """The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
@@ -146,6 +148,20 @@ def save_tiny(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> No
     """A tiny model as a folder, with a tokenizer of as many words."""
     tiny(kind, dtype).hf.save_pretrained(folder)
     word_tokenizer([f"w{i}" for i in range(VOCABULARY)]).save_pretrained(folder)
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Saves a tiny model as a folder, with other fields in its config, and gives its path; of a field of None, it has none."""
+
+    def write(kind: str, **fields) -> Path:
+        path = tmp_path / kind.replace(" ", "-") / "config.json"
+        save_tiny(path.parent, kind)
+        config = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({key: value for key, value in config.items() if key not in fields or value is not None}))
+        return path.parent
+
+    return write
 
 
 class _StaysWide(torch.overrides.TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import re
 import shutil
 import symtable
 
@@ -15,9 +16,12 @@ from twotowers import evidence, recorded
 
 
 def random_weights(folder):
-    """mini-gpt2's shape with small random weights and plain norms: it answers at random."""
+    """Two layers of mini-gpt2's shape with small random weights and plain norms: it answers at random."""
     shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": 2}))
     rng, weights = torch.Generator().manual_seed(0), load_file(folder / "model.safetensors")
+    weights = {name: tensor for name, tensor in weights.items() if not re.search(r"\.h\.[2-9]", name)}
     for name, tensor in weights.items():
         norm = ".ln_" in name and name.endswith("weight")
         tensor.copy_(torch.ones(tensor.shape) if norm else 0.01 * torch.randn(tensor.shape, generator=rng))

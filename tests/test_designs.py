@@ -14,9 +14,7 @@ SIZES = {"one head": (1, 1, 1), "one layer": (1, 2, 2), "shared keys": (2, 4, 1)
 
 
 def model_of(size, folder):
-    """A shipped model, or a random one with a shipped model's tokenizer."""
-    if size not in SIZES:
-        return size
+    """A random model with a shipped model's tokenizer."""
     layers, heads, shared = SIZES[size]
     config = transformers.LlamaConfig(
         vocab_size=2004, hidden_size=4 * heads, intermediate_size=8, num_hidden_layers=layers, num_attention_heads=heads,
@@ -39,7 +37,7 @@ def design(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "seed"), [("one head", 0), ("one layer", 1), ("shared keys", 2), ("mini-gpt2", 5)])
+@pytest.mark.parametrize(("size", "seed"), [("one head", 0), ("one layer", 1), ("shared keys", 2)])
 def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypatch, tmp_path):
     """A random design a model, all chapters each, which share what is measured; no recorded model hides what is missing."""
     model, chosen = model_of(size, tmp_path / "model"), design(random.Random(seed))

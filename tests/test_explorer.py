@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from browser import browser, check_screen, explorer, explorer_page, needs_browser, refuses, text
+from browser import browser, check_screen, explorer, explorer_page, needs_browser, one_browser, refuses, text  # noqa: F401
 from twotowers import choose, intervals, recording
 from twotowers.paths import data_folder
 from twotowers.recorded import open_recorded
@@ -18,6 +18,7 @@ RECORDED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the sma
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
+    """What the page reads: means and intervals of every head, which take a while, once for all tests."""
     return explorer.script(tmp_path_factory.mktemp("none"))
 
 
@@ -27,8 +28,8 @@ def explored(script):
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    return explorer_page(tmp_path_factory.mktemp("heads"))
+def address(script, tmp_path_factory):
+    return explorer_page(tmp_path_factory.mktemp("heads"), script)
 
 
 def recorded_data(name, suite="words", model=MODEL):
@@ -89,7 +90,8 @@ def test_it_is_small_and_quotes_no_number_that_json_lacks(script):
     assert len(script.encode()) < 600_000 and len(gzip.compress(script.encode())) < 190_000 and "NaN" not in script
 
 
-def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path):
+def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(explorer, "columns", lambda read: {})  # which take a while
     source = data_folder() / "measurements" / MODEL / "sentences/heads.nc"
     for name, stale in (("mine", False), ("old", True)):
         path = tmp_path / name / "sentences/heads.nc"

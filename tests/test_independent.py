@@ -203,20 +203,21 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
 
 
 def test_exchanges(pair, small_batches, float64):
-    model, by_hand, encoded, _ = pair
-    pairs, of = pairs_of(encoded, tiny_blocks.tokenizer())[::5], [(0, 1), (1, 0)]
-    data = interchanges(model, pairs, {"two": of})
+    model, by_hand, encoded, runs = pair
+    pairs, sets = pairs_of(encoded, tiny_blocks.tokenizer())[::5], {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
+    data, of_block = interchanges(model, pairs, sets), {e.ids: run for e, run in zip(encoded, runs, strict=True)}
     for i, (kind, base, source) in enumerate(pairs):
-        other, at = by_hand.run(source.ids), list(base.label_positions)
-        q = changed_at(of, lambda layer, head, run=other: run.q[layer][head, -1], -1)
-        k = changed_at(of, lambda layer, head, run=other, at=at: run.k[layer][head, at], at)
-        v = changed_at(of, lambda layer, head, run=other, at=at: run.v[layer][head, at], at)
+        got, at, (true, other) = data.isel(prompt=i), list(base.label_positions), base.label_pair
+        plain, of_source = (of_block.get(e.ids) or by_hand.run(e.ids) for e in (base, source))
+        for side, run in (("base", plain), ("source", of_source)):
+            np.testing.assert_allclose(got[f"{side}_logit_difference"], run.logits[true] - run.logits[other], **NEAR)
+        name = list(sets)[i % 2]
+        q = changed_at(sets[name], lambda layer, head, run=of_source: run.q[layer][head, -1], -1)
+        k = changed_at(sets[name], lambda layer, head, run=of_source, at=at: run.k[layer][head, at], at)
+        v = changed_at(sets[name], lambda layer, head, run=of_source, at=at: run.v[layer][head, at], at)
         run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
-        got = data.isel(prompt=i)
-        check_answer(got.sel(heads="two"), base, run)
-        assert (got.pair_kind, got.query) == (kind, base.prompt.query)
-        for differs, of in ((got.base_logit_difference, by_hand.run(base.ids)), (got.source_logit_difference, other)):
-            np.testing.assert_allclose(differs, np.subtract(*of.logits[list(base.label_pair)]), **NEAR)
+        check_answer(got.sel(heads=name), base, run)
+        assert got["pair_kind"] == kind and got["query"] == base.prompt.query
 
 
 def test_directions_and_both_towers_moved(pair, float64):

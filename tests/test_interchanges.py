@@ -1,4 +1,4 @@
-"""Pairs made of blocks, and answers under exchanges of parts of heads."""
+"""Pairs made of blocks, and what is refused. The numbers are in test_independent."""
 
 import tiny_blocks
 from conftest import refused, tiny

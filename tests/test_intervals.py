@@ -72,10 +72,10 @@ def test_equal_values_one_cluster_and_none():
     assert f"{mean(prompts([-0.001, 0.001, 0.0], 'abc', 'xxx')):+.2f}" == "+0.00 [+0.00, +0.00]"
 
 
-@pytest.mark.parametrize("of_labels", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("of_labels", [0.0, 1.0])
 def test_a_crossed_design_is_covered(of_labels):
     """45 blocks of four prompts, as interventions have: random effects of 20 class pairs, 9 label pairs and blocks; truth 0."""
-    rng, runs, hits = np.random.default_rng(0), 1500, 0
+    rng, runs, hits = np.random.default_rng(0), 1000, 0
     for _ in range(runs):
         pair = np.arange(45) % 20
         labels = np.concatenate([rng.permutation(9) for _ in range(5)])

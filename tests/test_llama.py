@@ -17,7 +17,7 @@ def pieces(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("groups", "tokenizer"), [(1, json_file), (2, pieces), (4, json_file)])
+@pytest.mark.parametrize(("groups", "tokenizer"), [(1, pieces), (4, json_file)])
 def test_a_llama_stands_in_the_papers_figures(groups, tokenizer, monkeypatch, tmp_path):
     folder = tmp_path / "my-llama"
     folder.mkdir()

@@ -1,5 +1,6 @@
 """What every head asks, sends and does: against slow references in float64, and on a model made by hand."""
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import planted
 import pytest
 import tiny_blocks
 import torch
-from conftest import refused, tiny
+from conftest import refused, shared_tiny, tiny
 from plain_hooks import every_head, put, run, weights_of, z_of
 from towerlab.measure.looks import CONTRASTS, POSITIONS, one_by_one, ways
 from towerlab.model.edits import attend, edited, everywhere
@@ -22,6 +23,13 @@ EXACT = dict(rtol=0, atol=1e-9)
 def looks(model, encoded, senders=8):
     alone = one_by_one(model, encoded)
     return alone.assign(ways(model, encoded, choose.by_effect(alone, senders)))
+
+
+@cache
+def of_two_blocks(kind):
+    """Eight prompts, and what is measured of them, in several batches, once for all tests."""
+    encoded = tiny_blocks.blocks(2)
+    return encoded, looks(shared_tiny(kind), encoded, senders=3)
 
 
 def attention_difference_of(weights, e):
@@ -64,31 +72,33 @@ def sent_z(model, encoded):
 
 
 def test_attention_differences_are_those_of_the_definition(model, small_batches):
-    encoded = tiny_blocks.blocks(2)
-    result, other = looks(model, encoded), donors_of(encoded)["labels exchanged"]
+    encoded, result = of_two_blocks(model.name)
+    other = donors_of(encoded)["labels exchanged"]
+    difference = result.attention_difference.transpose("query_of", "prompt", "layer", "head").sel(query_of=["own", "labels exchanged"]).values
     runs = [run(model, e) for e in encoded]
     for i, e in enumerate(encoded):
         for layer, head in every_head(model):
             own, (their_query, *_) = runs[i]["attention"][layer], runs[other[i]]["attention"][layer]
-            for query_of, query in (("own", None), ("labels exchanged", their_query)):
-                expected = attention_difference_of(weights_of(model, own, head, e.last, query), e)
-                np.testing.assert_allclose(result.attention_difference.sel(query_of=query_of)[i, layer, head], expected, **EXACT)
+            expected = [attention_difference_of(weights_of(model, own, head, e.last, query), e) for query in (None, their_query)]
+            np.testing.assert_allclose(difference[:, i, layer, head], expected, **EXACT)
     own, exchanged = result.attention_difference
     assert float(abs(own - exchanged).max()) > 1e-4
 
 
 def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
-    encoded = tiny_blocks.blocks(2)
-    result = looks(model, encoded)
-    for i, (plain, sent_of) in enumerate(sent_z(model, encoded)):
+    encoded, result = of_two_blocks(model.name)
+    sent = sent_z(model, encoded)
+    for i in (0, 3, 6):  # of three batches and both blocks
+        plain, sent_of = sent[i]
         np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
-        for name, (layer, head) in ((c, h) for c in CONTRASTS for h in every_head(model)):
-            change = put(model, [(layer, head)], sent_of[name])
-            total = run(model, encoded[i], change)
-            direct = run(model, encoded[i], lambda at, *_: change(at, plain["z"][at].clone(), None), plain["ffn"])  # noqa: B023
-            for variable, other in (("effect", total), ("direct_effect", direct)):
-                effect = result[variable].sel(contrast=name, layer=layer, head=head)[i]
-                np.testing.assert_allclose(effect, plain["difference"] - other["difference"], **EXACT)
+        for name in CONTRASTS:
+            effects = [result[variable].sel(contrast=name)[i].values for variable in ("effect", "direct_effect")]
+            for layer, head in every_head(model):
+                change = put(model, [(layer, head)], sent_of[name])
+                total = run(model, encoded[i], change)
+                direct = run(model, encoded[i], lambda at, *_: change(at, plain["z"][at].clone(), None), plain["ffn"])  # noqa: B023
+                for effect, other in zip(effects, (total, direct), strict=True):
+                    np.testing.assert_allclose(effect[layer, head], plain["difference"] - other["difference"], **EXACT)
     assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
 
@@ -111,8 +121,7 @@ def test_all_heads_swapped_at_once_equals_a_loop_over_layers_heads_and_positions
 
 
 def test_the_dataset_says_the_same_of_a_head_in_all_its_tables(model, small_batches):
-    encoded = tiny_blocks.blocks(2)
-    result = looks(model, encoded, senders=3)
+    _, result = of_two_blocks(model.name)
     mean = abs(result.effect.sel(contrast="attention swapped").mean("prompt"))
     at = dict(layer=result.sender_layer, head=result.sender_head)
     assert float(mean.isel(at).min()) == np.sort(mean.values, axis=None)[-3]

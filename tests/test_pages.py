@@ -12,7 +12,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import numpy as np
 import pytest
-from browser import broken_rules, browser, check_screen, needs_browser
+from browser import broken_rules, browser, check_screen, needs_browser, one_browser  # noqa: F401
 from conftest import ROOT
 from tags import Page
 from twotowers import claims, evidence

@@ -60,16 +60,19 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
     assert tower_grid.other_labels(alone, alone.few()) == []
 
 
-@pytest.mark.parametrize("k", [1, 3])  # 3 is no form of the grid, and an odd number cannot share two labels
-def test_more_judging_blocks_leave_what_comes_from_locating_blocks(k, monkeypatch, tmp_path):
-    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them."""
+def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, tmp_path):
+    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them.
+    k = 3 is no form of the grid, and an odd number cannot share two labels."""
 
     def blocks(run, n, seed, form=None, draw=Run.blocks, **of):
         assert seed != JUDGING
         return draw(run, n, seed, form, **of)
 
     monkeypatch.setattr(Run, "blocks", blocks)
-    few, many = (Run(Settings(blocks=n, locate=4, k=k, separator="space", prompts=4, out=str(tmp_path))) for n in (20, 200))
+    few, many = (
+        Run(Settings(blocks=n, locate=2, k=3, separator="space", labels=LABELS[:2], prompts=2, out=str(tmp_path)))
+        for n in (20, 200)
+    )
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
     of_the_papers_sets = ["paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts"]
     assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations", *of_the_papers_sets]
@@ -97,7 +100,7 @@ class NotingRun(Run):
 def small(tmp_path_factory):
     """small(kind, ...): a run of a few blocks of two class pairs, under which no recipe is without meaning; what others are
     made from is already there."""
-    settings = Settings(blocks=4, locate=4, k=2, labels=LABELS[:2], out=str(tmp_path_factory.mktemp("small")))
+    settings = Settings(blocks=4, locate=4, k=2, labels=LABELS[:2], prompts=3, out=str(tmp_path_factory.mktemp("small")))
     model = Run(settings).model
 
     def run(kind, **changes):
@@ -111,11 +114,22 @@ def small(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", catalogue())
-def test_a_recipe_reads_what_it_says_it_needs(name, small):
-    """A need that is not said would leave the file as it is when what it was made from has changed. What it makes is of the schema."""
+def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_all(name, small, monkeypatch):
+    """A need that is not said would leave the file as it is when what it was made from has changed; what one prompt's numbers
+    owe to another block would be lost where a measurement goes by parts. What it makes is of the schema."""
     run = small(NotingRun)
-    schema.check(name, kept(name, run.made(name)))
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
+    parts = run.made(name)
+    schema.check(name, kept(name, parts))
     assert set(about(name).needs) <= run.names <= set(versions(name)) - {name}
+    if not list(run.path(name).parent.glob(f".{name}.*.part")):
+        return  # made in one go
+    run._remove_parts(name)
+    monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
+    for one, other in zip(parts, run.made(name), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:  # a part was rounded for its file
+            xr.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
 
 
 def test_named_and_random_sets_are_kept_apart(small):
@@ -143,23 +157,6 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
         assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
 
 
-@pytest.mark.parametrize("name", catalogue())
-def test_parts_of_the_prompts_give_the_numbers_of_all(name, small, monkeypatch):
-    """What one prompt's numbers owe to another block would be lost where a measurement goes by parts."""
-    run = small(Run)
-    monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
-    parts = run.made(name)
-    if not list(run.path(name).parent.glob(f".{name}.*.part")):
-        pytest.skip("this one is made in one go")
-    run._remove_parts(name)
-    monkeypatch.setattr(Run, "n_parts", lambda run, name: 1)
-    whole = run.made(name)
-    for one, other in zip(parts, whole, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:  # a part was rounded for its file
-            xr.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
-
-
 def test_a_long_run_says_beforehand_what_it_costs(small):
     line = r"mini-gpt2: 2 measurements to make, about as long as 1,480,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
     assert re.fullmatch(line, cost(small(Run, blocks=100_000), ["heads", "answers"]))  # what they need is there
@@ -178,8 +175,8 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
         return measure(model, encoded)
 
     monkeypatch.setattr(heads_module, "heads", heads)
-    straight, broken = (Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / name))) for name in "ab")
-    elsewhere = Run(Settings(blocks=4, k=1, separator="space", out=str(tmp_path / "c")))
+    of = dict(blocks=4, locate=1, k=1, separator="space", labels=LABELS[:2])
+    straight, broken, elsewhere = (Run(Settings(**of, out=str(tmp_path / name))) for name in "abc")
     stop_after = None
     straight.measured("heads")
     assert blocks == [0, 1, 2, 3]

@@ -57,7 +57,8 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     result = routed(last, [(feed(heads, z), route) for heads, route in versions], max_rows=6)
     for i, e in enumerate(encoded[:2]):
         alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
-        for row, version in enumerate(versions):
+        for row in range(i * len(ROUTES), (i + 1) * len(ROUTES)):  # every route, of one set for each prompt
+            version = versions[row]
             torch.testing.assert_close(result[row, i], manual(model, alone, version[0], own_z, version[1]), rtol=0, atol=1e-10)
     result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]

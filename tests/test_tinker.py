@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import HEADS, PAGE, ROOT, browser, check_screen, fields, needs_browser, refuses, text
+from browser import HEADS, PAGE, ROOT, browser, check_screen, fields, needs_browser, one_browser, refuses, text  # noqa: F401
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.heads import increases
 from towerlab.model.capture import capture

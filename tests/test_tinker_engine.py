@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from browser import PUSHED, browser, needs_browser, tinker
+from browser import PUSHED, browser, needs_browser, one_browser, tinker  # noqa: F401
 from tolerances import LOGITS
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.tower_grid import BLOCKS, COEFFICIENTS, class_directions, tower_grid
@@ -38,14 +38,16 @@ ENGINE = """(states) => {
       edited: [...edited.logits], label: twotowers.labelByClass(state, twotowersData.classes) };
   }));
 }"""  # as text: Playwright takes half a minute for so many numbers
-STEER = """([state, pair, name, dose]) => {
+STEER = """([state, pair, name, doses]) => {
   const { model, tokenizer } = twotowers.opened(twotowersData);
   const towers = new twotowers.Towers(model, tokenizer, twotowersData.prompts, twotowersData.classes);
-  const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
-    [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
   const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
-  const answers = [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
-    prompt.labels.map(({ id }) => logits[id] - twotowers.logSumExp(logits)));
+  const answers = doses.map((dose) => {
+    const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
+      [name, { push: towers.direction(...pair, name).map((x) => dose * x) }]));
+    return [model.run(prompt.ids, edits), model.run(prompt.ids, edits, plain)].map(({ logits }) =>
+      prompt.labels.map(({ id }) => logits[id] - twotowers.logSumExp(logits)));
+  });
   return { direction: [...towers.direction(...pair, name)], answers };
 }"""
 
@@ -65,9 +67,9 @@ def close(ours, theirs) -> None:
     torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=LOGITS)
 
 
-def test_the_engine_equals_pytorch_on_100_prompts(address):
+def test_the_engine_equals_pytorch_on_random_prompts(address):
     model = load("mini-gpt2")
-    prompts = random_prompts(model.tokenizer, 100)
+    prompts = random_prompts(model.tokenizer, 30)
     states = [{"demonstrations": [[d.text, d.label] for d in p.demonstrations], "query": p.query, "true_label": p.true_label}
               for p in prompts]  # fmt: skip
     with browser(address) as page:
@@ -102,11 +104,11 @@ def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
     moved = {"pushed": (list(map(Head.parse, PUSHED)), directions)}
     data = tower_grid(run.model, run.encode([prompt]), moved, COEFFICIENTS).sel(key_coefficient=0).isel(heads=0, prompt=0)
     state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
+    pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
     with browser(address) as page:
-        for dose in COEFFICIENTS:
-            pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
-            result = page.evaluate(STEER, [state, pair[::-1], "3-1", dose])
-            at = data.sel(query_coefficient=dose)
-            for answer in result["answers"]:
-                assert answer == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
+        result = page.evaluate(STEER, [state, pair[::-1], "3-1", list(COEFFICIENTS)])
+    for dose, answers in zip(COEFFICIENTS, result["answers"], strict=True):
+        at = data.sel(query_coefficient=dose)
+        for answer in answers:
+            assert answer == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
     close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))

@@ -13,7 +13,7 @@ from twotowers.settings import Settings
 
 from benchmarks import verdicts
 
-FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1"}
+FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1", "prompts": "2"}
 
 
 def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(tmp_path):
@@ -44,14 +44,9 @@ def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(m
         assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == anew
 
 
-@pytest.fixture
-def one_chapter(monkeypatch):
-    monkeypatch.setattr(verdicts, "chapters", lambda only=(): {"04-attention-weights": ["locating", "heads", "towers"]})
-
-
-def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(one_chapter, tmp_path, capfd, monkeypatch):
+def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(tmp_path, capfd, monkeypatch):
     options = [word for name, value in FEW.items() for word in (f"--{name}", value)]
-    assert verdicts.main(["mini-gpt2", "--out", str(tmp_path), *options]) == 0
+    assert verdicts.main(["mini-gpt2", "--chapters", "4", "--out", str(tmp_path), *options]) == 0
     output = capfd.readouterr()
     run = Run(Settings.of({"model": "mini-gpt2", "out": str(tmp_path), **FEW}))
     rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
@@ -68,7 +63,8 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(one_
     assert "WARNING" not in output.err and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
 
 
-def test_a_chapter_that_fails_is_told_in_one_line(one_chapter, tmp_path, monkeypatch):
+def test_a_chapter_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdicts, "chapters", lambda only=(): {"04-attention-weights": []})
     (tmp_path / "book").mkdir()
     notebook = json.loads((verdicts.book_folder() / "04-attention-weights.ipynb").read_text("utf8"))
     notebook["cells"] = [{"cell_type": "code", "metadata": {}, "source": "1 / 0", "outputs": [], "execution_count": None}]

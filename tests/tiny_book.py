@@ -21,10 +21,17 @@ chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b
 """
 
 
+WITHOUT = """import re
+MARK = re.compile("(?!)")
+set_address = write_image = for_one_page = write_data = add_scripts = lambda *_: None
+"""
+"""In place of the first screen, the playground and the explorer: they load torch twice a build, and these pages have none"""
+
+
 def notebook(path, *cells, **about):
     kernel = {"name": "python3", "display_name": "Python 3"}
     whole = nbformat.v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about})
-    whole.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}\n\n```{{index}} kept by {path.stem}\n```"))
+    whole.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
     whole.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
     whole.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
     nbformat.write(whole, path)
@@ -34,6 +41,8 @@ def make(home):
     """The book's folder."""
     for name in ("book/_ext", "book/_page", "data/words", "data/sentences", "data/models/mini-gpt2"):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("first", "tinker", "explorer"):
+        (home / f"book/_ext/{name}.py").write_text(WITHOUT)
     for name in (
         "Snakefile",
         "_config.yml",
@@ -47,7 +56,7 @@ def make(home):
     (home / "_toc.yml").write_text(
         "format: jb-book\nroot: book/intro\nparts:\n- chapters:\n  - file: book/91-one\n  - file: book/92-two\n"
     )
-    (home / "book/intro.md").write_text("# A book\n\n$x^2$ and [one](91-one.ipynb).\n")
+    (home / "book/intro.md").write_text("# A book\n\n```{index} kept by intro\n```\n\n$x^2$ and [one](91-one.ipynb).\n")
     notebook(home / "book/91-one.ipynb", MEASURED, measurements=["heads"])
     notebook(home / "book/92-two.ipynb", FIGURE)
     return home

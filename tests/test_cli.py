@@ -1,0 +1,120 @@
+"""What the command line refuses, in one line before anything is measured; and what notebooks and progress say to it."""
+
+import errno
+import json
+import re
+import signal
+
+import pytest
+import xarray as xr
+from conftest import ROOT, refused
+from towerlab import building, cli
+from towerlab.progress import progress
+from twotowers import store
+from twotowers.recording import Recording
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Those of signals, which the command line takes over."""
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+BAD = [
+    (["measure", "--blocks", "0"], "greater than or equal to 1"),
+    (["measure", "--blocks", "many"], "a valid integer"),
+    (["measure", "--blocks", "1000000000"], "blocks '1000000000': Input should be less than or equal to 100000"),
+    (["measure", "--device-map", "banana"], "device_map 'banana': Input should be 'auto'"),
+    (["measure", "--model", ""], "model '': Value should have at least 1 item"),
+    (["measure", "--labels", "foo"], "'foo' is no pair"),
+    (["measure", "--separator", "comma"], "should be 'space' or"),
+    (["measure", "--k=-1"], "greater than or equal to 1"),
+    (["measure", "haeds"], "no measurement 'haeds': choose one of"),
+    (["measure", "--dtype", "int8"], "should be 'float32'"),
+    (["measure", "--device", "cuda:99"], "cuda:99"),
+    (["measure", "--model", "no/such/x"], "no/such/x"),
+    (["measure", "--model", "a\nb"], "a\\nb"),
+    (["record", "no/such/x", "heads"], "no/such/x"),
+    (["models", "nobody"], "choose one of"),
+    (["book", "--set", "blocks=x"], "a valid integer"),
+    (["book", "--set", "block=2"], "did you mean 'blocks'?"),
+    (["book", "--set", "a='"], "open quote"),
+    (["book", "--jobs", "0"], "at least 1"),
+    (["book", "--model", "no/such/x"], "no/such/x"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "remedy"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_input_is_refused_in_one_line_before_weights_are_read(arguments, remedy, capsys, monkeypatch):
+    monkeypatch.setattr("towerlab.model.loading.load", None)
+    assert remedy in error_of(arguments, capsys)
+
+
+def error_of(arguments, capsys):
+    """The one line with which the command line refuses."""
+    assert cli.main(arguments) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("twotowers: ") and line.count("\n") == 1
+    return line
+
+
+def read_only(path, *_, **__):
+    raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("NetCDF: HDF error"), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(error, tmp_path, monkeypatch):
+    def fills(data, path, **_):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
+    refused(r"cannot write .*x\.nc.* make room", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    refused("cannot write", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+
+
+@pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
+def test_a_folder_that_cannot_be_written_is_refused_before_weights_are_read(out, capsys, monkeypatch):
+    monkeypatch.setattr("towerlab.model.loading.load", None)
+    assert error_of(["measure", "forms", "--out", out], capsys).startswith("twotowers: cannot write")
+
+
+def test_a_disk_that_can_only_be_read_is_told_in_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.mkdir", read_only)
+    line = error_of(["book"], capsys)
+    assert line.startswith("twotowers: cannot write") and "Read-only" in line
+
+
+@pytest.mark.parametrize("text", ["{}", "", "[1]", '{"cells": [{"cell_type": "code", "outputs": [{}]}]}'])
+def test_what_is_no_notebook_is_told_in_words(text, tmp_path):
+    (tmp_path / "x.failed.ipynb").write_text(text)
+    assert "could not start it: see" in building.why(tmp_path / "x.failed.ipynb")
+
+
+def test_progress_in_a_file_is_a_line_a_minute_and_no_empty_line(capfd, monkeypatch):
+    monkeypatch.setattr("towerlab.progress.QUIET", 0.05)
+    lines = []
+    with progress("heads", 4) as bar:
+        for n, line in ((0, "heads: 0 of 4 prompts, 0 min 0 s so far"), (2, "heads: 2 of 4 prompts, 0 min ")):
+            bar.update(n)
+            while not any(output.startswith(line) for output in lines):  # however slow the machine is
+                lines += capfd.readouterr().err.splitlines()
+    assert all(lines)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_names_what_it_reads(path):
+    """Its metadata tell Snakemake: what is missing there would be measured by several chapters at once."""
+    notebook = json.loads(path.read_text("utf8"))
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
+    reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
+    reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, heads="', code) else set()
+    about = notebook["metadata"].get("twotowers", {})
+    assert set(about.get("measurements", [])) == reads
+    assert set(re.findall(r'suite="(\w+)"', code)) <= set(about.get("suites", []))
