@@ -1,4 +1,5 @@
-"""An heir can try every larger module: it has an example in its docstrings, and each example runs as it says."""
+"""An heir can try every larger module: it has an example in its docstrings, and each example runs
+as it says."""
 
 import doctest
 import importlib
@@ -7,10 +8,15 @@ import pytest
 from conftest import ROOT
 
 LIB = ROOT / "lib"
-MODULES = {str(path.relative_to(LIB).with_suffix("")).replace("/", "."): path.read_text() for path in sorted(LIB.rglob("*.py"))}
+MODULES = {
+    str(path.relative_to(LIB).with_suffix("")).replace("/", "."): path.read_text()
+    for path in sorted(LIB.rglob("*.py"))
+}
 
 
-@pytest.mark.parametrize("name", [name for name, text in MODULES.items() if ">>>" in text or text.count("\n") > 150])
+@pytest.mark.parametrize(
+    "name", [name for name, text in MODULES.items() if ">>>" in text or text.count("\n") > 150]
+)
 def test_a_module_has_an_example_that_runs(name):
     ran = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert ran.attempted and not ran.failed

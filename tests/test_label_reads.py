@@ -11,5 +11,10 @@ def test_what_cannot_be_read_is_refused():
     model, encoded = shared_tiny("gpt2"), random_prompts(2)
     refused("different numbers of demonstrations", label_reads, model, encoded, [Head(0, 0)])
     e = encoded[0]
-    same = replace(e.prompt, demonstrations=tuple(replace(d, label=e.prompt.true_label) for d in e.prompt.demonstrations))
+    same = replace(
+        e.prompt,
+        demonstrations=tuple(
+            replace(d, label=e.prompt.true_label) for d in e.prompt.demonstrations
+        ),
+    )
     refused("lacks a true or a false", label_reads, model, [replace(e, prompt=same)], [Head(0, 0)])
