@@ -1,4 +1,5 @@
-"""A headless browser that reaches no other host, and the playground and the explorer in pages of their own, without the book."""
+"""A headless browser that reaches no other host, and the playground and the explorer in pages of
+their own, without the book."""
 
 import contextlib
 import importlib.util
@@ -17,20 +18,27 @@ import explorer  # noqa: E402
 import first  # noqa: E402, F401
 import tinker  # noqa: E402
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 # Without these Chromium looks up hosts of its own; a container's root needs the first.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium: apt install chromium")
-AXE = Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"  # Deque's rules for accessibility
-BROKEN_RULES = """async () => (await axe.run({ preload: false, resultTypes: ['violations'] })).violations
+AXE = (
+    Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
+)  # Deque's rules for accessibility
+BROKEN_RULES = """async () =>
+  (await axe.run({ preload: false, resultTypes: ['violations'] })).violations
   .map(rule => `${rule.id} (${rule.nodes.length} places): ${rule.nodes[0].html.slice(0, 200)}`)"""
-SIZES = "all => all.map((e) => e.getBoundingClientRect()).map(({ width, height }) => Math.min(width, height))"
+SIZES = """all => all.map((e) => e.getBoundingClientRect())
+  .map(({ width, height }) => Math.min(width, height))"""
 HEADS = ["3-1", "3-2", "3-0", "3-5", "3-7"]
 PUSHED = ["3-5", *HEADS[:3], "3-7"]
+# No inline script, handler or eval.
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>
 <meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; script-src file:; style-src file:">"""  # no inline script, handler or eval
+content="default-src 'none'; script-src file:; style-src file:">"""
 
 
 def page_of(folder: Path, data: str, scripts, styles, body: str) -> str:
@@ -38,24 +46,38 @@ def page_of(folder: Path, data: str, scripts, styles, body: str) -> str:
     (folder / "data.js").write_text(data, "utf8")
     sources = [folder / "data.js", *(PAGE / name for name in (*scripts, "page.js"))]
     head = "".join(f'<script defer src="{source.as_uri()}"></script>' for source in sources)
-    head += "".join(f'<link rel="stylesheet" href="{(PAGE / name).as_uri()}">' for name in ("book.css", "tinker.css", *styles))
-    (folder / "page.html").write_text(f"{HEAD}{head}<body class='bd-article'><main><h1>t</h1>{body}</main></body>", "utf8")
+    head += "".join(
+        f'<link rel="stylesheet" href="{(PAGE / name).as_uri()}">'
+        for name in ("book.css", "tinker.css", *styles)
+    )
+    (folder / "page.html").write_text(
+        f"{HEAD}{head}<body class='bd-article'><main><h1>t</h1>{body}</main></body>", "utf8"
+    )
     return (folder / "page.html").as_uri()
 
 
 def playground(folder: Path) -> str:
     data = tinker.script(ROOT / "data/models/mini-gpt2", HEADS, PUSHED)
-    return page_of(folder, data, tinker.SCRIPTS[1:], [], "<h2>t</h2>" + (PAGE / "tinker.html").read_text("utf8"))
+    return page_of(
+        folder,
+        data,
+        tinker.SCRIPTS[1:],
+        [],
+        "<h2>t</h2>" + (PAGE / "tinker.html").read_text("utf8"),
+    )
 
 
 def explorer_page(folder: Path, script: str) -> str:
-    fragment = (ROOT / "book/heads.md").read_text("utf8").split("```{raw} html\n")[1].split("```")[0]
+    fragment = (
+        (ROOT / "book/heads.md").read_text("utf8").split("```{raw} html\n")[1].split("```")[0]
+    )
     return page_of(folder, script, explorer.SCRIPTS[1:], ["heads.css"], fragment)
 
 
 @contextlib.contextmanager
 def launched():
-    """A browser. While it is open nothing else in this process can run a loop of its own (`asyncio.run`)."""
+    """A browser. While it is open nothing else in this process can run a loop of its own
+    (`asyncio.run`)."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield chromium
@@ -67,7 +89,8 @@ KEPT = []
 
 @pytest.fixture(scope="module", autouse=CHROMIUM is not None)
 def one_browser():
-    """A file of tests that imports this opens all its pages in one browser, whose start costs as much as a test."""
+    """A file of tests that imports this opens all its pages in one browser, whose start costs as
+    much as a test."""
     with launched() as chromium:
         KEPT.append(chromium)
         yield
@@ -76,7 +99,8 @@ def one_browser():
 
 @contextlib.contextmanager
 def browser(address: str, width: int = 1280, height: int = 800, home: str = "", **how):
-    """The page in a browser; what its console says wrong, or what it asks another host than `home` for, fails the test."""
+    """The page in a browser; what its console says wrong, or what it asks another host than `home`
+    for, fails the test."""
     wrong = []
     with contextlib.nullcontext(*KEPT) if KEPT else launched() as chromium:
         context = chromium.new_context(viewport={"width": width, "height": height}, **how)
@@ -90,7 +114,12 @@ def browser(address: str, width: int = 1280, height: int = 800, home: str = "", 
                 route.abort()
 
         page.route(re.compile("^(https?|wss?):"), guard)
-        page.on("console", lambda message: wrong.append(f"{page.url}: {message.text}") if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: (
+                wrong.append(f"{page.url}: {message.text}") if message.type == "error" else None
+            ),
+        )
         page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
         page.goto(address)
         yield page
@@ -105,7 +134,8 @@ def broken_rules(page) -> list[str]:
 
 
 def check_screen(page, part: str, width: int) -> None:
-    """Nothing lies beside a window so wide, what one presses is large enough for a finger, and no rule is broken."""
+    """Nothing lies beside a window so wide, what one presses is large enough for a finger, and no
+    rule is broken."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert min(page.locator(f"{part} :is(button, input, select)").evaluate_all(SIZES)) >= 24
     assert broken_rules(page) == []
@@ -116,7 +146,9 @@ def text(page, kind: str) -> str:
 
 
 def fields(page) -> list[str]:
-    return page.locator("#tinker input[type=text]").evaluate_all("all => all.map((field) => field.value)")
+    return page.locator("#tinker input[type=text]").evaluate_all(
+        "all => all.map((field) => field.value)"
+    )
 
 
 def refuses(page, fragment: str) -> None:

@@ -1,4 +1,5 @@
-"""Tiny random models of every architecture in float64, and the places of the shared test material."""
+"""Tiny random models of every architecture in float64, and the places of the shared test
+material."""
 
 import functools
 import json
@@ -7,7 +8,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-# Workers share the cores: with threads of its own each waits for the other's. Before torch is imported.
+# Workers share the cores: with threads of its own each waits for the other's. Before torch is
+# imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
@@ -27,19 +29,35 @@ from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, batches
 from twotowers.errors import TwoTowersError
 
 # What a browser looks at, and the engine with its kernels, is slow: `make check` runs none of it.
-BROWSER = ("test_engine.py", "test_explorer.py", "test_pages.py", "test_tinker.py", "test_tinker_engine.py")
+BROWSER = (
+    "test_engine.py",
+    "test_explorer.py",
+    "test_pages.py",
+    "test_tinker.py",
+    "test_tinker_engine.py",
+)
 LONG = tuple(f"test_{name}.py" for name in
-             ("golden", "engine", "designs", "chapters", "recipes", "explorer", "training", "tinker", "tinker_engine"))  # fmt: skip
-"""These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder` in pyproject.toml"""
+             ("golden", "engine", "designs", "chapters", "recipes", "explorer", "training",
+              "tinker", "tinker_engine"))  # fmt: skip
+"""These begin first, so that no worker is left alone with one of them; see `--no-loadscope-reorder`
+in pyproject.toml"""
 KINDS = ("gpt2", "gptj", "llama")
-"""The architectures that every numeric test runs on: learned and rotary positions, a parallel block, grouped heads"""
-EVERY_KIND = ("test_identities.py", "test_attention.py", "test_query_key.py", "test_edits.py", "test_independent.py")
+"""The architectures that every numeric test runs on: learned and rotary positions, a parallel
+block, grouped heads"""
+EVERY_KIND = (
+    "test_identities.py",
+    "test_attention.py",
+    "test_query_key.py",
+    "test_edits.py",
+    "test_independent.py",
+)
 """Tests of what differs between architectures: these run on all of them"""
 
 
 @pytest.fixture(autouse=True)
 def precision():
-    """Training lowers the precision of products, which processors with bfloat16 then use: no later test may meet it."""
+    """Training lowers the precision of products, which processors with bfloat16 then use: no later
+    test may meet it."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -53,15 +71,22 @@ def stderr_of_this_test():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--pin", action="store_true", help="write tests/golden.csv anew: numbers are meant to change")
+    parser.addoption(
+        "--pin",
+        action="store_true",
+        help="write tests/golden.csv anew: numbers are meant to change",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Numeric tests run on KINDS only; identities on all. What needs a browser, or another kind, is slow."""
+    """Numeric tests run on KINDS only; identities on all. What needs a browser, or another kind, is
+    slow."""
     run, dropped = [], []
     for item in items:
         kind = getattr(item, "callspec", None) and item.callspec.params.get("tiny_model", KINDS[0])
-        (dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else run).append(item)
+        (
+            dropped if kind and kind not in KINDS and item.path.name not in EVERY_KIND else run
+        ).append(item)
         if item.path.name in BROWSER or (kind and kind not in KINDS):
             item.add_marker(pytest.mark.slow)
     config.hook.pytest_deselected(items=dropped)
@@ -71,7 +96,9 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter):
     """One line for each thing that tests were skipped for: how many, and how to have it."""
     skipped = terminalreporter.stats.get("skipped", [])
-    for needed, n in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).items():
+    for needed, n in Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in skipped
+    ).items():
         terminalreporter.write_line(f"{n} test{'s need' if n > 1 else ' needs'} {needed}")
 
 
@@ -82,22 +109,26 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 VOCABULARY = 61
 
-_SMALL = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=20,
-              max_position_embeddings=64)  # fmt: skip
+_SMALL = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16,
+              intermediate_size=20, max_position_embeddings=64)  # fmt: skip
 _NEOX = dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=24, intermediate_size=20,
              max_position_embeddings=64,
-             rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5})  # fmt: skip
+             rope_parameters={"rope_type": "default", "rope_theta": 100.0,
+                              "partial_rotary_factor": 0.5})  # fmt: skip
 
-# Each kind has what could go wrong: windows shorter than the prompts, soft caps that bend, "wide heads" (more heads x
-# d_head than d_model suggests, so W_O is not square), biases, scaled and partial rotations.
+# Each kind has what could go wrong: windows shorter than the prompts, soft caps that bend, "wide
+# heads" (more heads x d_head than d_model suggests, so W_O is not square), biases, scaled and
+# partial rotations.
 TINY = {
     "gpt2": dict(n_layer=3, n_head=4, n_embd=16, n_positions=64),
     "llama": dict(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=16,
                   intermediate_size=24, max_position_embeddings=64),
-    "llama wide heads": dict(num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, hidden_size=18,
-                             head_dim=8, intermediate_size=24, max_position_embeddings=64, attention_bias=True,
-                             mlp_bias=True, rope_parameters={
-                                 "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "llama wide heads": dict(num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
+                             hidden_size=18, head_dim=8, intermediate_size=24,
+                             max_position_embeddings=64, attention_bias=True, mlp_bias=True,
+                             rope_parameters={
+                                 "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0,
+                                 "low_freq_factor": 1.0,
                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 16}),
     "mistral": dict(**_SMALL, sliding_window=6),
     "qwen2": dict(**_SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1),
@@ -105,37 +136,47 @@ TINY = {
     "gpt_neox": dict(**_NEOX, use_parallel_residual=True),
     "gpt_neox sequential": dict(**_NEOX, use_parallel_residual=False),
     "gptj": dict(n_layer=2, n_head=2, n_embd=16, n_positions=64, rotary_dim=4),
-    "opt": dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=12, word_embed_proj_dim=12, ffn_dim=20,
-                max_position_embeddings=64, pad_token_id=1),
+    "opt": dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=12, word_embed_proj_dim=12,
+                ffn_dim=20, max_position_embeddings=64, pad_token_id=1),
     "gemma": dict(**_SMALL, head_dim=8),
-    "gemma2": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5, attn_logit_softcapping=1.5,
-                   final_logit_softcapping=4.0, pad_token_id=0),
-    "gemma3_text": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5, pad_token_id=0,
-                        layer_types=["sliding_attention", "full_attention"], rope_parameters={
+    "gemma2": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5,
+                   attn_logit_softcapping=1.5, final_logit_softcapping=4.0, pad_token_id=0),
+    "gemma3_text": dict(**_SMALL, head_dim=8, sliding_window=6, query_pre_attn_scalar=5,
+                        pad_token_id=0, layer_types=["sliding_attention", "full_attention"],
+                        rope_parameters={
                             "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
-                            "full_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}),
+                            "full_attention": {"rope_type": "linear", "rope_theta": 100.0,
+                                               "factor": 4.0}}),
     "olmo2": dict(**_SMALL, pad_token_id=0),
     "phi3": dict(**_SMALL, sliding_window=6, pad_token_id=0),
-    "phi3 longrope": dict(**_SMALL | {"hidden_size": 32}, original_max_position_embeddings=32, pad_token_id=0,
-                          rope_parameters={"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+    "phi3 longrope": dict(**_SMALL | {"hidden_size": 32}, original_max_position_embeddings=32,
+                          pad_token_id=0,
+                          rope_parameters={"rope_type": "longrope", "rope_theta": 100.0,
+                                           "partial_rotary_factor": 0.5,
                                            "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}),
     "phi": dict(**_SMALL | {"hidden_size": 32}),
     "starcoder2": dict(**_SMALL, sliding_window=6),
     "stablelm": dict(**_SMALL | {"hidden_size": 32}, use_qkv_bias=True),
     "smollm3": dict(**_SMALL | {"num_hidden_layers": 3}, no_rope_layers=[1, 0, 1], pad_token_id=0,
                     use_sliding_window=True, sliding_window=6),
-    "gpt_neo": dict(num_layers=2, num_heads=4, hidden_size=16, intermediate_size=20, max_position_embeddings=64,
-                    attention_types=[[["global", "local"], 1]], window_size=6),
+    "gpt_neo": dict(num_layers=2, num_heads=4, hidden_size=16, intermediate_size=20,
+                    max_position_embeddings=64, attention_types=[[["global", "local"], 1]],
+                    window_size=6),
 }  # fmt: skip
 
 
 def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
-    """A random model whose every parameter, biases and norms too, is far from its tidy initial value."""
+    """A random model whose every parameter, biases and norms too, is far from its tidy initial
+    value."""
     model_type = kind.split()[0]
-    config = transformers.AutoConfig.for_model(model_type, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **TINY[kind])
+    config = transformers.AutoConfig.for_model(
+        model_type, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **TINY[kind]
+    )
     torch.manual_seed(0)
     row = ARCHITECTURES[model_type]
-    hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation(row), dtype=dtype)
+    hf = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=implementation(row), dtype=dtype
+    )
     with torch.no_grad():
         for name, parameter in hf.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -152,26 +193,37 @@ def save_tiny(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> No
 
 @pytest.fixture
 def save(tmp_path):
-    """Saves a tiny model as a folder, with other fields in its config, and gives its path; of a field of None, it has none."""
+    """Saves a tiny model as a folder, with other fields in its config, and gives its path; of a
+    field of None, it has none."""
 
     def write(kind: str, **fields) -> Path:
         path = tmp_path / kind.replace(" ", "-") / "config.json"
         save_tiny(path.parent, kind)
         config = json.loads(path.read_text()) | fields
-        path.write_text(json.dumps({key: value for key, value in config.items() if key not in fields or value is not None}))
+        path.write_text(
+            json.dumps(
+                {
+                    key: value
+                    for key, value in config.items()
+                    if key not in fields or value is not None
+                }
+            )
+        )
         return path.parent
 
     return write
 
 
 class _StaysWide(torch.overrides.TorchFunctionMode):
-    """Many stock modules compute norms, scores or a softmax in float32 whatever the model's dtype; here float64 stays
-    float64, so that identities can be held to 1e-12 through them."""
+    """Many stock modules compute norms, scores or a softmax in float32 whatever the model's dtype;
+    here float64 stays float64, so that identities can be held to 1e-12 through them."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
-            if function is torch.Tensor.float or (function is torch.Tensor.to and torch.float32 in args):
+            if function is torch.Tensor.float or (
+                function is torch.Tensor.to and torch.float32 in args
+            ):
                 return args[0]
             if kwargs.get("dtype") == torch.float32:
                 kwargs = {**kwargs, "dtype": torch.float64}
@@ -205,7 +257,8 @@ def model(tiny_model, float64) -> Model:
 
 
 def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:
-    """Prompts of random tokens laid out as the paper's example: labels at 2, 5, ..., the last position a colon."""
+    """Prompts of random tokens laid out as the paper's example: labels at 2, 5, ..., the last
+    position a colon."""
     generator = torch.Generator().manual_seed(seed)
     out = []
     for i in range(n):
@@ -221,7 +274,17 @@ def random_prompts(n: int, lengths=(14, 11), seed: int = 0) -> list[Encoded]:
         )
         positions = tuple(3 * j + 2 for j in range(k))
         spans = tuple((3 * j, 3 * j + 1) for j in range(k))
-        out.append(Encoded(prompt, tuple(ids), positions, spans, (length - 2, length - 1), length - 1, {"foo": 7, "bar": 9}))
+        out.append(
+            Encoded(
+                prompt,
+                tuple(ids),
+                positions,
+                spans,
+                (length - 2, length - 1),
+                length - 1,
+                {"foo": 7, "bar": 9},
+            )
+        )
     return out
 
 
@@ -242,7 +305,8 @@ def shared(path: str) -> Path:
 
 
 def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:
-    """The same tokens as prompts of numbers and animals, one a block, which ask either class in turn."""
+    """The same tokens as prompts of numbers and animals, one a block, which ask either class in
+    turn."""
     classes, out = {"foo": "number", "bar": "animal"}, []
     for i, e in enumerate(random_prompts(n, (14,), seed)):
         true = ("foo", "bar")[i % 2]
@@ -253,7 +317,8 @@ def of_two_classes(n: int, seed: int = 0) -> list[Encoded]:
 
 
 def word_tokenizer(words, split=None) -> transformers.PreTrainedTokenizerFast:
-    """Each of some words is one token, the first stands for all others; `split` in place of a cut at spaces."""
+    """Each of some words is one token, the first stands for all others; `split` in place of a cut
+    at spaces."""
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     inner.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=words[0])

@@ -1,9 +1,10 @@
-"""Every architecture by its formulas, in float64 NumPy, from the numbers of a state dict: no module of transformers is called.
+"""Every architecture by its formulas, in float64 NumPy, from the numbers of a state dict: no module
+of transformers is called.
 
 by_hand = Formulas(model.hf)
 run = by_hand.run(ids)                         # all positions; run.logits are those of the last one
-by_hand.run(ids, z=lambda layer, z: ...)       # heads' outputs changed before W_O; `closed`: edges of attention
-by_hand.run(ids, q=..., k=..., v=...)          # what the last position asks and reads, head by head, before rotation
+by_hand.run(ids, z=lambda layer, z: ...)       # heads' outputs changed before W_O; closed=: edges
+by_hand.run(ids, q=..., k=..., v=...)          # what the last position asks and reads, unturned
 """
 
 from math import erf
@@ -17,32 +18,42 @@ def gelu(x):
 
 
 ACTIVATIONS = {
-    "silu": lambda x: x / (1 + np.exp(-x)), "relu": lambda x: np.maximum(x, 0), "gelu_new": gelu, "gelu_pytorch_tanh": gelu,
-    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5)),
+    "silu": lambda x: x / (1 + np.exp(-x)), "relu": lambda x: np.maximum(x, 0), "gelu_new": gelu,
+    "gelu_pytorch_tanh": gelu, "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5)),
 }  # fmt: skip
 LLAMA = dict(
-    block="model.layers.{}.", embed="model.embed_tokens.weight", final="model.norm", norm1="input_layernorm",
-    norm2="post_attention_layernorm", qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.o_proj",
-    up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj", after1="", after2="", centred=False, turned=False,
+    block="model.layers.{}.", embed="model.embed_tokens.weight", final="model.norm",
+    norm1="input_layernorm", norm2="post_attention_layernorm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.o_proj",
+    up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj", after1="", after2="", centred=False,
+    turned=False,
 )  # fmt: skip
-AFTER = LLAMA | dict(after1="post_attention_layernorm", after2="post_feedforward_layernorm", norm2="pre_feedforward_layernorm")
+AFTER = LLAMA | dict(
+    after1="post_attention_layernorm",
+    after2="post_feedforward_layernorm",
+    norm2="pre_feedforward_layernorm",
+)
 GPT2 = dict(
-    block="transformer.h.{}.", embed="transformer.wte.weight", final="transformer.ln_f", norm1="ln_1", norm2="ln_2",
-    qkv=("attn.c_attn",), out="attn.c_proj", up=("mlp.c_fc",), down="mlp.c_proj", after1="", after2="", centred=True, turned=True,
+    block="transformer.h.{}.", embed="transformer.wte.weight", final="transformer.ln_f",
+    norm1="ln_1", norm2="ln_2", qkv=("attn.c_attn",), out="attn.c_proj", up=("mlp.c_fc",),
+    down="mlp.c_proj", after1="", after2="", centred=True, turned=True,
 )  # fmt: skip
 NAMES = {
     "gpt2": GPT2,
-    "gpt_neo": GPT2 | dict(qkv=tuple(f"attn.attention.{x}_proj" for x in "qkv"), out="attn.attention.out_proj", turned=False),
-    "gptj": GPT2 | dict(qkv=tuple(f"attn.{x}_proj" for x in "qkv"), out="attn.out_proj", up=("mlp.fc_in",), down="mlp.fc_out",
-                        norm2="ln_1", turned=False),
-    "gpt_neox": LLAMA | dict(block="gpt_neox.layers.{}.", embed="gpt_neox.embed_in.weight", final="gpt_neox.final_layer_norm",
-                             qkv=("attention.query_key_value",), out="attention.dense", up=("mlp.dense_h_to_4h",),
+    "gpt_neo": GPT2 | dict(qkv=tuple(f"attn.attention.{x}_proj" for x in "qkv"),
+                           out="attn.attention.out_proj", turned=False),
+    "gptj": GPT2 | dict(qkv=tuple(f"attn.{x}_proj" for x in "qkv"), out="attn.out_proj",
+                        up=("mlp.fc_in",), down="mlp.fc_out", norm2="ln_1", turned=False),
+    "gpt_neox": LLAMA | dict(block="gpt_neox.layers.{}.", embed="gpt_neox.embed_in.weight",
+                             final="gpt_neox.final_layer_norm", qkv=("attention.query_key_value",),
+                             out="attention.dense", up=("mlp.dense_h_to_4h",),
                              down="mlp.dense_4h_to_h", centred=True),
-    "opt": LLAMA | dict(block="model.decoder.layers.{}.", embed="model.decoder.embed_tokens.weight", out="self_attn.out_proj",
-                        final="model.decoder.final_layer_norm", norm1="self_attn_layer_norm", norm2="final_layer_norm", up=("fc1",),
+    "opt": LLAMA | dict(block="model.decoder.layers.{}.", embed="model.decoder.embed_tokens.weight",
+                        out="self_attn.out_proj", final="model.decoder.final_layer_norm",
+                        norm1="self_attn_layer_norm", norm2="final_layer_norm", up=("fc1",),
                         down="fc2", centred=True),
-    "phi": LLAMA | dict(norm2="input_layernorm", out="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2", final="model.final_layernorm",
-                        centred=True),
+    "phi": LLAMA | dict(norm2="input_layernorm", out="self_attn.dense", up=("mlp.fc1",),
+                        down="mlp.fc2", final="model.final_layernorm", centred=True),
     "phi3": LLAMA | dict(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
     "starcoder2": LLAMA | dict(up=("mlp.c_fc",), down="mlp.c_proj", centred=True),
     "stablelm": LLAMA | dict(centred=True),
@@ -53,20 +64,38 @@ NAMES = {
 
 class Formulas:
     def __init__(self, hf):
-        self.w = {name: tensor.detach().double().numpy() for name, tensor in hf.state_dict().items()}
+        self.w = {
+            name: tensor.detach().double().numpy() for name, tensor in hf.state_dict().items()
+        }
         self.c = c = hf.config.to_dict()
         self.kind, self.names = c["model_type"], NAMES.get(c["model_type"], LLAMA)
-        first = lambda *names: next((c[name] for name in names if c.get(name) is not None), None)  # noqa: E731
-        self.layers, self.d = first("num_hidden_layers", "n_layer", "num_layers"), first("hidden_size", "n_embd")
+
+        def first(*names):
+            return next((c[name] for name in names if c.get(name) is not None), None)
+
+        self.layers, self.d = (
+            first("num_hidden_layers", "n_layer", "num_layers"),
+            first("hidden_size", "n_embd"),
+        )
         self.heads = first("num_attention_heads", "n_head", "num_heads")
-        self.kv_heads, self.d_head = first("num_key_value_heads") or self.heads, first("head_dim") or self.d // self.heads
-        self.eps = first("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") or 1e-5
+        self.kv_heads, self.d_head = (
+            first("num_key_value_heads") or self.heads,
+            first("head_dim") or self.d // self.heads,
+        )
+        self.eps = (
+            first("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") or 1e-5
+        )
         self.act = ACTIVATIONS[first("hidden_activation", "hidden_act", "activation_function")]
         self.gain = 1.0 if self.kind.startswith("gemma") else 0.0
         self.unembedding = next(
-            self.w[name] for name in ("lm_head.weight", "embed_out.weight", self.names["embed"]) if name in self.w
+            self.w[name]
+            for name in ("lm_head.weight", "embed_out.weight", self.names["embed"])
+            if name in self.w
         )
-        self.cap, self.rotary = c.get("final_logit_softcapping"), None  # cos and sin, where they are not made here
+        self.cap, self.rotary = (
+            c.get("final_logit_softcapping"),
+            None,
+        )  # cos and sin, where they are not made here
 
     def scale_of(self, x):
         x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
@@ -74,7 +103,9 @@ class Formulas:
 
     def norm(self, name, x):
         centred = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
-        return (self.w[f"{name}.weight"] + self.gain) * centred / self.scale_of(x) + self.w.get(f"{name}.bias", 0.0)
+        return (self.w[f"{name}.weight"] + self.gain) * centred / self.scale_of(x) + self.w.get(
+            f"{name}.bias", 0.0
+        )
 
     def linear(self, name, x):
         matrix = self.w[f"{name}.weight"]
@@ -85,7 +116,9 @@ class Formulas:
         at, names, d = self.names["block"].format(layer), self.names["qkv"], self.d_head
         parts = [self.linear(at + name, x) for name in names]
         if self.kind == "gpt_neox":  # query, key and value of head 0, then of head 1
-            parts = list(np.moveaxis(parts[0].reshape(len(x), self.heads, 3, d), 2, 0).reshape(3, len(x), -1))
+            parts = list(
+                np.moveaxis(parts[0].reshape(len(x), self.heads, 3, d), 2, 0).reshape(3, len(x), -1)
+            )
         elif len(names) == 1:
             parts = np.split(parts[0], np.cumsum([self.heads * d, self.kv_heads * d]), -1)
         norms = [f"{at}self_attn.{name}_norm" for name in "qk"]
@@ -97,8 +130,11 @@ class Formulas:
         return q, k, v
 
     def angles(self, layer, n):
-        """(position, pair of dimensions), and what cos and sin are multiplied by; None where nothing turns."""
-        if self.kind in ("gpt2", "gpt_neo", "opt") or (self.kind == "smollm3" and not self.c["no_rope_layers"][layer]):
+        """(position, pair of dimensions), and what cos and sin are multiplied by; None where
+        nothing turns."""
+        if self.kind in ("gpt2", "gpt_neo", "opt") or (
+            self.kind == "smollm3" and not self.c["no_rope_layers"][layer]
+        ):
             return None, 1.0
         if self.kind == "gptj":
             rope, size = {"rope_theta": 10000.0}, self.c["rotary_dim"]
@@ -106,7 +142,11 @@ class Formulas:
             rope = self.c["rope_parameters"]
             rope = rope[self.c["layer_types"][layer]] if self.kind == "gemma3_text" else rope
             size = int(self.d_head * rope.get("partial_rotary_factor", 1.0))
-        speed, by, kind = rope["rope_theta"] ** (-np.arange(0, size, 2) / size), 1.0, rope.get("rope_type", "default")
+        speed, by, kind = (
+            rope["rope_theta"] ** (-np.arange(0, size, 2) / size),
+            1.0,
+            rope.get("rope_type", "default"),
+        )
         if kind == "linear":
             speed = speed / rope["factor"]
         if kind == "llama3":
@@ -114,7 +154,11 @@ class Formulas:
             of = rope["original_max_position_embeddings"]
             smooth = (of / length - low) / (high - low)
             between = (1 - smooth) * speed / rope["factor"] + smooth * speed
-            speed = np.where(length > of / low, speed / rope["factor"], np.where(length < of / high, speed, between))
+            speed = np.where(
+                length > of / low,
+                speed / rope["factor"],
+                np.where(length < of / high, speed, between),
+            )
         if kind == "longrope":
             original = self.c["original_max_position_embeddings"]
             speed = speed / np.array(rope["short_factor" if n <= original else "long_factor"])
@@ -126,37 +170,62 @@ class Formulas:
         angles, by = self.angles(layer, x.shape[1])
         if angles is None:
             return x
-        cos, sin = (np.cos(angles) * by, np.sin(angles) * by) if self.rotary is None else self.rotary
+        cos, sin = (
+            (np.cos(angles) * by, np.sin(angles) * by) if self.rotary is None else self.rotary
+        )
         size = 2 * cos.shape[1]
         out = x.copy()
         if self.kind == "gptj":
             first, second = x[..., 0:size:2], x[..., 1:size:2]
-            out[..., 0:size:2], out[..., 1:size:2] = first * cos - second * sin, second * cos + first * sin
+            out[..., 0:size:2], out[..., 1:size:2] = (
+                first * cos - second * sin,
+                second * cos + first * sin,
+            )
         else:
             first, second = x[..., : size // 2], x[..., size // 2 : size]
-            out[..., : size // 2], out[..., size // 2 : size] = first * cos - second * sin, second * cos + first * sin
+            out[..., : size // 2], out[..., size // 2 : size] = (
+                first * cos - second * sin,
+                second * cos + first * sin,
+            )
         return out
 
     def window(self, layer):
-        types = self.c.get("attention_layers") if self.kind == "gpt_neo" else self.c.get("layer_types")
-        length = self.c.get("window_size") if self.kind == "gpt_neo" else self.c.get("sliding_window")
-        return length if length and (types is None or types[layer] in ("local", "sliding_attention")) else None
+        types = (
+            self.c.get("attention_layers") if self.kind == "gpt_neo" else self.c.get("layer_types")
+        )
+        length = (
+            self.c.get("window_size") if self.kind == "gpt_neo" else self.c.get("sliding_window")
+        )
+        return (
+            length
+            if length and (types is None or types[layer] in ("local", "sliding_attention"))
+            else None
+        )
 
     def score_scale(self):
-        return 1.0 if self.kind == "gpt_neo" else (self.c.get("query_pre_attn_scalar") or self.d_head) ** -0.5
+        return (
+            1.0
+            if self.kind == "gpt_neo"
+            else (self.c.get("query_pre_attn_scalar") or self.d_head) ** -0.5
+        )
 
     def neurons(self, layer, x):
-        parts = [self.linear(self.names["block"].format(layer) + name, x) for name in self.names["up"]]
+        parts = [
+            self.linear(self.names["block"].format(layer) + name, x) for name in self.names["up"]
+        ]
         first, *second = np.split(parts[0], 2, -1) if self.kind == "phi3" else parts
         return self.act(first) * (second[0] if second else 1.0)
 
     def run(self, ids, z=None, q=None, k=None, v=None, closed=None, added=()):
-        """`resid` enters each layer and `final` the last norm, `read` is what W_Q, W_K and W_V multiply; at the last position
-        blocks add `attention` and `ffn`, and `neurons` are coefficients; z, q, k and v are those of every head (q and k before
-        rotation); `after` is what a norm behind W_O divides by. `added`: (layer, vector) beside what W_O gives there."""
+        """`resid` enters each layer and `final` the last norm, `read` is what W_Q, W_K and W_V
+        multiply; at the last position blocks add `attention` and `ffn`, and `neurons` are
+        coefficients; z, q, k and v are those of every head (q and k before rotation); `after` is
+        what a norm behind W_O divides by. `added`: (layer, vector) beside what W_O gives there."""
         ids, names, n = np.array(ids), self.names, len(ids)
         run = SimpleNamespace(**{name: [] for name in ("resid", "read", "after")})
-        run.attention, run.ffn, run.neurons, run.weights, run.z, run.q, run.k, run.v = each = [[] for _ in range(8)]
+        run.attention, run.ffn, run.neurons, run.weights, run.z, run.q, run.k, run.v = each = [
+            [] for _ in range(8)
+        ]
         x = self.w[names["embed"]][ids]
         if self.kind.startswith("gemma"):
             x = x * self.d**0.5
@@ -168,7 +237,10 @@ class Formulas:
         if self.kind in places:
             x = x + self.w[places[self.kind]][np.arange(n) + 2 * (self.kind == "opt")]
         past = np.arange(n)[:, None] - np.arange(n)  # of a position, how far another lies back
-        change = lambda edit, layer, value: value if edit is None else edit(layer, value)  # noqa: E731
+
+        def change(edit, layer, value):
+            return value if edit is None else edit(layer, value)
+
         for layer in range(self.layers):
             at = names["block"].format(layer)
             run.resid.append(x)
@@ -177,9 +249,13 @@ class Formulas:
             queries, keys, values = self.split(layer, read)
             group = np.repeat(np.arange(self.kv_heads), self.heads // self.kv_heads)
             keys, values = keys[group], values[group]
-            asked, read_keys, read_values = (change(e, layer, p) for e, p in zip((q, k, v), (queries, keys, values), strict=True))
+            asked, read_keys, read_values = (
+                change(e, layer, p) for e, p in zip((q, k, v), (queries, keys, values), strict=True)
+            )
             scores = self.turn(layer, queries) @ self.turn(layer, keys).swapaxes(1, 2)
-            scores[:, -1] = np.einsum("hd,hpd->hp", self.turn(layer, asked)[:, -1], self.turn(layer, read_keys))
+            scores[:, -1] = np.einsum(
+                "hd,hpd->hp", self.turn(layer, asked)[:, -1], self.turn(layer, read_keys)
+            )
             scores = scores * self.score_scale()
             if self.kind == "gemma2" and (cap := self.c["attn_logit_softcapping"]):
                 scores = cap * np.tanh(scores / cap)
@@ -198,14 +274,22 @@ class Formulas:
             block = self.norm(at + names["after1"], block) if names["after1"] else block
             parallel = self.kind in ("gptj", "phi") or self.c.get("use_parallel_residual", False)
             between = x if parallel else x + block
-            neurons = self.neurons(layer, self.norm(at + names["norm2"], between) if names["norm2"] else between)
+            neurons = self.neurons(
+                layer, self.norm(at + names["norm2"], between) if names["norm2"] else between
+            )
             ffn = self.linear(at + names["down"], neurons)
             ffn = self.norm(at + names["after2"], ffn) if names["after2"] else ffn
             x = x + block + ffn
-            for kept, value in zip(each, (block[-1], ffn[-1], neurons[-1], weights, out, queries, keys, values), strict=True):
+            for kept, value in zip(
+                each,
+                (block[-1], ffn[-1], neurons[-1], weights, out, queries, keys, values),
+                strict=True,
+            ):
                 kept.append(value)
         run.final = x[-1]
-        run.logits = self.unembedding @ self.norm(names["final"], run.final) + self.w.get("lm_head.bias", 0.0)
+        run.logits = self.unembedding @ self.norm(names["final"], run.final) + self.w.get(
+            "lm_head.bias", 0.0
+        )
         run.logits = self.cap * np.tanh(run.logits / self.cap) if self.cap else run.logits
         return run
 
@@ -215,20 +299,37 @@ class Formulas:
         return matrix if self.names["turned"] else matrix.T
 
     def vector(self, run, layer, head, given):
-        """What a head adds to the residual stream of the last position where W_O is given this (d_head)."""
+        """What a head adds to the residual stream of the last position where W_O is given this
+        (d_head)."""
         out = given @ self.matrix(layer, "out")[head * self.d_head : (head + 1) * self.d_head]
         if not self.names["after1"]:
             return out
-        return (self.w[f"{self.names['block'].format(layer)}{self.names['after1']}.weight"] + self.gain) * out / run.after[layer]
+        return (
+            (
+                self.w[f"{self.names['block'].format(layer)}{self.names['after1']}.weight"]
+                + self.gain
+            )
+            * out
+            / run.after[layer]
+        )
 
     def projected(self, x, scale):
-        """bs-values: the final norm's weight and the unembedding, the norm read with this scale, without biases."""
+        """bs-values: the final norm's weight and the unembedding, the norm read with this scale,
+        without biases."""
         x = x - x.mean(-1, keepdims=True) if self.names["centred"] else x
-        return self.unembedding @ ((self.w[f"{self.names['final']}.weight"] + self.gain) * x / scale)
+        return self.unembedding @ (
+            (self.w[f"{self.names['final']}.weight"] + self.gain) * x / scale
+        )
 
     def increase(self, run, before, added, word, frozen=True):
-        scales = [self.scale_of(run.final) if frozen else self.scale_of(x) for x in (before, before + added)]
-        one, other = (log_softmax(self.projected(x, s))[word] for x, s in zip((before, before + added), scales, strict=True))
+        scales = [
+            self.scale_of(run.final) if frozen else self.scale_of(x)
+            for x in (before, before + added)
+        ]
+        one, other = (
+            log_softmax(self.projected(x, s))[word]
+            for x, s in zip((before, before + added), scales, strict=True)
+        )
         return other - one
 
 

@@ -1,4 +1,5 @@
-"""Slow references for edits of heads: stock runs of one prompt with plain hooks, and attention by its definition."""
+"""Slow references for edits of heads: stock runs of one prompt with plain hooks, and attention by
+its definition."""
 
 from contextlib import ExitStack
 
@@ -7,9 +8,11 @@ from towerlab.model.attention import reading_attention
 
 
 def run(model, e, z=None, ffn=None):
-    """A stock run of one prompt: its logits and their difference, and layer -> z, FFN output and arguments of attention.
+    """A stock run of one prompt: its logits and their difference, and layer -> z, FFN output and
+    arguments of attention.
 
-    `z(layer, z, attention)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN block's output.
+    `z(layer, z, attention)` returns what W_O is fed instead, `ffn[layer]` is put in place of an FFN
+    block's output.
     """
     plain = {"z": {}, "ffn": {}, "attention": {}}
     with ExitStack() as stack:
@@ -27,7 +30,9 @@ def run(model, e, z=None, ffn=None):
             def read(attention, layer=layer):
                 plain["attention"][layer] = attention
 
-            stack.callback(model.part(layer, "attention_out").register_forward_pre_hook(before).remove)
+            stack.callback(
+                model.part(layer, "attention_out").register_forward_pre_hook(before).remove
+            )
             stack.callback(model.part(layer, "ffn_block").register_forward_hook(after).remove)
             stack.enter_context(reading_attention(model, layer, read))
         logits = model.logits([e])[0]
@@ -36,7 +41,8 @@ def run(model, e, z=None, ffn=None):
 
 
 def weights_of(model, attention, head, q, query=None, key=None):
-    """Attention of position q, by its definition, from the arguments of a layer's attention; query and keys may be others'."""
+    """Attention of position q, by its definition, from the arguments of a layer's attention; query
+    and keys may be others'."""
     own_query, own_key, _, mask, scaling, softcap = attention
     query, key = own_query if query is None else query, own_key if key is None else key
     scores = key[0, model.value_head(head), : q + 1] @ query[0, head, q] * scaling
@@ -54,7 +60,8 @@ def z_of(model, weights, value, head):
 
 
 def put(model, heads, new, q=-1):
-    """A change of z for `run`: some heads replaced, at a position or at a slice of them, by new[layer, head]."""
+    """A change of z for `run`: some heads replaced, at a position or at a slice of them, by
+    new[layer, head]."""
 
     def change(layer, z, _):
         for head in (h for at, h in heads if at == layer):

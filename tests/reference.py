@@ -1,4 +1,5 @@
-"""One prompt by the formulas of `independent`, as tensors: everything its last position is made of, and every increase."""
+"""One prompt by the formulas of `independent`, as tensors: everything its last position is made of,
+and every increase."""
 
 import torch
 from independent import Formulas
@@ -17,26 +18,41 @@ def tensors(rows):
 
 
 class Reference:
-    """Layer by layer, for the last position unless said; `added`: pairs of a layer and what its W_O adds there beside its own."""
+    """Layer by layer, for the last position unless said; `added`: pairs of a layer and what its W_O
+    adds there beside its own."""
 
     def __init__(self, model: Model, ids, added=()):
         self.model, self.by_hand = model, Formulas(model.hf)
-        if path := model.architecture.rotary:  # the model's own, which is float32 whatever its dtype
-            both = model.hf.get_submodule(path)(torch.empty(0, dtype=torch.float64), torch.arange(len(ids))[None])
+        if (
+            path := model.architecture.rotary
+        ):  # the model's own, which is float32 whatever its dtype
+            both = model.hf.get_submodule(path)(
+                torch.empty(0, dtype=torch.float64), torch.arange(len(ids))[None]
+            )
             self.by_hand.rotary = [x[0, :, : x.shape[-1] // 2].numpy() for x in both]
         self.run = run = self.by_hand.run(ids, added=[(layer, v.numpy()) for layer, v in added])
-        self.attentions = tensors(weights[:, -1] for weights in run.weights)  # per layer (head, position)
+        self.attentions = tensors(
+            weights[:, -1] for weights in run.weights
+        )  # per layer (head, position)
         self.resid_pre = tensors(stream[-1] for stream in run.resid)
         self.normed = tensors(run.read)  # (position, d_model)
-        self.attention, self.ffn, self.coefficients = map(tensors, (run.attention, run.ffn, run.neurons))
-        self.resid_final, self.scale = torch.from_numpy(run.final), torch.from_numpy(self.by_hand.scale_of(run.final))[0]
+        self.attention, self.ffn, self.coefficients = map(
+            tensors, (run.attention, run.ffn, run.neurons)
+        )
+        self.resid_final, self.scale = (
+            torch.from_numpy(run.final),
+            torch.from_numpy(self.by_hand.scale_of(run.final))[0],
+        )
 
     def value_output(self, layer, head, position):
         """vo: W_O^h (W_V^h norm(x) + b_V)."""
-        return torch.from_numpy(self.by_hand.vector(self.run, layer, head, self.run.v[layer][head, position]))
+        return torch.from_numpy(
+            self.by_hand.vector(self.run, layer, head, self.run.v[layer][head, position])
+        )
 
     def query_key(self, layer, head, x):
-        """Query (times the scaling) and key of one head, before rotation, from rows of what its layer's W_Q and W_K multiply."""
+        """Query (times the scaling) and key of one head, before rotation, from rows of what its
+        layer's W_Q and W_K multiply."""
         query, key, _ = tensors(self.by_hand.split(layer, torch.atleast_2d(x).numpy()))
         query, key = query[head] * self.by_hand.score_scale(), key[self.model.value_head(head)]
         return (query, key) if x.dim() > 1 else (query[0], key[0])
@@ -48,7 +64,9 @@ class Reference:
         return sum(self.position(layer, head, p) for p in range(self.attentions[layer].shape[-1]))
 
     def neuron(self, layer, neuron):
-        return self.coefficients[layer][neuron] * torch.from_numpy(self.by_hand.matrix(layer, "down")[neuron])
+        return self.coefficients[layer][neuron] * torch.from_numpy(
+            self.by_hand.matrix(layer, "down")[neuron]
+        )
 
     def increase(self, x, v, word, norm):
         before = log_prob(self.model, x, word, norm, self.scale)

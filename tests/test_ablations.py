@@ -7,11 +7,15 @@ from towerlab.measure.ablations import ablations
 
 def test_the_model_stays_as_it_was_also_after_an_error(model):
     def touched():
-        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks), vars(m).get("forward"), "_attn" in vars(m),
-                 {k for k in vars(m) if k.startswith("twotowers")}) for m in model.hf.modules()]  # fmt: skip
+        return [(dict(m._forward_hooks), dict(m._forward_pre_hooks), vars(m).get("forward"),
+                 "_attn" in vars(m),
+                 {k for k in vars(m) if k.startswith("twotowers")})
+                for m in model.hf.modules()]  # fmt: skip
 
     stock = model.blocks[0].forward
-    model.blocks[0].forward = lambda *args, **kwargs: stock(*args, **kwargs)  # as accelerate does for a device_map
+    model.blocks[0].forward = lambda *args, **kwargs: stock(
+        *args, **kwargs
+    )  # as accelerate does for a device_map
     before, encoded, calls = touched(), random_prompts(2, lengths=(11,)), []
     ablations(model, encoded, {"a": [(1, 0), (1, 1)]})
     assert touched() == before

@@ -1,4 +1,5 @@
-"""The analysis stands by itself: twotowers needs neither torch nor the laboratory, and no room imports one above it."""
+"""The analysis stands by itself: twotowers needs neither torch nor the laboratory, and no room
+imports one above it."""
 
 import ast
 import subprocess
@@ -9,15 +10,24 @@ import pytest
 from conftest import ROOT
 
 LIB = ROOT / "lib"
-ROOMS = ("twotowers", "towerlab.cache", "towerlab.progress", "towerlab.prompts", "towerlab.model", "towerlab.measure", "towerlab")
+ROOMS = (
+    "twotowers",
+    "towerlab.cache",
+    "towerlab.progress",
+    "towerlab.prompts",
+    "towerlab.model",
+    "towerlab.measure",
+    "towerlab",
+)
 """Each imports from itself and from those before it; the last is all the rest of the laboratory"""
 
 WITHOUT = """
 import importlib, pkgutil, sys
 
 class Absent:
-    def find_spec(self, name, path=None, target=None):        # any import of these fails, however indirect
-        if name.partition(".")[0] in ("towerlab", "torch", "transformers", "jaxtyping", "tqdm", "pooch", "filelock", "gguf"):
+    def find_spec(self, name, path=None, target=None):  # any import of these fails
+        absent = "towerlab torch transformers jaxtyping tqdm pooch filelock gguf".split()
+        if name.partition(".")[0] in absent:
             raise ModuleNotFoundError(f"no {name}", name=name)
 
 sys.meta_path.insert(0, Absent())
@@ -42,17 +52,24 @@ except TwoTowersError as error:
 def test_the_analysis_runs_where_neither_torch_nor_the_laboratory_can_be_imported():
     process = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert "'heads' of mini-gpt2 is not recorded" in process.stdout and "pip install .[measure]" in process.stdout
+    assert (
+        "'heads' of mini-gpt2 is not recorded" in process.stdout
+        and "pip install .[measure]" in process.stdout
+    )
 
 
 def test_torch_is_not_loaded_with_the_laboratory_at_hand():
-    code = "import sys; import twotowers.book, towerlab.measure.chain; sys.exit('torch' in sys.modules)"
+    code = "import sys, twotowers.book, towerlab.measure.chain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def room(module: str) -> int:
     """The place of a module in ROOMS; -1 for one of other packages."""
-    return max((i for i, name in enumerate(ROOMS) if f"{module}.".startswith(f"{name}.")), default=-1, key=lambda i: len(ROOMS[i]))
+    return max(
+        (i for i, name in enumerate(ROOMS) if f"{module}.".startswith(f"{name}.")),
+        default=-1,
+        key=lambda i: len(ROOMS[i]),
+    )
 
 
 def imported(path: Path) -> set[str]:
@@ -66,14 +83,18 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", sorted(LIB.rglob("*.py")), ids=lambda path: str(path.relative_to(LIB)))
+@pytest.mark.parametrize(
+    "path", sorted(LIB.rglob("*.py")), ids=lambda path: str(path.relative_to(LIB))
+)
 def test_no_room_imports_from_one_above_it(path):
     own = room(".".join(path.relative_to(LIB).with_suffix("").parts))
     assert [name for name in imported(path) if room(name) > own] == []
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"], ids=lambda path: path.stem
+    "path",
+    [path for path in sorted(LIB.rglob("*.py")) if path.stem != "__init__"],
+    ids=lambda path: path.stem,
 )
 def test_the_map_has_every_module(path):
     assert f"`{path.stem}`" in (ROOT / "CONTRIBUTING.md").read_text("utf8")

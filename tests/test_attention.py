@@ -1,4 +1,5 @@
-"""Attention under our function is the model's own, with a cache too, and what is read of it is let go."""
+"""Attention under our function is the model's own, with a cache too, and what is read of it is let
+go."""
 
 import torch
 from conftest import random_prompts
@@ -6,7 +7,8 @@ from towerlab.model.attention import reading_attention
 
 
 def test_a_model_with_a_cache_says_what_it_says_without(model):
-    """Token by token: each time one query, and as many keys as a cache keeps (a window's worth where there is one)."""
+    """Token by token: each time one query, and as many keys as a cache keeps (a window's worth
+    where there is one)."""
     ids = torch.tensor([random_prompts(1, lengths=(14,))[0].ids])
     expected, cache, logits = model.hf(ids, use_cache=False).logits, None, []
     for part in ids.split([4, 1, 1, 3, 1, 1, 1, 1, 1], dim=1):

@@ -1,4 +1,5 @@
-"""The benchmark script runs, and what it counts is what torch counts and what one counts by hand."""
+"""The benchmark script runs, and what it counts is what torch counts and what one counts by
+hand."""
 
 from itertools import product
 
@@ -9,18 +10,33 @@ from transformers import GPT2Config
 
 from benchmarks import run
 
-TINY = GPT2Config(n_layer=2, n_head=4, n_embd=16, vocab_size=60, n_positions=32, bos_token_id=0, eos_token_id=0)
-SDPA = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
+TINY = GPT2Config(
+    n_layer=2, n_head=4, n_embd=16, vocab_size=60, n_positions=32, bos_token_id=0, eos_token_id=0
+)
+SDPA = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
+        sdpa_flop_count(q, k, v)
+    )
+}
 
 
 def test_it_runs_and_every_way_gives_the_same_numbers():
     table = run.measure(TINY, product(run.WORKS, [2, 3], [9, 12]), repeats=1)
     assert {"plain hooks", run.WHOLE, run.OWN} <= set(table["by"])
-    assert (table.groupby(["by", "work"]).size() == 4).all() and (table["ratio"] > 0).all() and (table["counted"] > 1).all()
-    assert run.markdown(table, "here").count("\n| ") == 1 + table.groupby(["work", "prompts", "by"]).ngroups
+    assert (
+        (table.groupby(["by", "work"]).size() == 4).all()
+        and (table["ratio"] > 0).all()
+        and (table["counted"] > 1).all()
+    )
+    assert (
+        run.markdown(table, "here").count("\n| ")
+        == 1 + table.groupby(["work", "prompts", "by"]).ngroups
+    )
 
 
-@pytest.mark.parametrize(("work", "own"), [("ablate all", True), ("ablate last", True), ("ablate last", False)])
+@pytest.mark.parametrize(
+    ("work", "own"), [("ablate all", True), ("ablate last", True), ("ablate last", False)]
+)
 def test_operations_are_those_that_torch_counts(work, own):
     make = run.WORKS[work][1][1 if own else 0][0](run.build(TINY), run.draw(TINY, 3, 11))
     with FlopCounterMode(display=False, custom_mapping=SDPA) as counted:
@@ -30,9 +46,18 @@ def test_operations_are_those_that_torch_counts(work, own):
 
 def test_operations_by_hand():
     block = 4 * 16 * 16 + 2 * 16 * 64  # weights: four maps of the attention, two of the FFN
-    forward = 2 * (2 * 11 * block + 4 * 11 * 11 * 16) + 2 * 60 * 16  # two layers, logits at one position
+    forward = (
+        2 * (2 * 11 * block + 4 * 11 * 11 * 16) + 2 * 60 * 16
+    )  # two layers, logits at one position
     assert run.operations(TINY, "forward", 5, 11) == 5 * forward
-    assert run.operations(TINY, "heads", 5, 11) == 5 * (forward + 2 * 7 * 2 * 60 * 16)  # of a layer 4 heads + 3 rows
-    each, once = 5 * 2 * 60 * 16, 2 * 60 * 16 * 2 * 16  # a vector of each prompt; E through the W_O of two layers
+    assert run.operations(TINY, "heads", 5, 11) == 5 * (
+        forward + 2 * 7 * 2 * 60 * 16
+    )  # of a layer 4 heads + 3 rows
+    each, once = (
+        5 * 2 * 60 * 16,
+        2 * 60 * 16 * 2 * 16,
+    )  # a vector of each prompt; E through the W_O of two layers
     factored = once + 5 * 2 * 60 * 2 * 16
-    assert run.operations(TINY, "heads", 5, 11, book=True) == 5 * forward + 3 * each + min(8 * each, factored)
+    assert run.operations(TINY, "heads", 5, 11, book=True) == 5 * forward + 3 * each + min(
+        8 * each, factored
+    )

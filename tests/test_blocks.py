@@ -22,7 +22,11 @@ def test_a_block_is_an_order_and_its_mirror_under_both_assignments(n, k, seed):
         assert {p.block for p in four} == {block} and len({p.query for p in four}) == 1
         orders = [p.is_true for p in four]
         assert orders[0] == orders[2] == tuple(not t for t in orders[1]) and sum(orders[0]) == k
-        assert [p.true_label for p in four[:2]] == [four[0].true_label] * 2 != [p.true_label for p in four[2:]]
+        assert (
+            [p.true_label for p in four[:2]]
+            == [four[0].true_label] * 2
+            != [p.true_label for p in four[2:]]
+        )
         assert len({frozenset(d.text for d in p.demonstrations) for p in four}) == 1
         for p in four:
             assigned = {(d.cls, d.label) for d in p.demonstrations}
@@ -49,13 +53,22 @@ def test_the_pairs_are_disjoint_and_class_names_label_themselves():
 
 
 def test_the_same_seed_gives_the_same_prompts():
-    assert draw_blocks(5, FORM, seed=[0, 1]) == draw_blocks(5, FORM, seed=[0, 1]) != draw_blocks(5, FORM, seed=[0, 2])
+    assert (
+        draw_blocks(5, FORM, seed=[0, 1])
+        == draw_blocks(5, FORM, seed=[0, 1])
+        != draw_blocks(5, FORM, seed=[0, 2])
+    )
 
 
 def test_coordinates_tell_what_a_prompt_is():
     coordinates = about(draw_blocks(1, FORM, seed=0, pairs=["animal/country"], labels=["foo/bar"]))
-    assert coordinates["true"][1].shape == (4, 4) and coordinates["true_first"][1].tolist().count(True) == 2
-    assert set(coordinates["pair"][1]) == {"animal/country"} and set(coordinates["labels"][1]) == {"foo/bar"}
+    assert (
+        coordinates["true"][1].shape == (4, 4)
+        and coordinates["true_first"][1].tolist().count(True) == 2
+    )
+    assert set(coordinates["pair"][1]) == {"animal/country"} and set(coordinates["labels"][1]) == {
+        "foo/bar"
+    }
 
 
 @pytest.mark.parametrize(

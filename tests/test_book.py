@@ -1,4 +1,5 @@
-"""What a chapter does with measurements made by hand: it judges, it makes tables, and it says what is missing or mistyped."""
+"""What a chapter does with measurements made by hand: it judges, it makes tables, and it says what
+is missing or mistyped."""
 
 import json
 
@@ -18,14 +19,20 @@ PAIRS, LABELS = [f"a{i}/b{i}" for i in range(10)], ["x/y", "z/w", "u/v"]
 
 
 def prompts(n=120):
-    """Coordinates of n prompts: class pairs and label pairs in turn, every tenth prompt with names of classes as labels."""
+    """Coordinates of n prompts: class pairs and label pairs in turn, every tenth prompt with names
+    of classes as labels."""
     pair = [PAIRS[i % 10] for i in range(n)]
     labels = [pair[i] if i // 10 % 10 == 9 else LABELS[i // 10 % 3] for i in range(n)]
-    return {"pair": ("prompt", pair), "labels": ("prompt", labels), "block": ("prompt", np.arange(n) // 4)}
+    return {
+        "pair": ("prompt", pair),
+        "labels": ("prompt", labels),
+        "block": ("prompt", np.arange(n) // 4),
+    }
 
 
 def dataset(answer=2.0, **variables):
-    """A measurement of a model of two layers with four heads, whose true label leads by `answer` nats, more or less."""
+    """A measurement of a model of two layers with four heads, whose true label leads by `answer`
+    nats, more or less."""
     lead = answer + np.random.default_rng(0).normal(scale=0.1, size=120)
     numbers = {"logit_difference": ("prompt", lead), **variables}
     identity = json.dumps({"blocks": 30, "k": 2, "separator": "space"})
@@ -39,7 +46,9 @@ def chapter(monkeypatch):
     files = {("a", "heads"): dataset(), ("b", "heads"): dataset(0.0), ("c", "heads"): dataset()}
     files |= {(model, "knockouts"): dataset(1.0) for model in "ab"}
     monkeypatch.setattr(recorded, "recorded_models", lambda: dict.fromkeys("abc"))
-    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: files.get((model, name)))
+    monkeypatch.setattr(
+        recorded, "open_recorded", lambda model, suite, name: files.get((model, name))
+    )
     texts: list[str] = []
     for module in (book, pages):
         monkeypatch.setattr(module, "display", lambda part: texts.append(getattr(part, "data", "")))
@@ -49,31 +58,60 @@ def chapter(monkeypatch):
 
 
 def test_a_claim_is_judged_and_says_what_it_rests_on(chapter):
-    chapter.compare("learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False)
+    chapter.compare(
+        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
+    )
     rows = {row.model: row for row in chapter.rows}
-    assert {m: row.verdict for m, row in rows.items()} == {"a": "holds", "b": "absent", "c": "holds"}
-    assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (10, 3)  # without names of classes
-    assert "a, b, c: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space" in chapter.texts[0]
+    assert {m: row.verdict for m, row in rows.items()} == {
+        "a": "holds",
+        "b": "absent",
+        "c": "holds",
+    }
+    assert rows["a"].prompts == 110 and (rows["a"].n, rows["a"].label_pairs) == (
+        10,
+        3,
+    )  # without names of classes
+    assert (
+        "a, b, c: 11 prompts a class pair, 10 × 3 class and label pairs, k = 2, space"
+        in chapter.texts[0]
+    )
 
 
 def test_models_that_do_not_learn_and_measurements_that_lack_are_named(chapter):
     knocked = chapter.measured("knockouts")
-    chapter.compare("attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={})
+    chapter.compare(
+        "attention-chooses", {m: d.logit_difference for m, d in knocked.items()}, untestable={}
+    )
     assert [row.verdict for row in chapter.rows] == ["holds", "not testable"]
-    assert chapter.rows[1].note.startswith("too few blocks to tell whether it learns the task: accuracy ")
+    assert chapter.rows[1].note.startswith(
+        "too few blocks to tell whether it learns the task: accuracy "
+    )
     command = "twotowers record c knockouts --blocks 30"
     assert f"c: not recorded; <code>{command}</code> makes it" in chapter.texts[0]
     chapter.figure("1.1", alt.Chart(pd.DataFrame({"x": [1]})).mark_bar(), "Bars.")
-    assert f"this makes it: {command}" in chapter.texts[-1] and "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
-    chapter.figure("1.2", pages.readings([("model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)])]), "Words <b>.")
+    assert (
+        f"this makes it: {command}" in chapter.texts[-1]
+        and "In no verdict: b (too few blocks to tell " in chapter.texts[-1]
+    )
+    chapter.figure(
+        "1.2",
+        pages.readings([("model, 0-1", "value", "<i> : foo", [("foo", True), ("a<b", False)])]),
+        "Words <b>.",
+    )
     assert "&lt;i&gt; : foo" in chapter.texts[-2] and "<b>foo</b>, a&lt;b<" in chapter.texts[-2]
     assert 'id="fig-1-2"><b>Table 1.2.</b> Words &lt;b&gt;.' in chapter.texts[-1]
 
 
 def test_too_few_blocks_are_not_a_model_that_does_not_learn():
     few = Interval(0.84, (8, 3), 0.38, 1.31)
-    assert pages.not_learned(few) == "too few blocks to tell whether it learns the task: accuracy 84% [38%, 100% (cut)]"
-    assert pages.not_learned(Interval(0.5, (20, 9), 0.45, 0.56)) == "does not learn the task: accuracy 50% [45%, 56%]"
+    assert (
+        pages.not_learned(few)
+        == "too few blocks to tell whether it learns the task: accuracy 84% [38%, 100% (cut)]"
+    )
+    assert (
+        pages.not_learned(Interval(0.5, (20, 9), 0.45, 0.56))
+        == "does not learn the task: accuracy 50% [45%, 56%]"
+    )
     assert pages.not_learned(Interval(1.0, (1, 1))).startswith("too few blocks")
     assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
 
@@ -81,7 +119,13 @@ def test_too_few_blocks_are_not_a_model_that_does_not_learn():
 def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapter):
     values = {m: d.logit_difference for m, d in chapter.measured("heads").items()}
     refused("no claim 'learnt' in data", chapter.compare, "learnt", values)
-    refused("claim 'learned', a: give whole= for this model, too", chapter.compare, "learned", values, whole={})
+    refused(
+        "claim 'learned', a: give whole= for this model, too",
+        chapter.compare,
+        "learned",
+        values,
+        whole={},
+    )
     refused(
         r"claim 'learned', a: values over \(layer, prompt\)",
         chapter.compare,
@@ -92,17 +136,31 @@ def test_a_claim_without_a_line_and_a_model_without_its_whole_are_refused(chapte
 
 def test_a_table_goes_through_dimensions(chapter):
     values = {"a": chapter.measured("heads")["a"].logit_difference}
-    many = {"a": xr.concat([values["a"] * n for n in (1, 2, 3)], pd.Index([0.5, 1.0, 2.0], name="dose")).expand_dims(side=2)}
+    many = {
+        "a": xr.concat(
+            [values["a"] * n for n in (1, 2, 3)], pd.Index([0.5, 1.0, 2.0], name="dose")
+        ).expand_dims(side=2)
+    }
     table = chapter.table(many, by=("side", "dose"), what="x")
-    assert table[["model", "side", "dose", "what"]].values.tolist() == [["a", s, x, "x"] for s in (0, 1) for x in (0.5, 1.0, 2.0)]
+    assert table[["model", "side", "dose", "what"]].values.tolist() == [
+        ["a", s, x, "x"] for s in (0, 1) for x in (0.5, 1.0, 2.0)
+    ]
     once = chapter.table(values).loc[0]
-    assert list(table["value"] / once["value"]) == pytest.approx([1, 2, 3, 1, 2, 3]) and once["n"] == 10
+    assert (
+        list(table["value"] / once["value"]) == pytest.approx([1, 2, 3, 1, 2, 3])
+        and once["n"] == 10
+    )
     shares = chapter.table(many, by=("side", "dose"), whole=values)
     assert shares["value"].tolist() == pytest.approx([1, 2, 3, 1, 2, 3])
     assert chapter.table(values, clusters=["block"]).loc[0, "n"] == 28
     assert np.isnan(chapter.table(values, whole={"a": values["a"] * 0}).loc[0, "value"])
     for by in ((), ("side",), ("side", "dose", "cut")):
-        refused(r"a table of values over \(side, dose, prompt\), wanted \(prompt", chapter.table, many, by=by)
+        refused(
+            r"a table of values over \(side, dose, prompt\), wanted \(prompt",
+            chapter.table,
+            many,
+            by=by,
+        )
 
 
 def test_where_nothing_is_there_a_table_and_a_figure_say_so(chapter):
@@ -111,16 +169,26 @@ def test_where_nothing_is_there_a_table_and_a_figure_say_so(chapter):
     assert empty.empty and list(empty) == ["model", "dose", "value", "low", "high", "n", "what"]
     none = chapter.table({"a": values["a"] * np.nan}).loc[0]
     assert np.isnan(none["value"]) and none["n"] == 0
-    refused("1 of 110 values are missing", chapter.table, {"a": values["a"].where(np.arange(110) > 0)})
+    refused(
+        "1 of 110 values are missing", chapter.table, {"a": values["a"].where(np.arange(110) > 0)}
+    )
     chapter.figure("1.1", alt.Chart(empty).mark_bar(), "Bars.")
     assert "Bars. Nothing to draw: no model has these numbers." in chapter.texts[-1]
 
 
 def test_heads_that_leave_no_others_are_told_and_have_none(chapter):
-    chapter.sets = {"a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}}
+    chapter.sets = {
+        "a": {"four": [Head(0, h) for h in range(4)], "eight": [Head(0, 0)] * 8, "none": []}
+    }
     assert chapter.matched("a", "four", draws=3) and len(chapter.texts) == 0
-    assert chapter.matched("a", "eight", draws=3) == [] and "8 heads leave too few" in chapter.texts[-1]
-    assert chapter.matched("a", "none", draws=3) == [] and "the rule names no none heads" in chapter.texts[-1]
+    assert (
+        chapter.matched("a", "eight", draws=3) == []
+        and "8 heads leave too few" in chapter.texts[-1]
+    )
+    assert (
+        chapter.matched("a", "none", draws=3) == []
+        and "the rule names no none heads" in chapter.texts[-1]
+    )
 
 
 def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
@@ -128,7 +196,9 @@ def test_labels_are_arbitrary_unless_a_chapter_asks_for_others(chapter):
     assert chapter.measured("heads", labels="names")["a"].sizes["prompt"] == 10
     assert chapter.measured("heads", labels="all")["a"].sizes["prompt"] == 120
     chapter.files |= {(model, "locating"): dataset() for model in "abc"}
-    assert chapter.measured("locating")["a"].sizes["prompt"] == 120  # blocks that choose are not those that judge
+    assert (
+        chapter.measured("locating")["a"].sizes["prompt"] == 120
+    )  # blocks that choose are not those that judge
 
 
 def cell(*lines):
@@ -136,19 +206,28 @@ def cell(*lines):
 
 
 def test_a_quick_look_is_called_one(monkeypatch):
-    """On the pages of a chapter, and where evidence of all chapters is shown; recorded models are not measured anew."""
+    """On the pages of a chapter, and where evidence of all chapters is shown; recorded models are
+    not measured anew."""
     notes = []
     monkeypatch.setattr(pages, "note", notes.append)
     for settings in ({"blocks": 50}, {"blocks": 8, "model": "smollm2-135m"}, {"blocks": 8}):
         book.open({"model": "mini-gpt2"} | settings)
     assert len(notes) == 1 and "mini-GPT-2: 8 class pairs" in notes[0]
-    monkeypatch.setattr(evidence, "read", lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}))
+    monkeypatch.setattr(
+        evidence,
+        "read",
+        lambda folder: pd.DataFrame({"model": ["a", "a", "b", "b"], "n": [2, 20, 7, 8]}),
+    )
     pages.all_evidence()
     assert len(notes) == 2 and "b: 8 class pairs" in notes[1]
 
 
 def test_a_parameter_that_nobody_knows_is_refused():
-    refused("unknown parameter 'blcoks': did you mean 'blocks'", book.open, cell("# Parameters", "blcoks = 20"))
+    refused(
+        "unknown parameter 'blcoks': did you mean 'blocks'",
+        book.open,
+        cell("# Parameters", "blcoks = 20"),
+    )
     assert book.open(cell("# Parameters", "blocks = 20") | {"blocks": 20}).settings.blocks == 20
     assert book.open(cell("# Parameters", 'texts = "own"'), own=["texts"]).settings.model == "a"
     assert book.open(cell("mine = 1")).settings.model == "a"  # a cell of one's own is no parameter
@@ -157,14 +236,23 @@ def test_a_parameter_that_nobody_knows_is_refused():
 @pytest.mark.slow
 def test_papermill_s_own_cell_is_the_one_that_is_read(tmp_path):
     """papermill says only in a warning that a notebook has no such parameter, and goes on."""
-    with pytest.raises(papermill.PapermillExecutionError, match="unknown parameter 'blcoks': did you mean 'blocks"):
+    with pytest.raises(
+        papermill.PapermillExecutionError, match="unknown parameter 'blcoks': did you mean 'blocks"
+    ):
         papermill.execute_notebook(
-            ROOT / "book/04-attention-weights.ipynb", tmp_path / "out.ipynb", {"blcoks": 20}, progress_bar=False
+            ROOT / "book/04-attention-weights.ipynb",
+            tmp_path / "out.ipynb",
+            {"blcoks": 20},
+            progress_bar=False,
         )
 
 
-def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(chapter, tmp_path, monkeypatch):
-    chapter.compare("learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False)
+def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(
+    chapter, tmp_path, monkeypatch
+):
+    chapter.compare(
+        "learned", {m: d.logit_difference for m, d in chapter.measured("heads").items()}, gate=False
+    )
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(store, "folder", lambda *_: tmp_path / "file")
     monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)

@@ -1,4 +1,5 @@
-"""Chapters on two hand-made models that learn nothing: no claim about learning may hold, no cell may fail."""
+"""Chapters on two hand-made models that learn nothing: no claim about learning may hold, no cell
+may fail."""
 
 import builtins
 import json
@@ -16,34 +17,53 @@ from twotowers import evidence, recorded
 
 
 def random_weights(folder):
-    """Two layers of mini-gpt2's shape with small random weights and plain norms: it answers at random."""
+    """Two layers of mini-gpt2's shape with small random weights and plain norms: it answers at
+    random."""
     shutil.copytree(ROOT / "data/models/mini-gpt2", folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"n_layer": 2}))
     rng, weights = torch.Generator().manual_seed(0), load_file(folder / "model.safetensors")
-    weights = {name: tensor for name, tensor in weights.items() if not re.search(r"\.h\.[2-9]", name)}
+    weights = {
+        name: tensor for name, tensor in weights.items() if not re.search(r"\.h\.[2-9]", name)
+    }
     for name, tensor in weights.items():
         norm = ".ln_" in name and name.endswith("weight")
-        tensor.copy_(torch.ones(tensor.shape) if norm else 0.01 * torch.randn(tensor.shape, generator=rng))
+        tensor.copy_(
+            torch.ones(tensor.shape) if norm else 0.01 * torch.randn(tensor.shape, generator=rng)
+        )
     words = weights["transformer.wte.weight"]
     words.copy_(0.1 * torch.randn(words.shape, generator=rng))
     return folder, weights
 
 
 def repeats(folder):
-    """A planted head attends to the last label word of the prompt, and writes it; no text is ever read."""
+    """A planted head attends to the last label word of the prompt, and writes it; no text is ever
+    read."""
     folder, weights = random_weights(folder)
-    tokenizer, words, places = AutoTokenizer.from_pretrained(folder), *(weights[f"transformer.{n}.weight"] for n in ("wte", "wpe"))
+    tokenizer, words, places = (
+        AutoTokenizer.from_pretrained(folder),
+        *(weights[f"transformer.{n}.weight"] for n in ("wte", "wpe")),
+    )
     foo, bar = (tokenizer(f"a {label}")["input_ids"][-1] for label in ("foo", "bar"))
-    label, which, place, width = 90, 91, 92, words.shape[1]  # directions of the residual stream for this alone
+    label, which, place, width = (
+        90,
+        91,
+        92,
+        words.shape[1],
+    )  # directions of the residual stream for this alone
     words[:, [label, which, place]], places[:] = 0, 0
     words[[foo, bar], label] = 1
     words[foo, which], words[bar, which] = 1, -1
     places[:, place] = 0.005 * torch.arange(len(places))
-    attention, bias, out = (weights[f"transformer.h.0.attn.{n}"] for n in ("c_attn.weight", "c_attn.bias", "c_proj.weight"))
+    attention, bias, out = (
+        weights[f"transformer.h.0.attn.{n}"]
+        for n in ("c_attn.weight", "c_attn.bias", "c_proj.weight")
+    )
     attention[:, [0, width, 2 * width]] = 0
     bias[0] = 230  # the query, the same everywhere
-    attention[[label, place], width] = torch.tensor([2.0, 1.0])  # the key: a label, and as late as can be
+    attention[[label, place], width] = torch.tensor(
+        [2.0, 1.0]
+    )  # the key: a label, and as late as can be
     attention[which, 2 * width] = 1  # the value: which label
     out[0] = 0
     out[0, which] = 4
@@ -61,16 +81,29 @@ def handmade(request, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("handmade", "chapter"), [(random_weights, "01-locate"), *((repeats, chapter) for chapter in CHAPTERS)], indirect=["handmade"]
+    ("handmade", "chapter"),
+    [(random_weights, "01-locate"), *((repeats, chapter) for chapter in CHAPTERS)],
+    indirect=["handmade"],
 )
 def test_a_model_that_learns_nothing_bears_no_claim(chapter, handmade, monkeypatch, tmp_path):
-    """The chapter that says who learns is run on both models, the others, which all ask it, on the one that repeats."""
+    """The chapter that says who learns is run on both models, the others, which all ask it, on the
+    one that repeats."""
     model, out = handmade
     monkeypatch.setattr(recorded, "recorded_models", dict)
-    few = {"labels": "foo/bar", "blocks": 20, "locate": 20, "prompts": 4, "k": 2, "separator": "space", "texts": "sentences"}
+    few = {
+        "labels": "foo/bar",
+        "blocks": 20,
+        "locate": 20,
+        "prompts": 4,
+        "k": 2,
+        "separator": "space",
+        "texts": "sentences",
+    }
     rows = evidence_of(chapter, monkeypatch, tmp_path, model=model, out=out, **few)
     verdicts = set(rows[rows["model"] == "model"]["verdict"])
-    tested = {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS} if chapter.startswith("01") else set()
+    tested = (
+        {evidence.ABSENT, evidence.UNDECIDED, evidence.FAILS} if chapter.startswith("01") else set()
+    )
     assert verdicts <= {evidence.NOT_TESTABLE} | tested
 
 
@@ -83,11 +116,15 @@ def assigned_and_read(cell):
         return names.union(*map(global_names, inner.get_children()))
 
     assigned = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    read = {s.get_name() for s in table.get_symbols() if s.is_referenced()}.union(*map(global_names, table.get_children()))
+    read = {s.get_name() for s in table.get_symbols() if s.is_referenced()}.union(
+        *map(global_names, table.get_children())
+    )
     return assigned, read - assigned - {*dir(builtins), "display"}
 
 
-@pytest.mark.parametrize("notebook", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_a_cell_can_be_run_again_after_later_ones(notebook):
     """What it reads from other cells is assigned in one cell only."""
     cells = json.loads(notebook.read_text("utf8"))["cells"]

@@ -14,13 +14,25 @@ def grid(accuracy):
     """Answers with these accuracies, {(k, separator): hits of 10}."""
     rows = [(k, s, 0 if i < hits else 1) for (k, s), hits in accuracy.items() for i in range(10)]
     k, separator, says = zip(*rows, strict=True)
-    return xr.Dataset({"says": ("prompt", np.array(says))}, {"k": ("prompt", list(k)), "separator": ("prompt", list(separator))})
+    return xr.Dataset(
+        {"says": ("prompt", np.array(says))},
+        {"k": ("prompt", list(k)), "separator": ("prompt", list(separator))},
+    )
 
 
 def test_the_best_learned_form_is_taken():
-    assert choose.form(grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})) == (4, "line break")
-    assert choose.form(grid({(2, "space"): 8, (4, "space"): 8})) == (2, "space")  # a tie: fewer demonstrations
-    assert choose.form(grid({(4, "space"): 6, (8, "space"): 9})) == (4, "space")  # more than MOST_K cost too much
+    assert choose.form(grid({(2, "space"): 6, (4, "space"): 5, (4, "line break"): 8})) == (
+        4,
+        "line break",
+    )
+    assert choose.form(grid({(2, "space"): 8, (4, "space"): 8})) == (
+        2,
+        "space",
+    )  # a tie: fewer demonstrations
+    assert choose.form(grid({(4, "space"): 6, (8, "space"): 9})) == (
+        4,
+        "space",
+    )  # more than MOST_K cost too much
 
 
 def heads(attention, writing):
@@ -29,8 +41,8 @@ def heads(attention, writing):
     shape = ("prompt", "layer", "head")
     values = np.array(writing)[None, None]
     return xr.Dataset(
-        {"attention": ((*shape, "place"), places), "writing": (shape, values), "contribution": (shape, values),
-         "increase": (shape, -values)},
+        {"attention": ((*shape, "place"), places), "writing": (shape, values),
+         "contribution": (shape, values), "increase": (shape, -values)},
         {"true": (("prompt", "place"), np.array([[True, False]]))},
     )  # fmt: skip
 
@@ -61,15 +73,23 @@ def test_controls_of_a_full_layer_come_from_the_next():
 
 
 def test_heads_by_effect_have_the_largest_of_either_sign():
-    effect = np.array([[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]])  # (contrast, prompt, layer, head)
-    looks = xr.Dataset({"effect": (("contrast", "prompt", "layer", "head"), effect)}, {"contrast": ["reversed", "texts exchanged"]})
+    effect = np.array(
+        [[[[0.1, -0.9], [0.4, 0.0]]], [[[5.0, 5.0], [5.0, 5.0]]]]
+    )  # (contrast, prompt, layer, head)
+    looks = xr.Dataset(
+        {"effect": (("contrast", "prompt", "layer", "head"), effect)},
+        {"contrast": ["reversed", "texts exchanged"]},
+    )
     assert choose.by_effect(looks, 2) == [(0, 1), (1, 0)]
 
 
 def test_pick_names_heads():
     values = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"))
     picked = choose.pick(values, [Head(1, 2), Head(0, 1)])
-    assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == ["1-2", "0-1"]
+    assert picked.values.tolist() == [5.0, 1.0] and picked["listed_head"].values.tolist() == [
+        "1-2",
+        "0-1",
+    ]
     assert picked["layer"].values.tolist() == [1, 0] and picked["head"].values.tolist() == [2, 1]
 
 
@@ -82,13 +102,20 @@ def test_the_glossary_states_the_bounds_of_the_rule(name):
 def of_names(pairs, labels):
     """A prompt of every class pair with every label pair."""
     both = [(pair, label) for pair in pairs for label in labels]
-    coordinates = {"pair": ("prompt", [pair for pair, _ in both]), "labels": ("prompt", [label for _, label in both])}
+    coordinates = {
+        "pair": ("prompt", [pair for pair, _ in both]),
+        "labels": ("prompt", [label for _, label in both]),
+    }
     return xr.Dataset({"x": ("prompt", range(len(both)))}, coordinates)
 
 
 @pytest.mark.parametrize("labels", ["vw", "v", "uvw"])
-@pytest.mark.parametrize("others", [None, "bcd", "ad"])  # class pairs that judge, of a measurement of its own
-def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(labels, others):
+@pytest.mark.parametrize(
+    "others", [None, "bcd", "ad"]
+)  # class pairs that judge, of a measurement of its own
+def test_no_class_pair_and_no_label_pair_is_on_both_sides_and_every_prompt_judges_once(
+    labels, others
+):
     located = of_names("abcde", labels)
     judging = located if others is None else of_names(others, labels)
     numbers = []

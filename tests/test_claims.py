@@ -1,4 +1,5 @@
-"""The tables that decide what the book says: whole as they are shipped, and named with file and line where they are not."""
+"""The tables that decide what the book says: whole as they are shipped, and named with file and
+line where they are not."""
 
 import csv
 import io
@@ -12,14 +13,19 @@ from twotowers import claims
 def test_the_shipped_tables_are_whole():
     table = claims.claims()
     assert next(iter(table)) == "learned"
-    assert {c.control for c in table.values() if c.heads == ""} == {"none"}  # controls are of sets of heads
+    assert {c.control for c in table.values() if c.heads == ""} == {
+        "none"
+    }  # controls are of sets of heads
     assert set(claims.findings()["claim"]) <= set(table)
-    assert (ROOT / "data/rules.csv").read_text("utf8").startswith("date,rule,seen,before\n")  # how rules changed
+    assert (
+        (ROOT / "data/rules.csv").read_text("utf8").startswith("date,rule,seen,before\n")
+    )  # how rules changed
 
 
 @pytest.fixture
 def edit(tmp_path, monkeypatch):
-    """edit(table, change): the shipped tables with one of them changed, where `claims` reads them."""
+    """edit(table, change): the shipped tables with one of them changed, where `claims` reads
+    them."""
     folder = tmp_path / "data"
     folder.mkdir()
     for name in ("claims", "findings"):
@@ -52,7 +58,10 @@ def cell(column, value, line=3):
         (cell("smallest", "0", 2), "line 2: give a 'smallest' above 0"),
         (cell("smallest", "", 5), "line 5: only where the unit is nats may 'smallest' be empty"),
         (cell("id", "learned"), "line 3: id 'learned' stands in line 2, too"),
-        (cell("heads", "writer", 6), "line 6: heads 'writer': Input should be '', 'located', 'by writing'"),
+        (
+            cell("heads", "writer", 6),
+            "line 6: heads 'writer': Input should be '', 'located', 'by writing'",
+        ),
         (cell("control", "random"), "line 3: control 'random'"),
         (cell("statement", "Heads look"), "line 3: statement 'Heads look'"),
         (cell("rule", ""), "line 3: rule ''"),
@@ -68,7 +77,10 @@ def test_a_wrong_claim_is_named_with_its_line(edit, change, message):
     [
         (cell("verdict", "hold"), "line 3: no such verdict: choose one of holds, small"),
         (cell("claim", "mrr"), "line 3: no such claim in data/claims.csv"),
-        (cell("page", "intro"), "line 3: give page, sentence and chapter, or leave all three empty"),
+        (
+            cell("page", "intro"),
+            "line 3: give page, sentence and chapter, or leave all three empty",
+        ),
         (lambda rows: [rows[0], *rows[2:]], "line 2: give page, sentence and chapter, or leave"),
         (lambda rows: [*rows[:3], rows[2], *rows[3:]], "line 4: it stands twice under a sentence"),
     ],

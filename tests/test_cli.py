@@ -1,4 +1,5 @@
-"""What the command line refuses, in one line before anything is measured; and what notebooks and progress say to it."""
+"""What the command line refuses, in one line before anything is measured; and what notebooks and
+progress say to it."""
 
 import errno
 import json
@@ -26,7 +27,10 @@ def handlers():
 BAD = [
     (["measure", "--blocks", "0"], "at least 1"),
     (["measure", "--blocks", "many"], "whole number"),
-    (["measure", "--blocks", "1000000000"], "blocks='1000000000': give a whole number of at most 100,000"),
+    (
+        ["measure", "--blocks", "1000000000"],
+        "blocks='1000000000': give a whole number of at most 100,000",
+    ),
     (["measure", "--device-map", "banana"], "device_map='banana': choose 'auto'"),
     (["measure", "--model", ""], "model='': give a shipped or named model, a folder"),
     (["measure", "--labels", "foo"], "give different ones"),
@@ -48,7 +52,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "remedy"), BAD, ids=[" ".join(a) for a, _ in BAD])
-def test_bad_input_is_refused_in_one_line_before_weights_are_read(arguments, remedy, capsys, monkeypatch):
+def test_bad_input_is_refused_in_one_line_before_weights_are_read(
+    arguments, remedy, capsys, monkeypatch
+):
     monkeypatch.setattr("towerlab.model.loading.load", None)
     assert remedy in error_of(arguments, capsys)
 
@@ -65,23 +71,43 @@ def read_only(path, *_, **__):
     raise OSError(errno.EROFS, "Read-only file system", str(path))
 
 
-@pytest.mark.parametrize("error", [RuntimeError("NetCDF: HDF error"), OSError(errno.ENOSPC, "No space left on device")])
-def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(error, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("NetCDF: HDF error"), OSError(errno.ENOSPC, "No space left on device")]
+)
+def test_a_disk_that_fills_is_told_in_one_line_and_leaves_nothing_half_written(
+    error, tmp_path, monkeypatch
+):
     def fills(data, path, **_):
         path.write_bytes(b"half")
         raise error
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fills)
-    refused(r"cannot write .*x\.nc.* make room", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+    refused(
+        r"cannot write .*x\.nc.* make room",
+        store.save,
+        Recording(xr.Dataset()),
+        tmp_path / "x.nc",
+        {"measurement": "forms"},
+    )
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("pathlib.Path.unlink", read_only)
-    refused("cannot write", store.save, Recording(xr.Dataset()), tmp_path / "x.nc", {"measurement": "forms"})
+    refused(
+        "cannot write",
+        store.save,
+        Recording(xr.Dataset()),
+        tmp_path / "x.nc",
+        {"measurement": "forms"},
+    )
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
-def test_a_folder_that_cannot_be_written_is_refused_before_weights_are_read(out, capsys, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_refused_before_weights_are_read(
+    out, capsys, monkeypatch
+):
     monkeypatch.setattr("towerlab.model.loading.load", None)
-    assert error_of(["measure", "forms", "--out", out], capsys).startswith("twotowers: cannot write")
+    assert error_of(["measure", "forms", "--out", out], capsys).startswith(
+        "twotowers: cannot write"
+    )
 
 
 def test_a_disk_that_can_only_be_read_is_told_in_one_line(capsys, monkeypatch):
@@ -90,7 +116,9 @@ def test_a_disk_that_can_only_be_read_is_told_in_one_line(capsys, monkeypatch):
     assert line.startswith("twotowers: cannot write") and "Read-only" in line
 
 
-@pytest.mark.parametrize("text", ["{}", "", "[1]", '{"cells": [{"cell_type": "code", "outputs": [{}]}]}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "", "[1]", '{"cells": [{"cell_type": "code", "outputs": [{}]}]}']
+)
 def test_what_is_no_notebook_is_told_in_words(text, tmp_path):
     (tmp_path / "x.failed.ipynb").write_text(text)
     assert "could not start it: see" in building.why(tmp_path / "x.failed.ipynb")
@@ -100,18 +128,28 @@ def test_progress_in_a_file_is_a_line_a_minute_and_no_empty_line(capfd, monkeypa
     monkeypatch.setattr("towerlab.progress.QUIET", 0.05)
     lines = []
     with progress("heads", 4) as bar:
-        for n, line in ((0, "heads: 0 of 4 prompts, 0 min 0 s so far"), (2, "heads: 2 of 4 prompts, 0 min ")):
+        for n, line in (
+            (0, "heads: 0 of 4 prompts, 0 min 0 s so far"),
+            (2, "heads: 2 of 4 prompts, 0 min "),
+        ):
             bar.update(n)
-            while not any(output.startswith(line) for output in lines):  # however slow the machine is
+            while not any(
+                output.startswith(line) for output in lines
+            ):  # however slow the machine is
                 lines += capfd.readouterr().err.splitlines()
     assert all(lines)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_a_notebook_names_what_it_reads(path):
-    """Its metadata tell Snakemake: what is missing there would be measured by several chapters at once."""
+    """Its metadata tell Snakemake: what is missing there would be measured by several chapters at
+    once."""
     notebook = json.loads(path.read_text("utf8"))
-    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    code = "\n".join(
+        "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"
+    )
     reads = set(re.findall(r'(?:measured|control)\("(\w+)"', code))
     reads |= {"heads"} if re.search(r"chapter\.(compare|controls)", code) else set()
     reads |= {"locating"} if re.search(r'chapter\.(sets|controls)|, heads="', code) else set()

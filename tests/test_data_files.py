@@ -41,7 +41,10 @@ def table(tmp_path):
 
 def test_a_line_is_an_object_with_its_numbers(table):
     rows = table("\ufeff" + GOOD, unique=("id",))
-    assert [(row.id, row.cls, row.size, row.note) for row in rows] == [("a", "one", 2.5, ""), ("b", "two", 1000, "said, so")]
+    assert [(row.id, row.cls, row.size, row.note) for row in rows] == [
+        ("a", "one", 2.5, ""),
+        ("b", "two", 1000, "said, so"),
+    ]
     (row,) = table("size,class,id\n1,one,a\n")  # note has a default
     assert (row.id, row.size, row.note) == ("a", 1, "")
 
@@ -55,7 +58,10 @@ def test_a_line_is_an_object_with_its_numbers(table):
         (GOOD.replace("b,two", " b,two"), r"line 3: id ' b': .*spaces"),
         (GOOD.replace("b,two", "two,two"), r"line 3: a thing is no class"),
         (GOOD.replace("b,two", "a,two"), r"line 3: id 'a' stands in line 2, too"),
-        (GOOD.replace("a,one,2.5,", "a,one,2.5"), "line 2: it has more cells than there are columns, or fewer"),
+        (
+            GOOD.replace("a,one,2.5,", "a,one,2.5"),
+            "line 2: it has more cells than there are columns, or fewer",
+        ),
         (GOOD.replace('so"', "so"), "unexpected end of data"),
         (GOOD.replace('so"', 'so\nc,one,1,"'), r"line 3: an open quote"),
         (GOOD.replace("size", "length"), "line 2: size .*: Field required"),
@@ -76,7 +82,8 @@ def test_what_is_wrong_is_named_with_file_and_line(table, wrong, words):
 
 
 def test_the_word_lists_are_what_their_card_tells():
-    """Enough classes and words; what is ambiguous is in two classes; a fifth of a class is held out, by a hash, none ambiguous."""
+    """Enough classes and words; what is ambiguous is in two classes; a fifth of a class is held
+    out, by a hash, none ambiguous."""
     count, classes = Counter(row.word for row in blocks.words()), defaultdict(list)
     for row in blocks.words():
         assert row.ambiguous == (count[row.word] > 1), row
@@ -93,11 +100,27 @@ def test_the_word_lists_are_what_their_card_tells():
     "file, change, words",
     [
         ("words.csv", ("love,sentiment,0,0", "love,sentiment,0,no?"), "line 2: ambiguous 'no\\?'"),
-        ("words.csv", ("like,sentiment", "love,sentiment"), "line 3: word, class 'love, sentiment' stands in line 2, too"),
-        ("pairs.csv", ("animal,country", "animal,number"), "line 3: the class 'number' stands in line 2, too"),
-        ("labels.csv", ("left,right,plain", "left,left,plain"), "line 3: give two different labels"),
+        (
+            "words.csv",
+            ("like,sentiment", "love,sentiment"),
+            "line 3: word, class 'love, sentiment' stands in line 2, too",
+        ),
+        (
+            "pairs.csv",
+            ("animal,country", "animal,number"),
+            "line 3: the class 'number' stands in line 2, too",
+        ),
+        (
+            "labels.csv",
+            ("left,right,plain", "left,left,plain"),
+            "line 3: give two different labels",
+        ),
         ("labels.csv", ("left,right,plain", "left,,plain"), "line 3: give two different labels"),
-        ("labels.csv", (",,class names", "x,,class names"), "line 11: give two different labels, or none"),
+        (
+            "labels.csv",
+            (",,class names", "x,,class names"),
+            "line 11: give two different labels, or none",
+        ),
         ("labels.csv", ("left,right,plain", "left,right,dull"), "line 3: kind 'dull'"),
     ],
 )
@@ -108,5 +131,9 @@ def test_the_lists_of_words_classes_and_labels(tmp_path, monkeypatch, file, chan
     (tmp_path / "words" / file).write_text(text.replace(*change, 1))
     for module in (blocks, forms):
         monkeypatch.setattr(module, "data_folder", lambda: tmp_path)
-    read = {"words.csv": blocks.words, "pairs.csv": blocks.class_pairs, "labels.csv": blocks.label_pairs}[file]
+    read = {
+        "words.csv": blocks.words,
+        "pairs.csv": blocks.class_pairs,
+        "labels.csv": blocks.label_pairs,
+    }[file]
     refused(words, read.__wrapped__)

@@ -1,4 +1,5 @@
-"""Random small designs that settings accept, spread over the chapters: none ends in an error, whatever is left to show."""
+"""Random small designs that settings accept, spread over the chapters: none ends in an error,
+whatever is left to show."""
 
 import random
 
@@ -17,21 +18,25 @@ def model_of(size, folder):
     """A random model with a shipped model's tokenizer."""
     layers, heads, shared = SIZES[size]
     config = transformers.LlamaConfig(
-        vocab_size=2004, hidden_size=4 * heads, intermediate_size=8, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=shared, max_position_embeddings=256, bos_token_id=0, eos_token_id=0, rms_norm_eps=1e-5,
-        initializer_range=0.5,
+        vocab_size=2004, hidden_size=4 * heads, intermediate_size=8, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=shared, max_position_embeddings=256,
+        bos_token_id=0, eos_token_id=0, rms_norm_eps=1e-5, initializer_range=0.5,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(ROOT / "data/models/mini-gpt2").save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(ROOT / "data/models/mini-gpt2").save_pretrained(
+        folder
+    )
     return str(folder)
 
 
 def design(rng):
     """Settings at random, of the smallest sizes above all."""
     return {
-        "blocks": rng.choice((1, 1, 2, 3)), "locate": rng.choice((1, 2, 5)), "k": rng.choice((1, 1, 2)), "prompts": rng.choice((1, 2)),
-        "separator": rng.choice(("space", "line break")), "top_k": rng.choice((1, 2, 5, 40)), "seed": rng.randrange(5),
+        "blocks": rng.choice((1, 1, 2, 3)), "locate": rng.choice((1, 2, 5)),
+        "k": rng.choice((1, 1, 2)), "prompts": rng.choice((1, 2)),
+        "separator": rng.choice(("space", "line break")), "top_k": rng.choice((1, 2, 5, 40)),
+        "seed": rng.randrange(5),
         "labels": rng.choice(("foo/bar", "bar/foo,baz/qux")), "texts": "sentences",
     }  # fmt: skip
 
@@ -39,9 +44,17 @@ def design(rng):
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "seed"), [("one head", 0), ("one layer", 1), ("shared keys", 2)])
 def test_a_chapter_runs_on_any_design_that_settings_accept(size, seed, monkeypatch, tmp_path):
-    """A random design a model, all chapters each, which share what is measured; no recorded model hides what is missing."""
+    """A random design a model, all chapters each, which share what is measured; no recorded model
+    hides what is missing."""
     model, chosen = model_of(size, tmp_path / "model"), design(random.Random(seed))
     monkeypatch.setattr(recorded, "recorded_models", dict)
     for chapter in CHAPTERS:
-        rows = evidence_of(chapter, monkeypatch, tmp_path / chapter, model=model, out=str(tmp_path / "out"), **chosen)
+        rows = evidence_of(
+            chapter,
+            monkeypatch,
+            tmp_path / chapter,
+            model=model,
+            out=str(tmp_path / "out"),
+            **chosen,
+        )
         assert rows["verdict"].notna().all(), (chapter, chosen)

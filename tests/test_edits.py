@@ -1,10 +1,23 @@
-"""Edits of what heads feed to W_O: the fast way against whole runs, and always undone. Formulas are in test_independent."""
+"""Edits of what heads feed to W_O: the fast way against whole runs, and always undone. Formulas are
+in test_independent."""
 
 import pytest
 import torch
 from conftest import random_prompts, refused, tiny
 from towerlab.model.capture import answer, capture
-from towerlab.model.edits import EXCHANGES, UNCHANGED, answers, attend, edited, everywhere, exchange, feed, knockout, steer, zero
+from towerlab.model.edits import (
+    EXCHANGES,
+    UNCHANGED,
+    answers,
+    attend,
+    edited,
+    everywhere,
+    exchange,
+    feed,
+    knockout,
+    steer,
+    zero,
+)
 from towerlab.model.last_position import LastPosition
 from twotowers.errors import TwoTowersError
 
@@ -30,22 +43,40 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(model, base, source, 
     last, theirs = LastPosition(model, base), LastPosition(model, source).plain
     query = {layer: state.attention.query[:, :, 0] for layer, state in theirs.items()}
     keys = {layer: state.attention.key[:, :, :3] for layer, state in theirs.items()}
-    weights = {layer: state.attention.weights().expand(-1, -1, 11, -1) for layer, state in theirs.items()}
-    edits = [UNCHANGED, steer(HEADS, query, keys, positions(base)), steer(HEADS[:2], query, None, positions(base))]
+    weights = {
+        layer: state.attention.weights().expand(-1, -1, 11, -1) for layer, state in theirs.items()
+    }
+    edits = [
+        UNCHANGED,
+        steer(HEADS, query, keys, positions(base)),
+        steer(HEADS[:2], query, None, positions(base)),
+    ]
     for heads in (HEADS[1:], HEADS, [(1, 1)], []):
         edits += [exchange(heads, what, theirs, positions(base)) for what in EXCHANGES]
-        edits += [zero(heads), attend(heads, weights), feed(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()})]
+        edits += [
+            zero(heads),
+            attend(heads, weights),
+            feed(heads, {layer: state.z[:, :, 0] for layer, state in theirs.items()}),
+        ]
     (top, log_prob), (whole_top, whole) = last.answers(edits, max_rows), answers(model, base, edits)
     assert torch.equal(top, whole_top)
     torch.testing.assert_close(log_prob, whole, rtol=0, atol=1e-11)
-    assert torch.equal(whole[0], answer(model, base)[1]) and torch.equal(last.capture.logits, capture(model, base).logits)
+    assert torch.equal(whole[0], answer(model, base)[1]) and torch.equal(
+        last.capture.logits, capture(model, base).logits
+    )
     torch.testing.assert_close(last.plain_answer()[1], whole[0], rtol=0, atol=1e-11)
-    assert (whole[1:] - whole[0]).abs().amax((1, 2)).gt(1e-5).tolist() == [bool(edit.heads) for edit in edits[1:]]
+    assert (whole[1:] - whole[0]).abs().amax((1, 2)).gt(1e-5).tolist() == [
+        bool(edit.heads) for edit in edits[1:]
+    ]
 
 
-def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_recorded_as_it_was(model, base, source):
+def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_recorded_as_it_was(
+    model, base, source
+):
     record = {"streams", "weights"}
-    with edited(model, exchange([(0, 1)], "all", LastPosition(model, source).plain, positions(base))):
+    with edited(
+        model, exchange([(0, 1)], "all", LastPosition(model, source).plain, positions(base))
+    ):
         result, logits = capture(model, base, record), capture(model, base).logits
     plain = capture(model, base, record)
     # As fed to W_O: what `z` is divided by under Gemma 2 is that of all heads together.
@@ -60,7 +91,9 @@ def test_what_would_be_silently_wrong_is_refused():
     model, encoded = tiny("llama"), random_prompts(2, lengths=(11,))
     last = LastPosition(model, encoded)
     edit = exchange(HEADS, "all", last.plain, positions(encoded))
-    refused("choose one of query, keys, values, all", exchange, HEADS, "towers", {}, positions(encoded))
+    refused(
+        "choose one of query, keys, values, all", exchange, HEADS, "towers", {}, positions(encoded)
+    )
     refused("give it to edits.answers", last.answers, [zero(HEADS, everywhere(encoded))])
     refused("run them together", answers, model, encoded[:1], [zero(HEADS, everywhere(encoded))])
     with pytest.raises(RuntimeError, match="on purpose"), edited(model, edit):
@@ -70,6 +103,12 @@ def test_what_would_be_silently_wrong_is_refused():
     with pytest.raises(TwoTowersError, match="load it with"), edited(model, edit):
         capture(model, encoded)
     refused("load it with", LastPosition, model, encoded)
-    for closed, layers, message in ((torch.eye(11), [0], "attending to itself"), (torch.zeros(11, 11), [3], "layer 3")):
+    for closed, layers, message in (
+        (torch.eye(11), [0], "attending to itself"),
+        (torch.zeros(11, 11), [3], "layer 3"),
+    ):
         refused(message, knockout, model, layers, closed[None].bool())
-    assert not any("twotowers_readers" in vars(model.part(layer, "attention")) for layer in range(model.n_layers))
+    assert not any(
+        "twotowers_readers" in vars(model.part(layer, "attention"))
+        for layer in range(model.n_layers)
+    )

@@ -25,7 +25,12 @@ def home(tmp_path_factory):
 
 def times(home):
     """What was made when: measurement, chapters, pages."""
-    names = ("measurements/mini-gpt2/words-*/heads.nc", "chapters/91-one.ipynb", "chapters/92-two.ipynb", "html/book/intro.html")
+    names = (
+        "measurements/mini-gpt2/words-*/heads.nc",
+        "chapters/91-one.ipynb",
+        "chapters/92-two.ipynb",
+        "html/book/intro.html",
+    )
     return [next((home / "_build").glob(name)).resolve().stat().st_mtime_ns for name in names]
 
 
@@ -42,18 +47,26 @@ def built(home):
 
 
 def test_after_kill_9_of_a_measurement_the_same_command_builds_the_book(built):
-    with xr.open_dataset(*(built / "_build/measurements/mini-gpt2").glob("words-*/heads.nc")) as heads:
-        assert heads.sizes["prompt"] == 8 and heads.attrs["command"].startswith("twotowers measure heads")
+    with xr.open_dataset(
+        *(built / "_build/measurements/mini-gpt2").glob("words-*/heads.nc")
+    ) as heads:
+        assert heads.sizes["prompt"] == 8 and heads.attrs["command"].startswith(
+            "twotowers measure heads"
+        )
     assert "'prompt': 8" in (built / "_build/html/book/91-one.html").read_text()
     page = (built / "_build/html/book/92-two.html").read_text()
     assert 'data-name="fig-2-1"' in page and "Bars." in page and "_static/book/pictures/" in page
 
 
-def test_a_build_says_a_line_for_each_measurement_and_chapter_and_snakemake_goes_into_its_log(built):
+def test_a_build_says_a_line_for_each_measurement_and_chapter_and_snakemake_goes_into_its_log(
+    built,
+):
     lines = (built / "output.txt").read_text().splitlines()
     whats = ("heads measured", "chapter_91-one: done", "chapter_92-two: done", "The book is ready")
     assert all(sum(what in line for line in lines) == 1 for what in whats), lines
-    assert not [line for line in lines if re.search(r"[Jj]obs?\b|DAG", line)] and len(lines) < 12, lines
+    assert not [line for line in lines if re.search(r"[Jj]obs?\b|DAG", line)] and len(lines) < 12, (
+        lines
+    )
     assert "Select jobs" in (built / "_build/log/snakemake.txt").read_text()
 
 
@@ -68,13 +81,16 @@ def planned(home):
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--printshellcmds", "--cores", "1"]
     command += ["--configfile", "_build/settings.json"]
     lib = {"PYTHONPATH": str(home / "lib"), "TWOTOWERS_HOME": str(home)}
-    process = subprocess.run(command, cwd=home, env=os.environ | lib, capture_output=True, text=True)
+    process = subprocess.run(
+        command, cwd=home, env=os.environ | lib, capture_output=True, text=True
+    )
     assert process.returncode == 0, process.stderr
     return set(re.findall(r"towerlab.cli measure (\w+)", process.stdout + process.stderr))
 
 
 def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
-    """What follows from other texts, settings and models: `test_identity_is_model_settings_texts_and_versions`."""
+    """What follows from other texts, settings and models:
+    `test_identity_is_model_settings_texts_and_versions`."""
     shutil.copytree(ROOT / "lib", built / "lib", ignore=shutil.ignore_patterns("__pycache__"))
     module, versions = built / "lib/towerlab/measure/heads.py", built / "data/versions.csv"
     module.write_text(module.read_text("utf8") + "# a comment\n", "utf8")
@@ -88,23 +104,37 @@ def test_versions_say_what_is_measured_again_and_code_and_dates_do_not(built):
 
 def test_a_chapter_that_fails_stops_no_other_and_its_last_good_page_stays(built):
     before = times(built)
-    notebook(built / "book/91-one.ipynb", MEASURED, "raise ValueError('no <b>luck</b>')", measurements=["heads"])
+    notebook(
+        built / "book/91-one.ipynb",
+        MEASURED,
+        "raise ValueError('no <b>luck</b>')",
+        measurements=["heads"],
+    )
     notebook(built / "book/92-two.ipynb", FIGURE.replace("Bars.", "Other bars."))
     code, output = build(built)
     assert code == 1 and "91-one failed: cell 4 says ValueError: no <b>luck</b>" in output, output
     measured, _, other, pages = (a != b for a, b in zip(before, times(built), strict=True))
     assert other and pages and not measured
     page = (built / "_build/html/book/91-one.html").read_text()
-    assert "'prompt': 8" in page and "This chapter failed when it was last run" in page and "<b>luck" not in page
+    assert (
+        "'prompt': 8" in page
+        and "This chapter failed when it was last run" in page
+        and "<b>luck" not in page
+    )
     assert "Other bars." in (built / "_build/html/book/92-two.html").read_text()
-    assert "kept by intro" in (built / "_build/html/searchindex.js").read_text()  # of a page that did not change
+    assert (
+        "kept by intro" in (built / "_build/html/searchindex.js").read_text()
+    )  # of a page that did not change
 
 
 def test_it_fails_until_it_is_mended_and_a_warning_of_sphinx_fails_the_pages_in_words(built):
     (built / "book/intro.md").write_text("# A book\n\nChanged.\n\n```{nosuch}\n```\n")
     code, output = build(built)
     assert code == 1 and "91-one failed: cell 4 says" in output and "ready" not in output, output
-    assert "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive" in output
+    assert (
+        "the pages failed, the last good ones stay: book/intro.md:5: WARNING: Unknown directive"
+        in output
+    )
     assert "Changed." not in (built / "_build/html/book/intro.html").read_text()
 
 
@@ -133,13 +163,16 @@ import sys
 from pathlib import Path
 from towerlab import building
 with building.locked(Path(sys.argv[1])) as lock:
-    building._run([sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(600)"], lock)
+    sleeps = "import time; print('runs', flush=True); time.sleep(600)"
+    building._run([sys.executable, "-c", sleeps], lock)
 """
 
 
 def test_what_a_killed_build_started_holds_its_lock_and_is_named(tmp_path):
     lock = tmp_path / "lock"
-    process = subprocess.Popen([sys.executable, "-c", SLEEPS, str(lock)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPS, str(lock)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "runs\n"
     process.kill()
     process.wait()

@@ -1,4 +1,5 @@
-"""pyproject.toml, the locks and environment.yml tell the same story, and nothing is installed without a hash."""
+"""pyproject.toml, the locks and environment.yml tell the same story, and nothing is installed
+without a hash."""
 
 import json
 import re
@@ -15,18 +16,25 @@ WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 CLUSTERS = ("slurm",)  # in no lock, and not in conda's list: who has a cluster installs it
-LOCKS = {path.name: path.read_text() for path in [ROOT / "requirements.lock", *sorted((ROOT / "locks").glob("*.lock"))]}
+LOCKS = {
+    path.name: path.read_text()
+    for path in [ROOT / "requirements.lock", *sorted((ROOT / "locks").glob("*.lock"))]
+}
 ENTRIES = {
-    name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text) for name, text in LOCKS.items()
+    name: re.findall(r"(?m)^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text)
+    for name, text in LOCKS.items()
 }
 MAKEFILE = (ROOT / "Makefile").read_text()
-KNOWN = ("MIT", "BSD", "Apache", "PSF", "Python Software Foundation", "ISC", "MPL", "Mozilla Public", "Public Domain",
-         "Zlib", "CC0", "CNRI-Python", "BSL-1.0")  # fmt: skip
+KNOWN = ("MIT", "BSD", "Apache", "PSF", "Python Software Foundation", "ISC", "MPL",
+         "Mozilla Public", "Public Domain", "Zlib", "CC0", "CNRI-Python", "BSL-1.0")  # fmt: skip
 
 
 def requirements():
     """What `make` installs for book and tests."""
-    parts = [PROJECT["dependencies"], *(lines for name, lines in EXTRAS.items() if name not in CLUSTERS)]
+    parts = [
+        PROJECT["dependencies"],
+        *(lines for name, lines in EXTRAS.items() if name not in CLUSTERS),
+    ]
     return [Requirement(line) for lines in parts for line in lines]
 
 
@@ -37,25 +45,45 @@ def same(one, other):
 def test_every_lock_is_exact_and_holds_hashes_and_no_address():
     """An address would be that of the machine on which the lock was made."""
     for name, text in LOCKS.items():
-        assert text == "".join(f"{requirement} \\\n{hashes}" for requirement, hashes in ENTRIES[name]), name
-        assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.+]+( ; [^@]+)?", one) for one, _ in ENTRIES[name]), name
+        assert text == "".join(
+            f"{requirement} \\\n{hashes}" for requirement, hashes in ENTRIES[name]
+        ), name
+        assert all(
+            re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.+]+( ; [^@]+)?", one)
+            for one, _ in ENTRIES[name]
+        ), name
     whole = (ROOT / "uv.lock").read_text()
     assert set(re.findall(r'registry = "([^"]*)"', whole)) == {"https://pypi.org/simple"}
-    assert set(re.findall(r'\w+://[^/"]*', whole)) == {"https://pypi.org", "https://files.pythonhosted.org"}
+    assert set(re.findall(r'\w+://[^/"]*', whole)) == {
+        "https://pypi.org",
+        "https://files.pythonhosted.org",
+    }
 
 
 def test_a_lock_is_what_pyproject_asks_for():
     """A dependency that was added without `make lock`."""
-    groups = [(f"{name}.lock", Requirement(line)) for name, lines in GROUPS.items() for line in lines]
+    groups = [
+        (f"{name}.lock", Requirement(line)) for name, lines in GROUPS.items() for line in lines
+    ]
     for name, requirement in [("requirements.lock", one) for one in requirements()] + groups:
         entries = [Requirement(one) for one, _ in ENTRIES[name]]
-        versions = {next(iter(r.specifier)).version for r in entries if same(r.name, requirement.name)}
-        assert versions and all(requirement.specifier.contains(version) for version in versions), f"{requirement}: make lock"
+        versions = {
+            next(iter(r.specifier)).version for r in entries if same(r.name, requirement.name)
+        }
+        assert versions and all(requirement.specifier.contains(version) for version in versions), (
+            f"{requirement}: make lock"
+        )
 
 
 def test_make_installs_nothing_without_a_hash():
-    assert re.search(r"(?m)^LOCKED := .* --no-deps --no-build-isolation --require-hashes$", MAKEFILE)
-    lines = [line for line in MAKEFILE.splitlines() if "pip install" in line and "--require-hashes" not in line]
+    assert re.search(
+        r"(?m)^LOCKED := .* --no-deps --no-build-isolation --require-hashes$", MAKEFILE
+    )
+    lines = [
+        line
+        for line in MAKEFILE.splitlines()
+        if "pip install" in line and "--require-hashes" not in line
+    ]
     assert [line.split("pip install ")[1] for line in lines] == [
         "--quiet --no-deps --no-build-isolation --editable .",
         "--quiet uv",
@@ -70,30 +98,58 @@ def test_environment_yml_asks_for_the_same():
     *of_pip, last = pip["pip"]
     assert last == "--editable ."
     theirs = {canonicalize_name(r.name): str(r.specifier) for r in map(Requirement, lines + of_pip)}
-    ours = {{"torch": "pytorch"}.get(r.name, canonicalize_name(r.name)): str(r.specifier) for r in requirements()}
+    ours = {
+        {"torch": "pytorch"}.get(r.name, canonicalize_name(r.name)): str(r.specifier)
+        for r in requirements()
+    }
     assert theirs == ours | {"python": PROJECT["requires-python"], "pip": "", "make": ""}
 
 
 def licence(name):
-    """What a package says: an expression, else classifiers, else a name, else the first line of its licence."""
+    """What a package says: an expression, else classifiers, else a name, else the first line of its
+    licence."""
     package = distribution(name)
     about = package.metadata
-    classes = [one.split(" :: ")[-1] for one in about.get_all("Classifier") or [] if one.startswith("License :: ")]
-    files = [f"{folder}{file}" for file in about.get_all("License-File") or [] for folder in ("licenses/", "")]
+    classes = [
+        one.split(" :: ")[-1]
+        for one in about.get_all("Classifier") or []
+        if one.startswith("License :: ")
+    ]
+    files = [
+        f"{folder}{file}"
+        for file in about.get_all("License-File") or []
+        for folder in ("licenses/", "")
+    ]
     texts = [about.get("License-Expression"), " OR ".join(classes), about.get("License")]
     texts += map(package.read_text, [*files, "LICENSE"])
-    return next((one.strip().splitlines()[0] for one in texts if one and one.strip() not in ("", "UNKNOWN")), "none")
+    return next(
+        (
+            one.strip().splitlines()[0]
+            for one in texts
+            if one and one.strip() not in ("", "UNKNOWN")
+        ),
+        "none",
+    )
 
 
 def test_every_installed_package_has_a_licence_that_lets_the_book_use_it():
-    names = {one.split("==")[0] for entries in ENTRIES.values() for one, _ in entries} & {one.name for one in distributions()}
+    names = {one.split("==")[0] for entries in ENTRIES.values() for one, _ in entries} & {
+        one.name for one in distributions()
+    }
     licences = {name: licence(name) for name in names}
     assert {"torch", "transformers", "snakemake"} <= names  # others are for another system
-    assert {n: s for n, s in licences.items() if not all(any(k in part for k in KNOWN) for part in s.split(" AND "))} == {}
+    assert {
+        n: s
+        for n, s in licences.items()
+        if not all(any(k in part for k in KNOWN) for part in s.split(" AND "))
+    } == {}
 
 
 def test_the_archive_is_described_as_citation_and_package_describe_it():
-    cite, archive = yaml.safe_load((ROOT / "CITATION.cff").read_text()), json.loads((ROOT / ".zenodo.json").read_text())
+    cite, archive = (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text()),
+        json.loads((ROOT / ".zenodo.json").read_text()),
+    )
     for name in ("title", "version", "license"):
         assert cite[name] == archive[name], name
     assert [of["name"] for of in cite["authors"]] == [of["name"] for of in archive["creators"]]

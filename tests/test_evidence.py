@@ -1,4 +1,5 @@
-"""The rule of evidence on hand-made observations: every branch, by numbers that can be checked by hand; and what is refused."""
+"""The rule of evidence on hand-made observations: every branch, by numbers that can be checked by
+hand; and what is refused."""
 
 from types import SimpleNamespace
 
@@ -13,30 +14,35 @@ from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import compare, not_testable, over_sets, select
 from twotowers.heads import Head
 
-LINE = {"id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0, "smallest": 0.1, "unit": "share",
-        "heads": "", "control": "none", "source": "v1", "rule": "2026-11-23", "seen": "nothing"}  # fmt: skip
+LINE = {"id": "c", "chapter": "4", "statement": "Heads look.", "measure": "attention", "null": 0.0,
+        "smallest": 0.1, "unit": "share",
+        "heads": "", "control": "none", "source": "v1", "rule": "2026-11-23",
+        "seen": "nothing"}  # fmt: skip
 
 
 def claim(**cells):
     return Claim(**LINE | cells)
 
 
-def prompts(of_pairs, each=4, spread=0.0):
-    """Observations of class pairs with these means, `each` prompts a pair, all with one label pair."""
-    values = np.repeat(np.asarray(of_pairs, float), each) + spread * np.tile([-1, 1], len(of_pairs) * each // 2)
-    coords = {"pair": np.repeat(list("abcdefgh")[: len(of_pairs)], each), "labels": np.full(len(values), "foo/bar")}
-    return xr.DataArray(values, dims="prompt", coords={name: ("prompt", entries) for name, entries in coords.items()})
+def prompts(of_pairs, each=4):
+    """Observations of class pairs with these means, `each` prompts a pair, all with one label
+    pair."""
+    pair = np.repeat(list("abcdefgh")[: len(of_pairs)], each)
+    coords = {"pair": ("prompt", pair), "labels": ("prompt", np.full(len(pair), "foo/bar"))}
+    return xr.DataArray(np.repeat(np.asarray(of_pairs, float), each), coords, "prompt")
 
 
 def random_sets(of_pairs, draws=20, high=0):
     """`draws` sets with these means, `high` of them one higher, no two the same."""
-    return xr.concat([prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i) for i in range(draws)], "draw")
+    return xr.concat(
+        [prompts(np.array(of_pairs) + (1.0 if i < high else 0.0) + 1e-9 * i) for i in range(draws)],
+        "draw",
+    )
 
 
-UP, NEAR_ZERO, DOWN, WIDE = [0.5, 0.6, 0.55, 0.5], [0.01, -0.01, 0.02, 0.0], [-0.5, -0.6, -0.4, -0.5], [1.5, -0.6, 0.9, -0.4]
+UP, NEAR_ZERO = [0.5, 0.6, 0.55, 0.5], [0.01, -0.01, 0.02, 0.0]
+DOWN, WIDE = [-0.5, -0.6, -0.4, -0.5], [1.5, -0.6, 0.9, -0.4]
 LITTLE, USUAL = [0.06, 0.1, 0.08, 0.12], [0.1, 0.1, 0.0, 0.1]
-
-
 NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
 
 
@@ -51,12 +57,22 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
         (LITTLE, {"control": random_sets(UP)}, claims.SMALL, {}),
         (UP, {"control": random_sets(USUAL, high=1)}, claims.HOLDS, {}),  # one of twenty is allowed
         (UP, {"control": random_sets(USUAL, high=2)}, claims.NOT_SPECIFIC, {}),
-        (UP, {"control": random_sets([0.6, 0.4, 0.6, 0.5])}, claims.NOT_SPECIFIC, {}),  # no difference from their mean
+        (
+            UP,
+            {"control": random_sets([0.6, 0.4, 0.6, 0.5])},
+            claims.NOT_SPECIFIC,
+            {},
+        ),  # no difference from their mean
         (UP, {"control": random_sets(USUAL, draws=19)}, claims.UNDECIDED, {}),
         ([0.5], {}, claims.UNDECIDED, {}),  # one pair has no interval
         ([], {}, claims.NOT_TESTABLE, {}),
         (UP, {"whole": prompts(WIDE)}, claims.NOT_TESTABLE, {}),  # a share of what may be zero
-        (UP, {"choice": 11.0}, claims.SMALL, NATS),  # a twentieth of the model's choice is more than 0.5375
+        (
+            UP,
+            {"choice": 11.0},
+            claims.SMALL,
+            NATS,
+        ),  # a twentieth of the model's choice is more than 0.5375
         (UP, {"choice": 10.0}, claims.HOLDS, NATS),
         (UP, {"choice": 11.0}, claims.HOLDS, {}),
         ([0.501, 0.5, 0.499, 0.5], {}, claims.UNDECIDED, HALF),  # a threshold has no absent
@@ -69,11 +85,15 @@ def test_rule(effect, others, verdict, cells):
 
 
 @pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
-@pytest.mark.parametrize(("measurement", "name"), [("interchanges", "by attention"), ("mitigations", "located")])
+@pytest.mark.parametrize(
+    ("measurement", "name"), [("interchanges", "by attention"), ("mitigations", "located")]
+)
 def test_numbers_tell_recorded_sets_apart_as_their_names_do(model, measurement, name):
     heads = choose.head_sets(recorded.open_recorded(model, "words", "locating").data)[name]
     recording = recorded.open_recorded(model, "words", measurement)
-    layers, n_heads, groups = (int(recording.data.attrs[size]) for size in ("layers", "heads", "key_value_heads"))
+    layers, n_heads, groups = (
+        int(recording.data.attrs[size]) for size in ("layers", "heads", "key_value_heads")
+    )
     control = recording.control["logit_difference"].sel(heads=name).transpose("draw", ...)
     drawn = choose.matched_sets(heads, layers, n_heads, n_heads // groups, control.sizes["draw"])
     numbers = xr.DataArray(control.values.reshape(len(control), -1), dims=("draw", "prompt"))
@@ -82,7 +102,10 @@ def test_numbers_tell_recorded_sets_apart_as_their_names_do(model, measurement, 
 
 def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
     whole = prompts([1.0, 2.0, 3.0, 2.0])
-    part, usual = whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1]), random_sets([0.1, 0.2, 0.1, 0.0], high=1)
+    part, usual = (
+        whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1]),
+        random_sets([0.1, 0.2, 0.1, 0.0], high=1),
+    )
     row = compare(claim(control="random sets"), "m", part, whole=whole, control=usual)
     assert row.effect == pytest.approx(0.6) and row.control == pytest.approx((0.1 + 1 / 20) / 2)
     assert row.difference == pytest.approx(row.effect - row.control) and row.verdict == claims.HOLDS
@@ -92,28 +115,54 @@ def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
 
 
 def test_a_row_tells_effect_control_and_share():
-    row = compare(claim(control="random sets"), "m", prompts(UP), control=random_sets([0.1] * 4, high=2), form="k = 2, space")
+    row = compare(
+        claim(control="random sets"),
+        "m",
+        prompts(UP),
+        control=random_sets([0.1] * 4, high=2),
+        form="k = 2, space",
+    )
     assert row.effect == pytest.approx(np.mean(UP)) and row.control == pytest.approx(0.2)
-    assert row.difference == pytest.approx(np.mean(UP) - 0.2) and row.share == 0.1 and row.draws == 20
-    assert row.form == "k = 2, space" and 0 < row.p < 0.001 and (row.prompts, row.n, row.label_pairs) == (16, 4, 1)
+    assert (
+        row.difference == pytest.approx(np.mean(UP) - 0.2) and row.share == 0.1 and row.draws == 20
+    )
+    assert (
+        row.form == "k = 2, space"
+        and 0 < row.p < 0.001
+        and (row.prompts, row.n, row.label_pairs) == (16, 4, 1)
+    )
     assert evidence.p_of_sets(row.share, row.draws) == 3 / 21
     assert not_testable(claim(), "m", "no heads").note == "no heads"
 
 
 def names(values):
     """The same prompts, the last one with names of classes as labels."""
-    return values.assign_coords(labels=("prompt", [*values["labels"].values[:-1], values["pair"].values[-1]]))
+    return values.assign_coords(
+        labels=("prompt", [*values["labels"].values[:-1], values["pair"].values[-1]])
+    )
 
 
 @pytest.mark.parametrize(
     "values, others, message",
     [
-        (prompts(UP).expand_dims(layer=2), {}, r"values over \(layer, prompt\), wanted \(prompt\): take means"),
+        (
+            prompts(UP).expand_dims(layer=2),
+            {},
+            r"values over \(layer, prompt\), wanted \(prompt\): take means",
+        ),
         (prompts(UP).drop_vars("labels"), {}, "without the coordinates pair, labels"),
         (prompts(UP), {"whole": prompts(UP[:3])}, "whole are of different prompts"),
         (prompts(UP), {"whole": prompts([1.0, np.nan, 1.0, 1.0])}, "missing or infinite"),
-        (prompts(UP), {"control": prompts(UP)}, r"control over \(prompt\), wanted \(draw, prompt\)"),
-        (prompts(UP), {"control": random_sets(USUAL).isel(prompt=slice(None, None, -1))}, "in another order"),
+        (
+            prompts(UP),
+            {"control": prompts(UP)},
+            r"control over \(prompt\), wanted \(draw, prompt\)",
+        ),
+        (
+            prompts(UP),
+            {"control": random_sets(USUAL).isel(prompt=slice(None, None, -1))},
+            "in another order",
+        ),
         (prompts(UP), {"control": random_sets([0.1, np.nan, 0.1, 0.1])}, "missing or infinite"),
         (names(prompts(UP)), {}, "names of classes among arbitrary labels"),
     ],
@@ -130,7 +179,9 @@ def test_names_of_classes_alone_are_judged():
 SETS = {"by attention": [(0, 1)], "by writing": []}
 SINGLE = prompts(UP).expand_dims(layer=2, head=3)
 NAMED = xr.concat([prompts(UP), prompts(DOWN)], pd.Index(["by attention", "none"], name="heads"))
-RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="heads")).assign_coords(control="random sets")
+RANDOM = xr.concat([random_sets(USUAL)], pd.Index(["by attention"], name="heads")).assign_coords(
+    control="random sets"
+)
 BY_ATTENTION = {"heads": "by attention", "control": "random sets"}
 
 
@@ -143,23 +194,32 @@ def two_sets(heads):
 
 
 def of_claim(cells, values, control=None, turns=one_turn):
-    return select(claim(**cells), values, control, SimpleNamespace(sets=SETS, turns=turns, drawn=two_sets))
+    return select(
+        claim(**cells), values, control, SimpleNamespace(sets=SETS, turns=turns, drawn=two_sets)
+    )
 
 
 @pytest.mark.parametrize(
-    ("n_heads", "sets", "verdict"), [(4, 1, claims.UNDECIDED), (6, 6, claims.UNDECIDED), (9, 21, claims.HOLDS)]
+    ("n_heads", "sets", "verdict"),
+    [(4, 1, claims.UNDECIDED), (6, 6, claims.UNDECIDED), (9, 21, claims.HOLDS)],
 )
 def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
-    """Two heads of a model of one layer: of the others there are so many pairs, whatever the number of draws."""
+    """Two heads of a model of one layer: of the others there are so many pairs, whatever the number
+    of draws."""
     heads = [Head(0, 0), Head(0, 1)]
     noise = np.random.default_rng(0).normal(scale=0.01, size=(16, 1, n_heads))
     noise[:, :, :2] += 1
-    values = prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head") + noise
+    values = (
+        prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head")
+        + noise
+    )
 
     def turns(values):
         yield {"by attention": heads}, values
 
-    model = SimpleNamespace(turns=turns, drawn=lambda of: choose.matched_sets(of, 1, n_heads, 1, 1000))
+    model = SimpleNamespace(
+        turns=turns, drawn=lambda of: choose.matched_sets(of, 1, n_heads, 1, 1000)
+    )
     effect, control = select(claim(**BY_ATTENTION), values, None, model)
     row = compare(claim(control="random sets"), "m", effect, control=control)
     assert (control.sizes["draw"], row.draws, row.share, row.verdict) == (1000, sets, 0, verdict)
@@ -167,21 +227,28 @@ def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
 
 
 def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
-    values = SINGLE + xr.DataArray(10 * np.arange(3), dims="head")  # a head's number stands in its tens
+    values = SINGLE + xr.DataArray(
+        10 * np.arange(3), dims="head"
+    )  # a head's number stands in its tens
 
     def turns(values):
         for heads, pairs in (([(0, 2)], "db"), ([(0, 1)], "ac")):
             yield {"by attention": heads}, values.isel(prompt=np.isin(values["pair"], list(pairs)))
 
     effect, control = of_claim(BY_ATTENTION, values, turns=turns)
-    np.testing.assert_allclose(effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10))
+    np.testing.assert_allclose(
+        effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10)
+    )
     assert control.dims == ("draw", "prompt") and set(effect.coords) == {"pair", "labels"}
     assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
 
 def test_a_claim_about_a_set_takes_its_entry_and_its_control():
     effect, control = of_claim(BY_ATTENTION, NAMED, RANDOM)
-    assert effect.identical(NAMED.sel(heads="by attention")) and set(control.dims) == {"draw", "prompt"}
+    assert effect.identical(NAMED.sel(heads="by attention")) and set(control.dims) == {
+        "draw",
+        "prompt",
+    }
     effect, control = of_claim(BY_ATTENTION | {"control": "none"}, NAMED)
     assert control is None
     effect, control = of_claim(BY_ATTENTION, SINGLE)  # random sets are drawn
@@ -193,15 +260,40 @@ def test_a_claim_about_a_set_takes_its_entry_and_its_control():
 @pytest.mark.parametrize(
     "cells, values, control, message",
     [
-        ({}, SINGLE, None, r"values over \(.*\), wanted \(prompt\): take means over the others first, or name the set"),
-        (BY_ATTENTION, SINGLE.expand_dims(place=2), None, r"values over \(place, prompt\), wanted \(prompt\)"),
+        (
+            {},
+            SINGLE,
+            None,
+            r"values over \(.*\), wanted \(prompt\): take means over .* first, or name the set",
+        ),
+        (
+            BY_ATTENTION,
+            SINGLE.expand_dims(place=2),
+            None,
+            r"values over \(place, prompt\), wanted \(prompt\)",
+        ),
         (BY_ATTENTION, NAMED, None, "its control is 'random sets': give control="),
         (BY_ATTENTION, SINGLE, RANDOM, "it is drawn here, give none"),
         ({"control": "random sets"}, prompts(UP), None, "give control="),
         ({}, prompts(UP), random_sets(USUAL), "its control is 'none': give none"),
-        (BY_ATTENTION | {"control": "random sets and directions"}, NAMED, RANDOM, "random sets are given"),
-        (BY_ATTENTION, NAMED.sel(heads=["none"]), RANDOM, r"no 'by attention' among the heads \(none\) of values"),
-        (BY_ATTENTION, NAMED, RANDOM.assign_coords(heads=["by writing"]), r"no 'by attention' among the heads \(by writing\)"),
+        (
+            BY_ATTENTION | {"control": "random sets and directions"},
+            NAMED,
+            RANDOM,
+            "random sets are given",
+        ),
+        (
+            BY_ATTENTION,
+            NAMED.sel(heads=["none"]),
+            RANDOM,
+            r"no 'by attention' among the heads \(none\) of values",
+        ),
+        (
+            BY_ATTENTION,
+            NAMED,
+            RANDOM.assign_coords(heads=["by writing"]),
+            r"no 'by attention' among the heads \(by writing\)",
+        ),
         (BY_ATTENTION | {"heads": "paper's twelve"}, SINGLE, None, "chapters do not choose"),
     ],
 )
@@ -219,24 +311,36 @@ def test_a_set_that_is_empty_in_this_model_is_not_testable(values):
 
 
 def test_means_over_sets_equal_a_loop():
-    values = xr.DataArray(np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head"))
+    values = xr.DataArray(
+        np.random.default_rng(0).normal(size=(2, 6, 2, 3)), dims=("kind", "prompt", "layer", "head")
+    )
     sets = [[(0, 1), (1, 2)], [(1, 0), (0, 0)]]
     result = over_sets(values, sets)
     assert result.dims == ("draw", "kind", "prompt")
     for draw, heads in enumerate(sets):
-        np.testing.assert_allclose(result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0))
+        np.testing.assert_allclose(
+            result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0)
+        )
     assert over_sets(values, [[]]).isnull().all() and over_sets(values, []).sizes["draw"] == 0
 
 
 def test_holms_p_values_by_hand():
     p = pd.Series([0.03, np.nan, 0.01, 0.02, 0.5])
-    np.testing.assert_allclose(evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.5])  # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.5
+    np.testing.assert_allclose(
+        evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.5]
+    )  # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.5
 
 
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):
     for chapter, ids in (("4", ["located-prefer", "located-score"]), ("1", ["learned"])):
-        rows = [compare(claim(id=i, chapter=chapter), model, prompts(UP)) for i in ids for model in ("a", "b")]
+        rows = [
+            compare(claim(id=i, chapter=chapter), model, prompts(UP))
+            for i in ids
+            for model in ("a", "b")
+        ]
         pd.DataFrame(rows).to_csv(tmp_path / f"{chapter}.csv", index=False)
     rows = evidence.read(tmp_path)
-    assert rows["claim"].tolist() == [i for i in ("learned", "located-prefer", "located-score") for _ in range(2)]
+    assert rows["claim"].tolist() == [
+        i for i in ("learned", "located-prefer", "located-score") for _ in range(2)
+    ]
     np.testing.assert_allclose(rows["p_holm"], 3 * rows["p"])

@@ -1,4 +1,5 @@
-"""The paper's exhibits: their rules can be met and missed, by planted numbers; rows go from a chapter to the page."""
+"""The paper's exhibits: their rules can be met and missed, by planted numbers; rows go from a
+chapter to the page."""
 
 import math
 
@@ -11,11 +12,20 @@ from twotowers.exhibits import AGREES, DISAGREES, IN_PART, UNTESTABLE, judge
 
 def test_every_exhibit_of_both_versions_has_its_line():
     every = exhibits.exhibits()
-    first = [f"figure {i}" for i in range(2, 28)] + [f"table {i}" for i in (1, 2, 3)] + ["section 6.2", "chat model"]
-    first += [f"appendix E, {name}" for name in ("sum", "toy example", "order", "parts of a head", "neurons", "coefficients")]
+    first = (
+        [f"figure {i}" for i in range(2, 28)]
+        + [f"table {i}" for i in (1, 2, 3)]
+        + ["section 6.2", "chat model"]
+    )
+    first += [
+        f"appendix E, {name}"
+        for name in ("sum", "toy example", "order", "parts of a head", "neurons", "coefficients")
+    ]
     second = ["twelve heads", *(f"EMNLP table {i}" for i in range(3, 9))]
     assert len(first) == 37 and len(second) == 7
-    assert sorted(every) == sorted([*first, *second, "authors' notebooks, gpt2-large", "authors' notebooks, llama-7b"])
+    assert sorted(every) == sorted(
+        [*first, *second, "authors' notebooks, gpt2-large", "authors' notebooks, llama-7b"]
+    )
     assert all(exhibit.seen for exhibit in every.values() if exhibit.rule)
 
 
@@ -31,7 +41,11 @@ def test_a_chapter_keeps_its_rows_for_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path))
     chapter = book.open({"model": "smollm2-135m"})
     chapter.left_out["x<y"] = "it cannot"
-    chapter.beside_paper("figure 6", "4.1", {"smollm2-135m": (0.96, "24 of 25 heads"), "opposite": (0.0, "0 of 25 heads")})
+    chapter.beside_paper(
+        "figure 6",
+        "4.1",
+        {"smollm2-135m": (0.96, "24 of 25 heads"), "opposite": (0.0, "0 of 25 heads")},
+    )
     chapter.close()
     rows = exhibits.read(tmp_path / "exhibits")
     assert dict(zip(rows["model"], rows["verdict"], strict=True)) == {
@@ -48,7 +62,11 @@ def test_the_sentence_has_the_words_and_no_tag_of_theirs():
     exhibit = exhibits.exhibits()["figure 6"]
     rows = exhibits.rows(exhibit, "4.1", {"m": (1.0, "all <heads>")}, {"n": "too small"})
     text = exhibits.sentence(exhibit, rows)
-    assert "all &lt;heads&gt;" in text and '<b class="agrees">agrees</b>' in text and "too small" in text
+    assert (
+        "all &lt;heads&gt;" in text
+        and '<b class="agrees">agrees</b>' in text
+        and "too small" in text
+    )
 
 
 @pytest.mark.parametrize("change", [{"rule": ""}, {"part": "2"}, {"not_run": "no model"}])

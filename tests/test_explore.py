@@ -25,7 +25,9 @@ def cells(name):
     return {cell["id"]: cell for cell in every if cell["id"] in ("explore", "playground")}
 
 
-CHAPTERS = {path.stem: of for path in sorted((ROOT / "book").glob("*-*.ipynb")) if (of := cells(path.stem))}
+CHAPTERS = {
+    path.stem: of for path in sorted((ROOT / "book").glob("*-*.ipynb")) if (of := cells(path.stem))
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +53,40 @@ def explorer(chapter, shown, request):
 def test_six_chapters_have_widgets_and_two_the_playground():
     assert [name[:2] for name in CHAPTERS] == ["01", "03", "04", "06", "11", "12"]
     assert [name[:2] for name, of in CHAPTERS.items() if "playground" in of] == ["04", "06"]
-    tags = {cell["id"]: cell["metadata"]["tags"] for of in CHAPTERS.values() for cell in of.values()}
-    assert tags == {"explore": ["remove-input"], "playground": ["remove-cell"]}  # a page has one line, that of a widget
+    tags = {
+        cell["id"]: cell["metadata"]["tags"] for of in CHAPTERS.values() for cell in of.values()
+    }
+    assert tags == {
+        "explore": ["remove-input"],
+        "playground": ["remove-cell"],
+    }  # a page has one line, that of a widget
 
 
 @pytest.mark.parametrize("explorer", CHAPTERS, indirect=True)
 def test_every_control_changes_what_is_shown(explorer):
-    first, start = explorer.frame, {name: control.value for name, control in explorer.controls.items()}
-    assert len(first) > 1 and explorer.line.value == "" and explorer.controls["model"].value == MODEL
+    first, start = (
+        explorer.frame,
+        {name: control.value for name, control in explorer.controls.items()},
+    )
+    assert (
+        len(first) > 1 and explorer.line.value == "" and explorer.controls["model"].value == MODEL
+    )
     for name, control in explorer.controls.items():
         options = [value for _, value in control.options] if name == "model" else control.options
         before = control.value
-        control.value = next(value for value in options[::-1] if value not in (before, "qwen2.5-coder-1.5b"))
-        assert not explorer.frame.equals(first) and explorer.line.value.startswith("Chosen anew") <= (name == "model"), name
+        control.value = next(
+            value for value in options[::-1] if value not in (before, "qwen2.5-coder-1.5b")
+        )
+        assert not explorer.frame.equals(first) and explorer.line.value.startswith(
+            "Chosen anew"
+        ) <= (name == "model"), name
         control.value = before
     for name in ("head", "prompts", "heads"):  # of the other model, perhaps
         if name in explorer.controls:
             assert explorer.controls[name].value in explorer.controls[name].options
-    same = {name: control.value for name, control in explorer.controls.items()} == start  # what a model has, too, stays chosen
+    same = {
+        name: control.value for name, control in explorer.controls.items()
+    } == start  # what a model has, too, stays chosen
     assert explorer.line.value.startswith("Chosen anew") or explorer.frame.equals(first) == same
 
 
@@ -84,7 +102,11 @@ def test_what_cannot_be_shown_is_a_line_and_the_last_table_stays(explorer):
     ):
         good = explorer.controls[name].value
         explorer.controls[name].value = wrong
-        assert says in explorer.line.value and "role='alert'" in explorer.line.value and explorer.shown.value == table
+        assert (
+            says in explorer.line.value
+            and "role='alert'" in explorer.line.value
+            and explorer.shown.value == table
+        )
         explorer.controls[name].value = good
         assert explorer.line.value == "" and explorer.frame.equals(first)
         table = explorer.shown.value  # drawn again, under a number of its own
@@ -98,12 +120,16 @@ def test_numbers_are_those_of_the_file(explorer, chapter):
     assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=0).values)
     rows = data.text.values[0].splitlines()[:-1]
     true = data.true.values[0]
-    assert [*explorer.frame.index] == [f"{i + 1}. {row}" + ", true" * bool(true[i]) for i, row in enumerate(rows)]
+    assert [*explorer.frame.index] == [
+        f"{i + 1}. {row}" + ", true" * bool(true[i]) for i, row in enumerate(rows)
+    ]
     for chosen, of in (("animal/country", "pair"), (data["query"].values[0], "query")):
         at = (data[of] == chosen).values
         explorer.controls["prompts"].value = chosen
         assert at.sum() > 1 and f"mean over {at.sum()} prompts" in explorer.shown.value
-        assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.isel(prompt=at).mean("prompt").values)
+        assert explorer.frame.to_numpy()[:, 0] == pytest.approx(
+            attention.isel(prompt=at).mean("prompt").values
+        )
     explorer.controls["prompts"].value = "all"
     assert explorer.frame.to_numpy()[:, 0] == pytest.approx(attention.mean("prompt").values)
 
@@ -112,14 +138,20 @@ def test_numbers_are_those_of_the_file(explorer, chapter):
 def test_groups_of_prompts_are_rows(explorer, chapter):
     data = chapter.measured("looks")[MODEL].sel(layer=24, head=4, contrast="reversed")
     explorer.controls["head"].value = "24-4"
-    means = data[["effect", "direct_effect"]].isel(prompt=data.pair.values == "crime/tree").mean("prompt")
+    means = (
+        data[["effect", "direct_effect"]]
+        .isel(prompt=data.pair.values == "crime/tree")
+        .mean("prompt")
+    )
     assert [*explorer.frame.loc["crime/tree"]] == pytest.approx([float(x) for x in means.values()])
 
 
 def test_a_model_without_the_file_gets_a_line(chapter, shown, monkeypatch):
     monkeypatch.setattr(book.Chapter, "measured", lambda *_: {})
     chapter.explore("heads", "attention")
-    assert f"twotowers record {MODEL} heads" in shown[-1].line.value and list(shown[-1].controls) == ["model"]
+    assert f"twotowers record {MODEL} heads" in shown[-1].line.value and list(
+        shown[-1].controls
+    ) == ["model"]
     none = explore.Explorer({}, ["attention"], "", {}, "x")
     assert "no model is chosen" in none.line.value
     file = one_file()
@@ -134,7 +166,9 @@ def test_a_model_without_the_file_gets_a_line(chapter, shown, monkeypatch):
 def one_file():
     """A measurement of two heads on two prompts, whose texts hold signs of HTML."""
     prompts = {name: ("prompt", ["<b>", "y"]) for name in ("text", "query", "pair", "labels")}
-    values = xr.DataArray(np.arange(4.0).reshape(2, 1, 2), dims=("prompt", "layer", "head"), attrs={"units": "nats"})
+    values = xr.DataArray(
+        np.arange(4.0).reshape(2, 1, 2), dims=("prompt", "layer", "head"), attrs={"units": "nats"}
+    )
     return xr.Dataset({"effect": values}, prompts | {"layer": [0], "head": [0, 1]})
 
 
@@ -152,7 +186,9 @@ def test_the_playground_is_loaded_when_its_button_is_pressed(monkeypatch):
     monkeypatch.undo()
     of_nothing = explore.playground("no/such/model<b>")
     of_nothing.children[0].click()
-    assert "role='alert'" in of_nothing.children[1].value and "<b>" not in of_nothing.children[1].value
+    assert (
+        "role='alert'" in of_nothing.children[1].value and "<b>" not in of_nothing.children[1].value
+    )
     button.click()
     assert box.children[0].sentence.value.startswith("<b>The model says")
 
@@ -163,25 +199,52 @@ def lab(tmp_path_factory):
     if importlib.util.find_spec("jupyterlab") is None:
         pytest.skip("JupyterLab: make")
     home = tmp_path_factory.mktemp("lab")
-    lines = ["import altair as alt", "from twotowers import book", f'chapter = book.open({{"model": "{MODEL}"}})']
+    lines = [
+        "import altair as alt",
+        "from twotowers import book",
+        f'chapter = book.open({{"model": "{MODEL}"}})',
+    ]
     lines.append('display(alt.Chart(alt.Data(values=[{"x": 1}])).mark_point().encode(x="x:Q"))')
     source = "\n".join([*lines, 'chapter.explore("tower_grid", "logit_difference")'])
-    cell = {"cell_type": "code", "id": "a", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
+    cell = {
+        "cell_type": "code",
+        "id": "a",
+        "execution_count": None,
+        "metadata": {},
+        "outputs": [],
+        "source": source,
+    }
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    (home / "x.ipynb").write_text(json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
+    (home / "x.ipynb").write_text(
+        json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
-    environment |= {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    how = ["--no-browser", "--allow-root", f"--ServerApp.root_dir={home}", f"--ServerApp.port={port}", "--IdentityProvider.token="]
+    environment |= {
+        f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")
+    }
+    how = [
+        "--no-browser",
+        "--allow-root",
+        f"--ServerApp.root_dir={home}",
+        f"--ServerApp.port={port}",
+        "--IdentityProvider.token=",
+    ]
     how += [
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--LabApp.extension_manager=readonly",
     ]
     log = (home / "log.txt").open("w")
-    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *how], env=environment, stdout=log, stderr=log, cwd=home)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", *how],
+        env=environment,
+        stdout=log,
+        stderr=log,
+        cwd=home,
+    )
     address = f"http://127.0.0.1:{port}/lab"
     for _ in range(120):
         try:
@@ -213,7 +276,9 @@ def test_in_jupyterlab_a_control_is_moved_and_a_chart_needs_no_other_host(lab):
         before = table.inner_text()
         assert "key coefficient" in before
         page.get_by_label("heads").select_option("by increase")
-        page.wait_for_function("(old) => document.querySelector('.widget-html table').innerText !== old", arg=before)
+        page.wait_for_function(
+            "(old) => document.querySelector('.widget-html table').innerText !== old", arg=before
+        )
         page.get_by_label("prompts").fill("qwx")
         page.get_by_label("prompts").press("Enter")
         line = page.locator(".widget-html [role=alert]")

@@ -1,4 +1,5 @@
-"""The explorer of heads: its numbers are those of the recorded files, and what it does in a headless browser."""
+"""The explorer of heads: its numbers are those of the recorded files, and what it does in a
+headless browser."""
 
 import gzip
 import json
@@ -7,7 +8,16 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from browser import browser, check_screen, explorer, explorer_page, needs_browser, one_browser, refuses, text  # noqa: F401
+from browser import (
+    browser,
+    check_screen,
+    explorer,
+    explorer_page,
+    needs_browser,
+    one_browser,  # noqa: F401
+    refuses,
+    text,
+)
 from twotowers import choose, intervals, recording
 from twotowers.paths import data_folder
 from twotowers.recorded import open_recorded
@@ -18,13 +28,17 @@ RECORDED = [MODEL, "gemma-3-270m", "qwen2.5-coder-0.5b-q4_k_m", QWEN]  # the sma
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """What the page reads: means and intervals of every head, which take a while, once for all tests."""
+    """What the page reads: means and intervals of every head, which take a while, once for all
+    tests."""
     return explorer.script(tmp_path_factory.mktemp("none"))
 
 
 @pytest.fixture(scope="module")
 def explored(script):
-    return {model["name"]: model for model in json.loads(script.partition(" = ")[2].rstrip(";\n"))["models"]}
+    return {
+        model["name"]: model
+        for model in json.loads(script.partition(" = ")[2].rstrip(";\n"))["models"]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +54,26 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
     for suite in ("words", "sentences"):
         heads, columns = recorded_data("heads", suite), explored[MODEL]["suites"][suite]["columns"]
         for quantity in ("attention difference", "writing", "contribution"):
-            assert columns[quantity]["mean"] == pytest.approx(choose.rankings(heads)[quantity].values.ravel(), abs=6e-5)
+            assert columns[quantity]["mean"] == pytest.approx(
+                choose.rankings(heads)[quantity].values.ravel(), abs=6e-5
+            )
         increase = recorded_data("increases", suite)["increase"].mean("prompt")
         assert columns["increase"]["mean"] == pytest.approx(increase.values.ravel(), abs=6e-5)
-    assert "effect" in columns and "label sent" not in columns  # sentences are recorded without prompts of exchanged labels
+    assert (
+        "effect" in columns and "label sent" not in columns
+    )  # sentences are recorded without prompts of exchanged labels
     columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded_data("singles")
     for layer, head in ((18, 6), (24, 4)):
-        i, of = layer * 9 + head, intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
+        i, of = (
+            layer * 9 + head,
+            intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head)),
+        )
         assert [columns["lost"][key][i] for key in ("mean", "low", "high")] == pytest.approx(
             [of.estimate, of.low, of.high], abs=6e-5
         )
-        assert columns["by text"]["mean"][i] + columns["by predicted label"]["mean"][i] == pytest.approx(own(layer, head), abs=2e-4)
+        assert columns["by text"]["mean"][i] + columns["by predicted label"]["mean"][
+            i
+        ] == pytest.approx(own(layer, head), abs=2e-4)
 
 
 def own(layer, head):
@@ -62,11 +85,17 @@ def own(layer, head):
 def test_parts_add_up_to_the_sender_s_total_where_ways_were_opened(explored):
     suite = explored[MODEL]["suites"]["words"]
     first = suite["ways"]["18-6"]
-    assert first["all ways"] == pytest.approx(suite["columns"]["label sent"]["mean"][18 * 9 + 6], abs=2e-3)
-    assert sum(first[way] for way in ("at once", "by later queries", "by MLPs")) == pytest.approx(first["all ways"], rel=0.1)
+    assert first["all ways"] == pytest.approx(
+        suite["columns"]["label sent"]["mean"][18 * 9 + 6], abs=2e-3
+    )
+    assert sum(first[way] for way in ("at once", "by later queries", "by MLPs")) == pytest.approx(
+        first["all ways"], rel=0.1
+    )
 
 
-@pytest.mark.parametrize(("model", "suite"), [(MODEL, "words"), (QWEN, "words"), (QWEN, "sentences")])
+@pytest.mark.parametrize(
+    ("model", "suite"), [(MODEL, "words"), (QWEN, "words"), (QWEN, "sentences")]
+)
 def test_a_block_is_an_order_its_mirror_and_both_with_exchanged_labels(explored, model, suite):
     page, heads = explored[model]["suites"][suite], recorded_data("heads", suite, model)
     texts, values = list(heads["text"].values), heads["attention"].values
@@ -77,17 +106,28 @@ def test_a_block_is_an_order_its_mirror_and_both_with_exchanged_labels(explored,
     assert len(rows) == 4 * explorer.SHOWN
     for i, prompt in enumerate(page["prompts"]):
         exchanged, mirrored = rows[i ^ 2], rows[i ^ 1]
-        others = lambda a, b: all(x[1] != y[1] for x, y in zip(a[:-1], b[:-1], strict=True))  # noqa: E731
+
+        def others(a, b):
+            return all(x[1] != y[1] for x, y in zip(a[:-1], b[:-1], strict=True))
+
         assert [t for t, _ in exchanged] == [t for t, _ in rows[i]] and others(exchanged, rows[i])
         assert sorted(mirrored) == sorted(rows[i]) and others(mirrored, rows[i])
         assert page["prompts"][i ^ 2]["right"] != prompt["right"] == page["prompts"][i ^ 1]["right"]
-        words = " ".join(" : ".join(pair) if pair[1] else f"{pair[0]} :" for pair in rows[i]).split()
+        words = " ".join(
+            " : ".join(pair) if pair[1] else f"{pair[0]} :" for pair in rows[i]
+        ).split()
         of = next(n for n, t in enumerate(texts) if t.split() == words)
-        assert attention[i] == pytest.approx(values[of].reshape(-1, values.shape[-1])[:, :width], abs=0.51 / explorer.LEVELS)
+        assert attention[i] == pytest.approx(
+            values[of].reshape(-1, values.shape[-1])[:, :width], abs=0.51 / explorer.LEVELS
+        )
 
 
 def test_it_is_small_and_quotes_no_number_that_json_lacks(script):
-    assert len(script.encode()) < 600_000 and len(gzip.compress(script.encode())) < 190_000 and "NaN" not in script
+    assert (
+        len(script.encode()) < 600_000
+        and len(gzip.compress(script.encode())) < 190_000
+        and "NaN" not in script
+    )
 
 
 def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path, monkeypatch):
@@ -101,7 +141,12 @@ def test_models_of_the_reader_are_read_and_stale_ones_left_out(tmp_path, monkeyp
             versions = {part: version + stale for part, version in made_of["versions"].items()}
             data.attrs["identity"] = json.dumps({**made_of, "versions": versions})
             data.to_netcdf(path)
-    names = [model["name"] for model in json.loads(explorer.script(tmp_path).partition(" = ")[2].rstrip(";\n"))["models"]]
+    names = [
+        model["name"]
+        for model in json.loads(explorer.script(tmp_path).partition(" = ")[2].rstrip(";\n"))[
+            "models"
+        ]
+    ]
     assert names == [*RECORDED, "mine"]
 
 
@@ -120,7 +165,11 @@ def card(page):
 @needs_browser
 def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(address, explored):
     suite = explored[MODEL]["suites"]["words"]
-    dot = lambda name: page.locator(".heads-plane circle").filter(has_text=re.compile(f"^{name}$")).bounding_box()  # noqa: E731
+
+    def dot(name):
+        circles = page.locator(".heads-plane circle")
+        return circles.filter(has_text=re.compile(f"^{name}$")).bounding_box()
+
     with browser(address, reduced_motion="reduce") as page:
         page.mouse.click(*middle(dot("24-4")))
         assert page.get_by_role("heading", name="Head 24-4").is_visible()
@@ -129,18 +178,27 @@ def test_a_click_pins_a_shift_click_compares_and_arrows_change_the_prompt(addres
         page.keyboard.down("Shift")
         page.mouse.click(*middle(dot("18-6")))
         page.keyboard.up("Shift")
-        assert page.get_by_role("heading", name="Heads 24-4 and 18-6").is_visible() and len(card(page)["… direct"]) == 2
+        assert (
+            page.get_by_role("heading", name="Heads 24-4 and 18-6").is_visible()
+            and len(card(page)["… direct"]) == 2
+        )
         page.locator(".heads-prompt").focus()
         for key, number in (("ArrowRight", 2), ("ArrowLeft", 1), ("ArrowLeft", 24)):
             page.keyboard.press(key)
             assert f"prompt {number} of 24" in page.text_content(".heads-prompt")
-        assert page.locator(".heads-prompt li bdi").all_text_contents() == [row[0] for row in suite["prompts"][23]["rows"]]
+        assert page.locator(".heads-prompt li bdi").all_text_contents() == [
+            row[0] for row in suite["prompts"][23]["rows"]
+        ]
 
 
 @needs_browser
 def test_a_head_is_seen_to_follow_the_texts(address, explored):
     rows = [prompt["rows"] for prompt in explored[MODEL]["suites"]["words"]["prompts"]]
-    shares = lambda page: [int(s.strip("<%")) for s in page.locator(".heads-rows li:not(.query) small").all_text_contents()]  # noqa: E731
+
+    def shares(page):
+        texts = page.locator(".heads-rows li:not(.query) small").all_text_contents()
+        return [int(text.strip("<%")) for text in texts]
+
     with browser(address) as page:
         page.get_by_label("head", exact=True).select_option("18-6")
         start = dict(zip([text for text, _ in rows[0]], shares(page), strict=False))
@@ -156,12 +214,19 @@ def test_a_head_is_seen_to_follow_the_texts(address, explored):
 @needs_browser
 def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, explored):
     columns = explored[MODEL]["suites"]["words"]["columns"]
-    preference, writing = (np.array(columns[name]["mean"]) for name in ("attention difference", "writing"))
-    counts = lambda page: [int(n) for n in page.locator(".heads-counts td").all_text_contents()]  # noqa: E731
+    preference, writing = (
+        np.array(columns[name]["mean"]) for name in ("attention difference", "writing")
+    )
+
+    def counts(page):
+        return [int(n) for n in page.locator(".heads-counts td").all_text_contents()]
 
     def quadrants(x, y):
         right, above = preference >= x, writing >= y
-        return [int(part.sum()) for part in (above & ~right, above & right, ~above & ~right, ~above & right)]
+        return [
+            int(part.sum())
+            for part in (above & ~right, above & right, ~above & ~right, ~above & right)
+        ]
 
     with browser(address) as page:
         assert counts(page) == quadrants(choose.COMPARES, choose.WRITES)
@@ -173,7 +238,11 @@ def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, expl
         page.mouse.up()
         page.wait_for_timeout(300)
         x = float(re.search(r"x=([\d.]+)", page.url)[1])
-        assert x > choose.COMPARES and counts(page) == quadrants(x, choose.WRITES) and page.text_content(".heads-counts p") != says
+        assert (
+            x > choose.COMPARES
+            and counts(page) == quadrants(x, choose.WRITES)
+            and page.text_content(".heads-counts p") != says
+        )
         page.get_by_label("horizontal line").focus()
         for _ in range(30):
             page.keyboard.press("ArrowUp")
@@ -181,12 +250,15 @@ def test_lines_are_dragged_and_moved_by_keys_and_the_counts_follow(address, expl
         y = float(re.search(r"y=([\d.]+)", page.url)[1])
         assert y > choose.WRITES and counts(page) == quadrants(x, y)
         share = preference[writing >= y].mean() / preference[preference >= x].mean()
-        assert f"prefer the right labels {share:.0%} as much" in page.text_content(".heads-counts p")
+        assert f"prefer the right labels {share:.0%} as much" in page.text_content(
+            ".heads-counts p"
+        )
 
 
 @needs_browser
 def test_scenes_are_guessed_first_and_their_words_are_true(address):
-    """The third, first, ... answer is the right one: what each scene says after it was written for that."""
+    """The third, first, ... answer is the right one: what each scene says after it was written for
+    that."""
     right = [1, 2, 2, 2, 1]
     with browser(address) as page:
         scenes = page.locator(".tinker-scenes button")
@@ -196,8 +268,13 @@ def test_scenes_are_guessed_first_and_their_words_are_true(address):
             assert page.locator(".heads-card table").count() == 0
             before = text(page, "told")
             page.locator(".tinker-question button").nth(option).click()
-            assert text(page, "told").startswith(before + " ") and "So it is." in text(page, "question")
-            assert text(page, "score") == f"{i + 1} of {i + 1} right" and page.locator(".heads-card table").count() == 1
+            assert text(page, "told").startswith(before + " ") and "So it is." in text(
+                page, "question"
+            )
+            assert (
+                text(page, "score") == f"{i + 1} of {i + 1} right"
+                and page.locator(".heads-card table").count() == 1
+            )
         page.wait_for_url("**texts=sentences**")
         assert "not recorded" in page.text_content(".heads-card")
         for field in ("undefined", "NaN", "null"):
@@ -208,17 +285,32 @@ def test_scenes_are_guessed_first_and_their_words_are_true(address):
 def test_the_address_holds_the_state_and_refuses_another(address):
     with browser(address) as page:
         page.get_by_label("model").select_option(QWEN)
-        assert "before" not in page.text_content(".heads-looks")  # no prompt of this block was shown
+        assert "before" not in page.text_content(
+            ".heads-looks"
+        )  # no prompt of this block was shown
         page.get_by_label("axes").select_option("parts")
         page.get_by_label("beside").select_option("20-4")
         page.get_by_role("button", name="mirror").click()
         page.wait_for_url("**prompt=1**")
         link, before = page.url, page.text_content(".heads-card")
-    with browser(f"{address}#model={MODEL}&head=24-4") as page:  # what is left out follows from the data
+    with browser(
+        f"{address}#model={MODEL}&head=24-4"
+    ) as page:  # what is left out follows from the data
         assert page.get_by_role("heading", name="Head 24-4").is_visible()
     with browser(link) as page:
-        assert page.text_content(".heads-card") == before and "prompt 2 of 24" in page.text_content(".heads-prompt")
-        for wrong in ("head=99-9", "prompt=99", "prompt=1.5", "x=abc", "axes=<b>", "texts=none", "model=none", "more=1"):
+        assert page.text_content(".heads-card") == before and "prompt 2 of 24" in page.text_content(
+            ".heads-prompt"
+        )
+        for wrong in (
+            "head=99-9",
+            "prompt=99",
+            "prompt=1.5",
+            "x=abc",
+            "axes=<b>",
+            "texts=none",
+            "model=none",
+            "more=1",
+        ):
             refuses(page, f"{link.partition('#')[2]}&{wrong}")
             assert page.text_content(".heads-card") == before
             page.evaluate("(hash) => { location.hash = hash; }", link.partition("#")[2])

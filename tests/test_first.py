@@ -33,7 +33,11 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
     judged = [(item, verdict.replace("_", " "), model) for item, both in verdicts.items()
               for model, verdict in zip("ab", both.split(), strict=True)]  # fmt: skip
     monkeypatch.setattr(first.evidence, "read", lambda folder: rows)
-    monkeypatch.setattr(first.exhibits, "read", lambda folder: pd.DataFrame(judged, columns=["item", "verdict", "model"]))
+    monkeypatch.setattr(
+        first.exhibits,
+        "read",
+        lambda folder: pd.DataFrame(judged, columns=["item", "verdict", "model"]),
+    )
     text = re.sub("<[^>]*>", "", first.findings(tmp_path))
     assert "2 of 4 results" in text and "they could be tested; 1 of these in all 2." in text
     assert "1 agree in some" in text and "1 agree fully in no model" in text
@@ -42,14 +46,20 @@ def test_findings_are_counted_over_the_models_that_were_asked(rows, tmp_path, mo
 
 @pytest.mark.parametrize("address", ["", "https://example.org/book/"])
 def test_a_link_has_a_picture_only_where_the_book_has_an_address(address):
-    config = SimpleNamespace(html_baseurl=address, root_doc="book/intro", html_title="Book", project="")
+    config = SimpleNamespace(
+        html_baseurl=address, root_doc="book/intro", html_title="Book", project=""
+    )
     for page, described in (("book/intro", True), ("book/heads", False)):
         context = {"title": "A &amp; <b>b</b>", "body": ""}
         first.for_one_page(SimpleNamespace(config=config), page, "", context, None)
         tags = context["metatags"]
         assert 'property="og:title" content="A &amp; b"' in tags
         assert ('name="description"' in tags) == described
-        assert (f'"og:image" content="{address}_static/book/first.png"' in tags) == bool(address) == ("og:image" in tags)
+        assert (
+            (f'"og:image" content="{address}_static/book/first.png"' in tags)
+            == bool(address)
+            == ("og:image" in tags)
+        )
 
 
 def test_the_opening_page_is_short():

@@ -1,7 +1,9 @@
-"""The evidence of the shipped models, chapter by chapter, against the table that is pinned in golden.csv.
+"""The evidence of the shipped models, chapter by chapter, against the table that is pinned in
+golden.csv.
 
-What is measured here lies in _build/measurements, where `make book` takes it up; what a build has left there is used, unless
-the code that measures is newer. After a change that is meant to change numbers:  pytest tests/test_golden.py --pin
+What is measured here lies in _build/measurements, where `make book` takes it up; what a build has
+left there is used, unless the code that measures is newer. After a change that is meant to change
+numbers:  pytest tests/test_golden.py --pin
 """
 
 import numpy as np
@@ -17,8 +19,13 @@ GOLDEN = ROOT / "tests/golden.csv"
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh():
-    """Leaves no measurement that older code or weights have made: who pins a version as it was is held to it."""
-    code = [path for room in ("prompts", "model", "measure") for path in (ROOT / "lib/towerlab" / room).glob("*.py")]
+    """Leaves no measurement that older code or weights have made: who pins a version as it was is
+    held to it."""
+    code = [
+        path
+        for room in ("prompts", "model", "measure")
+        for path in (ROOT / "lib/towerlab" / room).glob("*.py")
+    ]
     newest = max(path.stat().st_mtime for path in (*code, *ROOT.glob("data/models/*/*")))
     for path in ROOT.glob("_build/measurements/mini-*/*/*.nc"):
         if path.stat().st_mtime < newest:
@@ -42,4 +49,6 @@ def test_evidence_is_that_of_the_golden_table(chapter, monkeypatch, tmp_path, re
 def test_a_hundredth_of_an_interval_is_beyond_the_tolerances():
     golden = pd.read_csv(GOLDEN, dtype={"chapter": str}).dropna(subset="effect_low")
     step = np.maximum(2 * LOGITS, 0.01 * (golden["effect_high"] - golden["effect_low"]))
-    assert len(differences(golden.assign(effect=golden["effect"] + step), golden)) == len(golden) > 10
+    assert (
+        len(differences(golden.assign(effect=golden["effect"] + step), golden)) == len(golden) > 10
+    )

@@ -14,12 +14,21 @@ def test_prompts_without_both_labels_are_refused():
 
 
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
-    values, data = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0]), heads(tiny("gpt2"), tiny_blocks.blocks(2))
+    values, data = (
+        np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0]),
+        heads(tiny("gpt2"), tiny_blocks.blocks(2)),
+    )
     data["writing"][:6, 0, 0] = data["logit_difference"][:6] = values
     save(kept("heads", Recording(data)), tmp_path / "a.nc", {"measurement": "heads"})
     again = load(tmp_path / "a.nc").data
     large, small = again["writing"].values[:6, 0, 0], again["logit_difference"].values[:6]
-    assert large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()
+    assert (
+        large.dtype == np.float32 and (small == values.astype(np.float32))[~np.isnan(values)].all()
+    )
     np.testing.assert_allclose(large, values.astype(np.float32), rtol=2**-10)
-    np.testing.assert_array_equal(large[~np.isnan(values)], rounded(xr.DataArray(values[~np.isnan(values)])))
-    assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(1 / 3)
+    np.testing.assert_array_equal(
+        large[~np.isnan(values)], rounded(xr.DataArray(values[~np.isnan(values)]))
+    )
+    assert (large[:4].view(np.uint32) & ((1 << 14) - 1) == 0).all() and large[1] != np.float32(
+        1 / 3
+    )

@@ -25,7 +25,9 @@ def test_prompts_split_for_memory_give_the_same(model, monkeypatch):
     encoded = random_prompts(3, lengths=(11,))
     whole, parts = measured_increases(model, encoded), []
     monkeypatch.setattr(increase, "LIMIT", 1)
-    monkeypatch.setattr(increase, "_walk", lambda *a, real=increase._walk: parts.append(1) or real(*a))
+    monkeypatch.setattr(
+        increase, "_walk", lambda *a, real=increase._walk: parts.append(1) or real(*a)
+    )
     xr.testing.assert_allclose(measured_increases(model, encoded), whole, atol=1e-12, rtol=0)
     assert len(parts) == 3
 
@@ -46,13 +48,19 @@ def test_batches_lengths_and_order_change_nothing(monkeypatch):
 def test_rank_and_top_words_agree_with_the_whole_vocabulary(model, monkeypatch):
     monkeypatch.setattr(unembed, "vocab_chunks", slabs_of_seven)  # many even for a tiny vocabulary
     unembedding = model.unembedding
-    v = torch.randn(3, 5, model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    words = torch.randint(0, unembedding.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3))
+    v = torch.randn(
+        3, 5, model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    words = torch.randint(
+        0, unembedding.vocabulary, (3, 5), generator=torch.Generator().manual_seed(3)
+    )
     full = unembed.bs_values(v, unembedding)
     own, rows = full.gather(-1, words[..., None]), v.flatten(0, 1)
     ranks = unembed.rank(rows, words.reshape(-1, 1), unembedding)
     assert torch.equal(ranks.reshape(3, 5), 1 + (full > own).sum(-1))
-    every = unembed.rank(rows, torch.arange(unembedding.vocabulary).expand(15, -1), unembedding)  # each word of each row
+    every = unembed.rank(
+        rows, torch.arange(unembedding.vocabulary).expand(15, -1), unembedding
+    )  # each word of each row
     assert torch.equal(every.reshape(3, 5, -1), 1 + (full[..., None, :] > full[..., None]).sum(-1))
     values, ids = unembed.top_words(v, 4, unembedding)
     torch.testing.assert_close(values, full.topk(4).values)
@@ -65,7 +73,9 @@ def slabs_of_seven(unembedding):
 
 
 def test_a_wrong_row_of_the_table_is_refused(model):
-    wrong = replace(model, architecture=replace(model.architecture, centred=not model.architecture.centred))
+    wrong = replace(
+        model, architecture=replace(model.architecture, centred=not model.architecture.centred)
+    )
     refused("our logits", proof.prove, wrong)
     proof.prove(model)
 
@@ -75,14 +85,19 @@ def test_a_wrong_row_of_the_table_is_refused(model):
     [("qwen3", {"head_norms": ("", "")}), ("olmo2", {"attention_norm": "post_attention_layernorm"}),
      ("smollm3", {"rotating_layers": ""}), ("gemma3_text", {"head_norms": ("q_norm", "q_norm")}),
      ("gpt_neox", {"rotates_neighbours": True}), ("gptj", {"rotates_neighbours": False}),
-     ("gptj", {"parallel": False}), ("phi", {"parallel": False}), ("starcoder2", {"ffn_norm": "input_layernorm"}),
+     ("gptj", {"parallel": False}), ("phi", {"parallel": False}),
+     ("starcoder2", {"ffn_norm": "input_layernorm"}),
      ("olmo2", {"ffn_norm": "post_feedforward_layernorm"}),
      ("gemma", {"ffn_in": ("mlp.up_proj", "mlp.gate_proj")})],
 )  # fmt: skip
 def test_a_row_that_is_wrong_about_a_product_alone_is_refused(kind, change, float64):
     model = tiny(kind)
     wrong = replace(model, architecture=replace(model.architecture, **change))
-    refused("a product with a subkey" if {*change} & FFN else "a product of query and key", proof.prove, wrong)
+    refused(
+        "a product with a subkey" if {*change} & FFN else "a product of query and key",
+        proof.prove,
+        wrong,
+    )
 
 
 def test_hooks_come_off_also_after_an_error(model):
@@ -92,7 +107,9 @@ def test_hooks_come_off_also_after_an_error(model):
     before = hooks()
     with pytest.raises(IndexError):
         e = random_prompts(1)[0]
-        capture(model, [replace(e, ids=(10_000, *e.ids[1:]))], RECORD | {"streams", "keys"})  # beyond the vocabulary
+        capture(
+            model, [replace(e, ids=(10_000, *e.ids[1:]))], RECORD | {"streams", "keys"}
+        )  # beyond the vocabulary
     assert hooks() == before
     own = {"twotowers_readers", model.architecture.attention_method}
     assert not any(own & vars(module).keys() for module in model.hf.modules())
@@ -109,7 +126,8 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
     model = tiny("gpt2", torch.float32)
     plain = capture(model, random_prompts(3, lengths=(11,)))
     scale = unembed.norm_scale(plain.resid_final, model.unembedding)
-    # 1 / p of the followed word must overflow float32; the least likely word and long vectors see to that.
+    # 1 / p of the followed word must overflow float32; the least likely word and long vectors see
+    # to that.
     parts = [t * 400 for t in (plain.resid_pre, plain.z, plain.ffn_output)]
     frozen = scale if norm == "frozen" else None
     words = unembed.bs_values(parts[0][0], model.unembedding, frozen).argmin(-1)
@@ -117,7 +135,12 @@ def test_a_word_of_vanishing_probability_is_computed_again_the_careful_way(norm)
     for head in range(model.n_heads):
         x = parts[0][0]
         v = parts[1][0, :, head] @ model.output_weight(0)[head]
-        p = [unembed.bs_values(u, model.unembedding, frozen).log_softmax(-1).gather(-1, words[:, None])[:, 0] for u in (x, x + v)]
+        p = [
+            unembed.bs_values(u, model.unembedding, frozen)
+            .log_softmax(-1)
+            .gather(-1, words[:, None])[:, 0]
+            for u in (x, x + v)
+        ]
         if norm == "frozen":
             assert p[0].max() < -89
         torch.testing.assert_close(heads[:, 0, head], p[1] - p[0], rtol=2e-3, atol=5e-3)

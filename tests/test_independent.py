@@ -1,4 +1,5 @@
-"""What is measured, against formulas in float64 from the state dict: no module of transformers is on the other side."""
+"""What is measured, against formulas in float64 from the state dict: no module of transformers is
+on the other side."""
 
 import numpy as np
 import pytest
@@ -24,9 +25,16 @@ from twotowers.heads import Head
 
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
 ONE, EVERY = {"num_key_value_heads": 1}, {"num_key_value_heads": 4}
-# Beside the models of conftest: one and all key heads, other rotations, windows, activations, tied embeddings, other epsilons.
+# Beside the models of conftest: one and all key heads, other rotations, windows, activations, tied
+# embeddings, other epsilons.
 MORE = {
-    "llama": [ONE, EVERY, LINEAR, {"hidden_act": "gelu", "tie_word_embeddings": True}, {"rms_norm_eps": 0.1}],
+    "llama": [
+        ONE,
+        EVERY,
+        LINEAR,
+        {"hidden_act": "gelu", "tie_word_embeddings": True},
+        {"rms_norm_eps": 0.1},
+    ],
     "mistral": [ONE, {"sliding_window": None, "head_dim": 6}],
     "qwen2": [EVERY, {"use_sliding_window": False}],
     "qwen3": [ONE, LINEAR],
@@ -38,10 +46,18 @@ MORE = {
     "stablelm": [{"use_qkv_bias": False}],
     "gpt2": [{"n_inner": 24, "activation_function": "relu"}],
     "gptj": [{"rotary_dim": 8}],
-    "smollm3": [{"rope_parameters": TINY["llama wide heads"]["rope_parameters"], "use_sliding_window": False}],
+    "smollm3": [
+        {
+            "rope_parameters": TINY["llama wide heads"]["rope_parameters"],
+            "use_sliding_window": False,
+        }
+    ],
     "gpt_neo": [{"attention_types": [[["local", "global"], 1]]}],
 }
-KINDS = {**{kind: TINY[kind] for kind in TINY}, **{f"{k} {i}": TINY[k] | more for k in MORE for i, more in enumerate(MORE[k])}}
+KINDS = {
+    **{kind: TINY[kind] for kind in TINY},
+    **{f"{k} {i}": TINY[k] | more for k in MORE for i, more in enumerate(MORE[k])},
+}
 NEAR = dict(rtol=2e-6, atol=2e-6)
 
 
@@ -60,9 +76,12 @@ def pair(tiny_model):
 
 
 def check_answer(got, e, run):
-    """Log-probabilities of the true label and the other, and which is said, as the logits of a run by hand have them."""
+    """Log-probabilities of the true label and the other, and which is said, as the logits of a run
+    by hand have them."""
     labels, top = list(e.label_pair), int(run.logits.argmax())
-    np.testing.assert_allclose([got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **NEAR)
+    np.testing.assert_allclose(
+        [got.log_prob_true, got.log_prob_other], log_softmax(run.logits)[labels], **NEAR
+    )
     assert int(got.says) == [*labels, top].index(top)
 
 
@@ -78,7 +97,9 @@ def check_increases(data, model, by_hand, some, norm, near=NEAR):
         for layer in range(model.n_layers):
             before, word, frozen = run.resid[layer][-1], e.true_id, norm == "frozen"
             blocks = (before, run.attention[layer]), (before + run.attention[layer], run.ffn[layer])
-            each = [by_hand.vector(run, layer, h, run.z[layer][h, -1]) for h in range(by_hand.heads)]
+            each = [
+                by_hand.vector(run, layer, h, run.z[layer][h, -1]) for h in range(by_hand.heads)
+            ]
             expected = [by_hand.increase(run, before, x, word, frozen) for x in each]
             np.testing.assert_allclose(data.increase[i, layer], expected, **near)
             expected = [by_hand.increase(run, x, y, word, frozen) for x, y in blocks]
@@ -86,7 +107,9 @@ def check_increases(data, model, by_hand, some, norm, near=NEAR):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("times", [1, 5])  # few prompts take the full-width plan, many the factored one
+@pytest.mark.parametrize(
+    "times", [1, 5]
+)  # few prompts take the full-width plan, many the factored one
 def test_increases(pair, norm, times, float64):
     model, by_hand, encoded, runs = pair
     data = increases(model, encoded[:4] * times, norm=norm)
@@ -99,7 +122,9 @@ def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(promp
     """Both plans and several slabs, in the dtype that models run in."""
     model = loading.load("mini-gpt2")
     encoded, by_hand = (
-        encode_all(draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer),
+        encode_all(
+            draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer
+        ),
         Formulas(model.hf),
     )
     for norm in NORMS:
@@ -120,9 +145,15 @@ def test_what_heads_write(pair, float64):
         check_answer(written.isel(prompt=i), e, run)
         sign = np.where(e.prompt.is_true, 1, -1)
         for layer, h in np.ndindex(model.n_layers, by_hand.heads):
-            at, got = run.weights[layer][h, -1][list(e.label_positions)], written.isel(prompt=i, layer=layer, head=h)
+            at, got = (
+                run.weights[layer][h, -1][list(e.label_positions)],
+                written.isel(prompt=i, layer=layer, head=h),
+            )
             shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
-            leads = [np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)]) for x in shares]
+            leads = [
+                np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)])
+                for x in shares
+            ]
             expected = {
                 "attention": at,
                 "contribution": at @ leads,
@@ -141,19 +172,34 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
     for i, (e, run) in enumerate(zip(encoded, runs, strict=True)):
         for j, (layer, head) in enumerate(listed):
             vectors = of_towers.isel(prompt=i, listed_head=j)
-            np.testing.assert_allclose(vectors.query_vector, run.q[layer][head, -1] * by_hand.score_scale(), **NEAR)
-            np.testing.assert_allclose(vectors.key_vector, run.k[layer][head][list(e.label_positions)], **NEAR)
-            for place, (p, shown) in enumerate(zip(e.label_positions, e.prompt.demonstrations, strict=True)):
-                bs = by_hand.projected(by_hand.vector(run, layer, head, run.v[layer][head, p]), by_hand.scale_of(run.final))
-                own, (other,) = e.label_ids[shown.label], {*e.label_ids.values()} - {e.label_ids[shown.label]}
+            np.testing.assert_allclose(
+                vectors.query_vector, run.q[layer][head, -1] * by_hand.score_scale(), **NEAR
+            )
+            np.testing.assert_allclose(
+                vectors.key_vector, run.k[layer][head][list(e.label_positions)], **NEAR
+            )
+            for place, (p, shown) in enumerate(
+                zip(e.label_positions, e.prompt.demonstrations, strict=True)
+            ):
+                bs = by_hand.projected(
+                    by_hand.vector(run, layer, head, run.v[layer][head, p]),
+                    by_hand.scale_of(run.final),
+                )
+                own, (other,) = (
+                    e.label_ids[shown.label],
+                    {*e.label_ids.values()} - {e.label_ids[shown.label]},
+                )
                 at = data.isel(prompt=i, listed_head=j, place=place)
-                assert [int(at.own_rank), int(at.other_rank)] == [1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)]
+                assert [int(at.own_rank), int(at.other_rank)] == [
+                    1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)
+                ]
                 np.testing.assert_allclose(at.reading, bs[own] - bs[other], **NEAR)
                 np.testing.assert_allclose(at.attention, run.weights[layer][head, -1, p], **NEAR)
 
 
 def changed_at(at, new, where=slice(None), keep=0.0):
-    """An edit: heads of a layer are given `new(layer, head)` at some positions, beside so much of their own."""
+    """An edit: heads of a layer are given `new(layer, head)` at some positions, beside so much of
+    their own."""
 
     def edit(layer, x):
         x = x.copy()
@@ -177,18 +223,29 @@ def test_ablations(pair, small_batches, float64):
     data = ablations(model, encoded, sets)
     for i, e in enumerate(encoded[:5]):
         for name, of in (sets | {"none": []}).items():
-            check_answer(data.isel(prompt=i).sel(heads=name), e, by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)))
+            check_answer(
+                data.isel(prompt=i).sel(heads=name),
+                e,
+                by_hand.run(e.ids, z=changed_at(of, lambda *_: 0.0)),
+            )
 
 
 @pytest.mark.parametrize("where", ["all", "last"])
 def test_every_head_ablated_alone(pair, where, float64):
     model, by_hand, encoded, runs = pair
     data = single_ablations(model, encoded, where)
-    assert data.log_prob_lost.dims == ("prompt", "layer", "head") and str(data.positions.values) == where
+    assert (
+        data.log_prob_lost.dims == ("prompt", "layer", "head")
+        and str(data.positions.values) == where
+    )
     for i, (e, run) in enumerate(zip(encoded[:2], runs, strict=False)):
         for at in np.ndindex(model.n_layers, by_hand.heads):
-            changed = by_hand.run(e.ids, z=changed_at([at], lambda *_: 0.0, slice(None) if where == "all" else -1))
-            true, other = (log_softmax(run.logits) - log_softmax(changed.logits))[list(e.label_pair)]
+            changed = by_hand.run(
+                e.ids, z=changed_at([at], lambda *_: 0.0, slice(None) if where == "all" else -1)
+            )
+            true, other = (log_softmax(run.logits) - log_softmax(changed.logits))[
+                list(e.label_pair)
+            ]
             np.testing.assert_allclose(data.log_prob_lost[i][at], true, **NEAR)
             np.testing.assert_allclose(data.logit_difference_lost[i][at], true - other, **NEAR)
 
@@ -201,24 +258,40 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
     for name, maker in edges.items():
         closed = closed_edges(encoded, maker).numpy()
         for i, cut in np.ndindex(2, model.n_layers + 1):
-            run = by_hand.run(encoded[i].ids, closed=lambda layer, shut=closed[i], cut=cut: shut & (layer < cut))
+            run = by_hand.run(
+                encoded[i].ids, closed=lambda layer, shut=closed[i], cut=cut: shut & (layer < cut)
+            )
             check_answer(data.sel(edges=name, cut=cut).isel(prompt=i), encoded[i], run)
 
 
 def test_exchanges(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
-    pairs, sets = pairs_of(encoded, tiny_blocks.tokenizer())[::5], {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
-    data, of_block = interchanges(model, pairs, sets), {e.ids: run for e, run in zip(encoded, runs, strict=True)}
+    pairs, sets = (
+        pairs_of(encoded, tiny_blocks.tokenizer())[::5],
+        {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]},
+    )
+    data, of_block = (
+        interchanges(model, pairs, sets),
+        {e.ids: run for e, run in zip(encoded, runs, strict=True)},
+    )
     for i, (kind, base, source) in enumerate(pairs):
         got, at, (true, other) = data.isel(prompt=i), list(base.label_positions), base.label_pair
         plain, of_source = (of_block.get(e.ids) or by_hand.run(e.ids) for e in (base, source))
         for side, run in (("base", plain), ("source", of_source)):
-            np.testing.assert_allclose(got[f"{side}_logit_difference"], run.logits[true] - run.logits[other], **NEAR)
+            np.testing.assert_allclose(
+                got[f"{side}_logit_difference"], run.logits[true] - run.logits[other], **NEAR
+            )
         name = list(sets)[i % 2]
         q = changed_at(sets[name], lambda layer, head, run=of_source: run.q[layer][head, -1], -1)
-        k = changed_at(sets[name], lambda layer, head, run=of_source, at=at: run.k[layer][head, at], at)
-        v = changed_at(sets[name], lambda layer, head, run=of_source, at=at: run.v[layer][head, at], at)
-        run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
+        k = changed_at(
+            sets[name], lambda layer, head, run=of_source, at=at: run.k[layer][head, at], at
+        )
+        v = changed_at(
+            sets[name], lambda layer, head, run=of_source, at=at: run.v[layer][head, at], at
+        )
+        run = by_hand.run(
+            base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind]
+        )
         check_answer(got.sel(heads=name), base, run)
         assert got["pair_kind"] == kind and got["query"] == base.prompt.query
 
@@ -241,7 +314,21 @@ def test_directions_and_both_towers_moved(pair, float64):
         signs = [1 if shown.cls == "a" else -1 for shown in e.prompt.demonstrations]
         at = list(e.label_positions)
         q = changed_at(of, lambda layer, head: dose * query[layer, head] / scale, -1, keep=1.0)
-        k = changed_at(of, lambda layer, head, signs=signs: dose * np.outer(signs, key[layer, head // group]), at, keep=1.0)
-        for cell, edits in {(0, 0): {}, (dose, 0): {"q": q}, (0, dose): {"k": k}, (dose, dose): {"q": q, "k": k}}.items():
+        k = changed_at(
+            of,
+            lambda layer, head, signs=signs: dose * np.outer(signs, key[layer, head // group]),
+            at,
+            keep=1.0,
+        )
+        for cell, edits in {
+            (0, 0): {},
+            (dose, 0): {"q": q},
+            (0, dose): {"k": k},
+            (dose, dose): {"q": q, "k": k},
+        }.items():
             got = data.sel(query_coefficient=cell[0], key_coefficient=cell[1]).isel(prompt=i)
-            np.testing.assert_allclose(got.log_prob_true, log_softmax(by_hand.run(e.ids, **edits).logits)[e.true_id], **NEAR)
+            np.testing.assert_allclose(
+                got.log_prob_true,
+                log_softmax(by_hand.run(e.ids, **edits).logits)[e.true_id],
+                **NEAR,
+            )

@@ -19,28 +19,46 @@ def test_pairs_differ_in_what_their_kind_says_and_in_nothing_else():
     assert len(pairs) == 3 * 16
     for kind, base, source in pairs:
         (labels, texts, query), (others, source_texts, source_query) = parts(base), parts(source)
-        same = {"values": labels == others, "keys": texts == source_texts, "query": query == source_query}
+        same = {
+            "values": labels == others,
+            "keys": texts == source_texts,
+            "query": query == source_query,
+        }
         assert same == {part: part != kind for part in same}
         classes = [d.cls for d in base.prompt.demonstrations]
         assert (classes != [d.cls for d in source.prompt.demonstrations]) == (kind == "keys")
         assert all((a != b) == (kind == "values") for a, b in zip(labels, others, strict=True))
-        assert base.prompt.true_label != source.prompt.true_label and base.label_positions == source.label_positions
+        assert (
+            base.prompt.true_label != source.prompt.true_label
+            and base.label_positions == source.label_positions
+        )
         assert source_query not in source_texts
 
 
 def test_pairs_whose_positions_differ_are_dropped_and_texts_of_one_length_leave_none():
-    texts = {"a": [*(f"a{i} a{i}" for i in range(4)), *tiny_blocks.TEXTS["a"][4:]], "b": tiny_blocks.TEXTS["b"]}
+    texts = {
+        "a": [*(f"a{i} a{i}" for i in range(4)), *tiny_blocks.TEXTS["a"][4:]],
+        "b": tiny_blocks.TEXTS["b"],
+    }
     pairs = pairs_of(tiny_blocks.blocks(6, texts), tiny_blocks.tokenizer())
     assert 0 < len(pairs) < 72 and all(base.last == source.last for _, base, source in pairs)
     of_one_length = texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], texts)
     assert of_one_length == {"a": texts["a"][4:], "b": texts["b"]}
     assert len(pairs_of(tiny_blocks.blocks(6, of_one_length), tiny_blocks.tokenizer())) == 72
-    assert texts_of_one_length(tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], {**texts, "b": ["b1 b2"] * 9}) == {}
+    assert (
+        texts_of_one_length(
+            tiny_blocks.tokenizer(), tiny_blocks.FORM, ["a/b"], {**texts, "b": ["b1 b2"] * 9}
+        )
+        == {}
+    )
     refused("not whole", pairs_of, tiny_blocks.blocks(2)[:-1], tiny_blocks.tokenizer())
 
 
 def test_pairs_and_heads_that_do_not_fit_are_refused():
     model, (e, *_) = tiny("gpt2"), tiny_blocks.blocks(1)
-    for other in (replace(e, label_positions=(1, 2, 3, 4)), replace(e, label_ids={"foo": 2, "bar": 9})):
+    for other in (
+        replace(e, label_positions=(1, 2, 3, 4)),
+        replace(e, label_ids={"foo": 2, "bar": 9}),
+    ):
         refused("same positions", interchanges, model, [Pair("keys", e, other)], {"one": [(0, 0)]})
     refused("head 9-0", interchanges, model, [Pair("keys", e, e)], {"one": [(9, 0)]})

@@ -1,4 +1,5 @@
-"""Intervals by numbers that can be checked by hand, against slow sums, and by how often they hold the truth."""
+"""Intervals by numbers that can be checked by hand, against slow sums, and by how often they hold
+the truth."""
 
 import numpy as np
 import pytest
@@ -27,14 +28,20 @@ def test_with_one_factor_it_is_students_t_over_cluster_means():
 
 
 def slow_variances(values):
-    """Variances of the mean of class pairs' means with clusters of class pairs, label pairs, cells: sums over all pairs of prompts."""
+    """Variances of the mean of class pairs' means with clusters of class pairs, label pairs, cells:
+    sums over all pairs of prompts."""
     pair, labels, x = values.pair.values, values.labels.values, values.values
     weights = np.array([1 / (len(set(pair)) * (pair == p).sum()) for p in pair])
     residuals = weights * (x - weights @ x)
     out = []
     for clusters in (pair, labels, np.char.add(pair, labels)):
         n = len(set(clusters))
-        both = [a * b for a, c in zip(residuals, clusters, strict=True) for b, d in zip(residuals, clusters, strict=True) if c == d]
+        both = [
+            a * b
+            for a, c in zip(residuals, clusters, strict=True)
+            for b, d in zip(residuals, clusters, strict=True)
+            if c == d
+        ]
         out.append(sum(both) * n / (n - 1))
     return out
 
@@ -43,7 +50,9 @@ def slow_variances(values):
 def test_two_ways_equal_slow_sums_and_never_a_negative_variance(seed):
     rng = np.random.default_rng(seed)
     pair, labels = list("aabbccdda"), list(rng.permutation(list("xyzxyzxyz")))
-    effect = np.array([{"x": 1.0, "y": -1.0, "z": 0.0}[label] for label in labels]) if seed % 2 else 0.0
+    effect = (
+        np.array([{"x": 1.0, "y": -1.0, "z": 0.0}[label] for label in labels]) if seed % 2 else 0.0
+    )
     values = prompts(effect + rng.normal(size=9), pair, labels)
     of_pairs, of_labels, of_cells = slow_variances(values)
     both = of_pairs + of_labels - of_cells
@@ -59,14 +68,20 @@ def test_a_negative_variance_is_the_larger_one_way(first):
     of_pairs, of_labels, of_cells = slow_variances(values)
     assert of_pairs + of_labels < of_cells
     error = np.sqrt(max(of_pairs, of_labels))
-    np.testing.assert_allclose(mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error)
+    np.testing.assert_allclose(
+        mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error
+    )
 
 
 def test_equal_values_one_cluster_and_none():
     equal = mean(prompts([0.5, 0.5, 0.5], "abc", "xyx"))
     assert equal.low == equal.high == 0.5 and equal.p == 0
     single = mean(prompts([0.5, 0.7], "aa", "xy"))
-    assert single.estimate == 0.6 and np.isnan(single.low) and f"{single:.1f}" == "0.6 [no interval, n = 1]"
+    assert (
+        single.estimate == 0.6
+        and np.isnan(single.low)
+        and f"{single:.1f}" == "0.6 [no interval, n = 1]"
+    )
     none = mean(prompts([], "", ""))
     assert np.isnan(none.estimate) and f"{none}" == "no number"
     assert f"{mean(prompts([-0.001, 0.001, 0.0], 'abc', 'xxx')):+.2f}" == "+0.00 [+0.00, +0.00]"
@@ -74,12 +89,15 @@ def test_equal_values_one_cluster_and_none():
 
 @pytest.mark.parametrize("of_labels", [0.0, 1.0])
 def test_a_crossed_design_is_covered(of_labels):
-    """45 blocks of four prompts, as interventions have: random effects of 20 class pairs, 9 label pairs and blocks; truth 0."""
+    """45 blocks of four prompts, as interventions have: random effects of 20 class pairs, 9 label
+    pairs and blocks; truth 0."""
     rng, runs, hits = np.random.default_rng(0), 1000, 0
     for _ in range(runs):
         pair = np.arange(45) % 20
         labels = np.concatenate([rng.permutation(9) for _ in range(5)])
-        effect = rng.normal(size=20)[pair] + of_labels * rng.normal(size=9)[labels] + rng.normal(size=45)
+        effect = (
+            rng.normal(size=20)[pair] + of_labels * rng.normal(size=9)[labels] + rng.normal(size=45)
+        )
         result = mean(prompts(np.repeat(effect, 4), np.repeat(pair, 4), np.repeat(labels, 4)))
         hits += result.low <= 0 <= result.high
     assert 0.93 <= hits / runs <= 0.97
@@ -89,10 +107,17 @@ def test_fieller_by_hand():
     """Means 2 and 5, variances and covariance 1/3, t = 4.3027 with two degrees of freedom."""
     part, whole = prompts([1, 2, 3], "abc", "xxx"), prompts([4, 5, 6], "abc", "xxx")
     square, linear, constant = 25 - 18.5128 / 3, 10 - 18.5128 / 3, 4 - 18.5128 / 3
-    by_hand = [(linear + sign * np.sqrt(linear**2 - square * constant)) / square for sign in (-1, 1)]
+    by_hand = [
+        (linear + sign * np.sqrt(linear**2 - square * constant)) / square for sign in (-1, 1)
+    ]
     result = ratio(part, whole)
-    np.testing.assert_allclose([result.estimate, result.low, result.high], [0.4, *by_hand], atol=1e-5)
-    for bound in (result.low, result.high):  # what defines them: there part - bound x whole is just clear of zero
+    np.testing.assert_allclose(
+        [result.estimate, result.low, result.high], [0.4, *by_hand], atol=1e-5
+    )
+    for bound in (
+        result.low,
+        result.high,
+    ):  # what defines them: there part - bound x whole is just clear of zero
         assert mean(part - bound * whole).p == pytest.approx(0.05)
     for bound in (result.low90, result.high90):
         assert mean(part - bound * whole).p == pytest.approx(0.1)
@@ -102,7 +127,10 @@ def test_fieller_by_hand():
 def test_a_share_of_what_may_be_zero_has_no_number():
     whole = prompts([1.0, -0.5, 0.2], "abc", "xxx")
     result = ratio(whole / 2, whole)
-    assert np.isnan([result.estimate, result.low, result.high]).all() and f"{result:.0%}" == "no number"
+    assert (
+        np.isnan([result.estimate, result.low, result.high]).all()
+        and f"{result:.0%}" == "no number"
+    )
     assert np.isnan(ratio(whole, -5 - whole).estimate)  # below zero it is no whole either
     exact = ratio(prompts([1, 2, 3], "abc", "xyx") / 4, prompts([1, 2, 3], "abc", "xyx") + 10)
     assert exact.low < exact.estimate < exact.high
@@ -127,7 +155,10 @@ def test_means_of_many_equal_the_mean_of_each():
         (prompts([1.0, np.inf, 2.0], "abc", "xxx"), "1 of 3"),
         (prompts([np.nan] * 3, "abc", "xxx"), "all values are missing"),
         (prompts([1.0, 2.0], "ab", "xx").drop_vars("labels"), "without the coordinate 'labels'"),
-        (prompts([1.0, 2.0], "ab", "xx").expand_dims(layer=3), r"over \(layer, prompt\), wanted \(prompt\)"),
+        (
+            prompts([1.0, 2.0], "ab", "xx").expand_dims(layer=3),
+            r"over \(layer, prompt\), wanted \(prompt\)",
+        ),
     ],
 )
 def test_what_has_no_interval_is_refused(values, message):

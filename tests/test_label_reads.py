@@ -12,5 +12,10 @@ def test_what_cannot_be_read_is_refused():
     refused("head 9-0 is not in gpt2", label_reads, model, encoded[:1], [Head(9, 0)])
     refused("different numbers of demonstrations", label_reads, model, encoded, [Head(0, 0)])
     e = encoded[0]
-    same = replace(e.prompt, demonstrations=tuple(replace(d, label=e.prompt.true_label) for d in e.prompt.demonstrations))
+    same = replace(
+        e.prompt,
+        demonstrations=tuple(
+            replace(d, label=e.prompt.true_label) for d in e.prompt.demonstrations
+        ),
+    )
     refused("lacks a true or a false", label_reads, model, [replace(e, prompt=same)], [Head(0, 0)])

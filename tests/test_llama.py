@@ -1,4 +1,5 @@
-"""Chapter 9 on Llamas that a user may bring: grouped and full key-value heads, tokenizers of both kinds of file."""
+"""Chapter 9 on Llamas that a user may bring: grouped and full key-value heads, tokenizers of both
+kinds of file."""
 
 import pandas as pd
 import pytest
@@ -23,8 +24,9 @@ def test_a_llama_stands_in_the_papers_figures(groups, tokenizer, monkeypatch, tm
     folder.mkdir()
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=600, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=groups, max_position_embeddings=512, bos_token_id=0, eos_token_id=0,
+        vocab_size=600, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=groups, max_position_embeddings=512,
+        bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer(folder)

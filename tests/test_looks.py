@@ -1,4 +1,5 @@
-"""What every head asks, sends and does: against slow references in float64, and on a model made by hand."""
+"""What every head asks, sends and does: against slow references in float64, and on a model made by
+hand."""
 
 from functools import cache
 from itertools import product
@@ -43,7 +44,11 @@ def reverse(weights, e, q):
     """The weights of position q with the two sums exchanged, label by label."""
     new = weights.clone()
     sides = [
-        [p for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True) if is_true == side and p < q]
+        [
+            p
+            for p, is_true in zip(e.label_positions, e.prompt.is_true, strict=True)
+            if is_true == side and p < q
+        ]
         for side in (True, False)
     ]
     if all(sides):
@@ -54,7 +59,8 @@ def reverse(weights, e, q):
 
 
 def sent_z(model, encoded):
-    """Of every prompt: its plain run, and contrast -> (layer, head) -> what that head feeds to W_O."""
+    """Of every prompt: its plain run, and contrast -> (layer, head) -> what that head feeds to
+    W_O."""
     plain, donors = [run(model, e) for e in encoded], donors_of(encoded)
     out = []
     for i, e in enumerate(encoded):
@@ -65,7 +71,9 @@ def sent_z(model, encoded):
             of_contrast["reversed"][layer, head] = z_of(model, weights, attention[2], head)
             for name in DONORS:
                 theirs = plain[donors[name][i]]["z"][layer][0, -1]
-                of_contrast[name][layer, head] = theirs[head * model.d_head : (head + 1) * model.d_head]
+                of_contrast[name][layer, head] = theirs[
+                    head * model.d_head : (head + 1) * model.d_head
+                ]
         out.append((plain[i], of_contrast))
     return out
 
@@ -73,12 +81,19 @@ def sent_z(model, encoded):
 def test_preferences_are_those_of_the_definition(model, small_batches):
     encoded, result = of_two_blocks(model.name)
     other = donors_of(encoded)["labels exchanged"]
-    preference = result.preference.transpose("query_of", "prompt", "layer", "head").sel(query_of=["own", "labels exchanged"]).values
+    preference = (
+        result.preference.transpose("query_of", "prompt", "layer", "head")
+        .sel(query_of=["own", "labels exchanged"])
+        .values
+    )
     runs = [run(model, e) for e in encoded]
     for i, e in enumerate(encoded):
         for layer, head in every_head(model):
             own, (their_query, *_) = runs[i]["attention"][layer], runs[other[i]]["attention"][layer]
-            expected = [preference_of(weights_of(model, own, head, e.last, query), e) for query in (None, their_query)]
+            expected = [
+                preference_of(weights_of(model, own, head, e.last, query), e)
+                for query in (None, their_query)
+            ]
             np.testing.assert_allclose(preference[:, i, layer, head], expected, **EXACT)
     own, exchanged = result.preference
     assert float(abs(own - exchanged).max()) > 1e-4
@@ -91,18 +106,26 @@ def test_effects_equal_whole_runs_with_plain_hooks(model, small_batches):
         plain, sent_of = sent[i]
         np.testing.assert_allclose(result.logit_difference[i], plain["difference"], **EXACT)
         for name in CONTRASTS:
-            effects = [result[variable].sel(contrast=name)[i].values for variable in ("effect", "direct_effect")]
+            effects = [
+                result[variable].sel(contrast=name)[i].values
+                for variable in ("effect", "direct_effect")
+            ]
             for layer, head in every_head(model):
                 change = put(model, [(layer, head)], sent_of[name])
                 total = run(model, encoded[i], change)
-                direct = run(model, encoded[i], lambda at, *_: change(at, plain["z"][at].clone(), None), plain["ffn"])  # noqa: B023
+                own = lambda at, *_: change(at, plain["z"][at].clone(), None)  # noqa: B023, E731
+                direct = run(model, encoded[i], own, plain["ffn"])
                 for effect, other in zip(effects, (total, direct), strict=True):
-                    np.testing.assert_allclose(effect[layer, head], plain["difference"] - other["difference"], **EXACT)
+                    np.testing.assert_allclose(
+                        effect[layer, head], plain["difference"] - other["difference"], **EXACT
+                    )
     assert float(abs(result.effect - result.direct_effect).max()) > 1e-4
 
 
 def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_positions(model):
-    encoded = tiny_blocks.blocks(1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()})
+    encoded = tiny_blocks.blocks(
+        1, texts={cls: [f"{w} {w}" for w in words] for cls, words in tiny_blocks.TEXTS.items()}
+    )
     result = looks(model, encoded, senders=1).logit_difference_all_reversed
     for i, (e, (plain, _)) in enumerate(zip(encoded, sent_z(model, encoded), strict=True)):
         start, stop = e.query_span
@@ -112,10 +135,14 @@ def test_all_heads_reversed_at_once_equals_a_loop_over_layers_heads_and_position
             def change(layer, z, attention, positions=positions, e=e, plain=plain):
                 for head, q in product(range(model.n_heads), positions):
                     weights = reverse(weights_of(model, plain["attention"][layer], head, q), e, q)
-                    z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(model, weights, attention[2], head)
+                    z[0, q, head * model.d_head : (head + 1) * model.d_head] = z_of(
+                        model, weights, attention[2], head
+                    )
                 return z
 
-            np.testing.assert_allclose(result.sel(reversed_position=name)[i], run(model, e, change)["difference"], **EXACT)
+            np.testing.assert_allclose(
+                result.sel(reversed_position=name)[i], run(model, e, change)["difference"], **EXACT
+            )
     assert len(np.unique(np.round(result, 6))) == result.size
 
 
@@ -146,7 +173,9 @@ def test_donors_differ_from_a_prompt_in_what_their_name_says():
 
 
 def test_labels_of_unequal_length_have_no_preference_with_exchanged_labels():
-    prompts = draw_blocks(1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS)
+    prompts = draw_blocks(
+        1, tiny_blocks.FORM, seed=0, pairs=["a/b"], labels=["foo/bar a1"], texts=tiny_blocks.TEXTS
+    )
     encoded = encode_all(prompts, tiny_blocks.tokenizer())
     result = looks(tiny("gpt2"), encoded)
     assert result.preference.sel(query_of="labels exchanged").isnull().all()
@@ -154,16 +183,27 @@ def test_labels_of_unequal_length_have_no_preference_with_exchanged_labels():
 
 
 def test_reversed_weights_by_hand():
-    # Positions: true label, other label, other label, a text, and a second true label that stands last.
-    places = Places(torch.tensor([[True, False, False, False, True]]), torch.tensor([[False, True, True, False, False]]))
-    rows = torch.tensor([[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64)
-    # The sums change places; what has nothing is given its sum evenly; equal sums stay. The position itself is no label before.
+    # Positions: true label, other label, other label, a text, and a second true label that stands
+    # last.
+    places = Places(
+        torch.tensor([[True, False, False, False, True]]),
+        torch.tensor([[False, True, True, False, False]]),
+    )
+    rows = torch.tensor(
+        [[0.5, 0.1, 0.1, 0.2, 0.1], [0.5, 0.0, 0.0, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]],
+        dtype=torch.float64,
+    )
+    # The sums change places; what has nothing is given its sum evenly; equal sums stay. The
+    # position itself is no label before.
     expected = torch.tensor(
-        [[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]], dtype=torch.float64
+        [[0.2, 0.25, 0.25, 0.2, 0.1], [0.0, 0.25, 0.25, 0.2, 0.3], [0.3, 0.1, 0.2, 0.4, 0.0]],
+        dtype=torch.float64,
     )
     result = torch.cat([reversed_weights(row[None, None, None], places)[0, 0] for row in rows])
     torch.testing.assert_close(result, expected)
-    early = torch.tensor([[[[0.6, 0.4, 0.0]]]])  # the last of three positions, and no true label before it but one
+    early = torch.tensor(
+        [[[[0.6, 0.4, 0.0]]]]
+    )  # the last of three positions, and no true label before it but one
     one_class = Places(torch.tensor([[True, False, False]]), torch.tensor([[False, False, True]]))
     torch.testing.assert_close(reversed_weights(early, one_class), early)
 
@@ -173,7 +213,10 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
     model, encoded = tiny(kind), tiny_blocks.blocks(1)
     with torch.no_grad():  # no query of layer 0: its heads look at everything alike
         if kind == "gpt2":
-            for x in (model.part(0, "attention").c_attn.weight, model.part(0, "attention").c_attn.bias):
+            for x in (
+                model.part(0, "attention").c_attn.weight,
+                model.part(0, "attention").c_attn.bias,
+            ):
                 x[..., : model.d_model] = 0
         else:
             model.part(0, "attention").q_proj.weight.zero_()
@@ -184,11 +227,14 @@ def test_a_head_without_preference_moves_nothing_and_weights_turned_twice_are_pl
     plain, places = run(model, encoded[0]), places_of(encoded[:1])
     weights = {
         layer: torch.stack([torch.stack([
-            torch.nn.functional.pad(weights_of(model, plain["attention"][layer], head, q), (0, len(encoded[0].ids) - 1 - q))
+            torch.nn.functional.pad(weights_of(model, plain["attention"][layer], head, q),
+                                    (0, len(encoded[0].ids) - 1 - q))
             for q in range(len(encoded[0].ids))]) for head in range(model.n_heads)])[None]
         for layer in range(model.n_layers)
     }  # fmt: skip
-    twice = {layer: reversed_weights(reversed_weights(w, places), places) for layer, w in weights.items()}
+    twice = {
+        layer: reversed_weights(reversed_weights(w, places), places) for layer, w in weights.items()
+    }
     with edited(model, attend(every_head(model), twice, everywhere(encoded[:1]))):
         assert run(model, encoded[0])["difference"] == pytest.approx(plain["difference"], abs=1e-9)
 
@@ -200,7 +246,9 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     own, other = result.preference.mean("prompt")
     text, label = (own + other) / 2, (own - other) / 2
     effect, direct = result.effect.mean("prompt"), result.direct_effect.mean("prompt")
-    comparer, idle, writer, suppressor = (dict(layer=layer, head=head) for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1)))
+    comparer, idle, writer, suppressor = (
+        dict(layer=layer, head=head) for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1))
+    )
 
     for head in (comparer, idle):
         assert text.sel(head) > 0.9 and abs(label.sel(head)) < 0.01
@@ -208,10 +256,18 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
         assert label.sel(head) > 0.9 and abs(text.sel(head)) < 0.01
     assert abs(effect.sel(idle)).max() < 1e-9  # it looks, and does nothing
     c = effect.sel(contrast="reversed")
-    assert c.sel(comparer) > 1.5 * choice and c.sel(writer) > 1.5 * choice and c.sel(suppressor) < -0.5 * choice
+    assert (
+        c.sel(comparer) > 1.5 * choice
+        and c.sel(writer) > 1.5 * choice
+        and c.sel(suppressor) < -0.5 * choice
+    )
     assert abs(direct.sel(comparer)).max() < 0.01 * choice  # all is passed on
-    np.testing.assert_allclose(direct.sel(writer), effect.sel(writer), rtol=0, atol=1e-9)  # nothing follows
-    assert effect.sel(contrast="labels exchanged", **comparer) > 1.5 * choice  # it sends which label
+    np.testing.assert_allclose(
+        direct.sel(writer), effect.sel(writer), rtol=0, atol=1e-9
+    )  # nothing follows
+    assert (
+        effect.sel(contrast="labels exchanged", **comparer) > 1.5 * choice
+    )  # it sends which label
     assert abs(effect.sel(contrast="texts exchanged", **comparer)) < 0.01 * choice  # and not where
 
     senders = list(zip(result.sender_layer.values, result.sender_head.values, strict=True))
@@ -221,5 +277,7 @@ def test_a_planted_relay_and_a_planted_suppressor_are_found():
     assert by_queries == pytest.approx(1, abs=0.03)
 
     at = result.logit_difference_all_reversed.mean("prompt")
-    assert at.sel(reversed_position="last position") < -0.9 * choice  # all of the choice is decided there
+    assert (
+        at.sel(reversed_position="last position") < -0.9 * choice
+    )  # all of the choice is decided there
     assert at.sel(reversed_position="query's text") > 0.99 * choice

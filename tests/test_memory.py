@@ -1,4 +1,5 @@
-"""A batch that does not fit in memory: halved until it does, then one line; with a memory that we make small."""
+"""A batch that does not fit in memory: halved until it does, then one line; with a memory that we
+make small."""
 
 import gc
 import weakref
@@ -12,7 +13,9 @@ from towerlab.model import capture, memory
 from towerlab.prompts.prompt import batches
 
 ERRORS = [
-    RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried to"
+    ),
     torch.OutOfMemoryError("CUDA out of memory. Tried to"),
     MemoryError(),
     RuntimeError("MPS: out of memory"),
@@ -37,7 +40,9 @@ def prompts(n):
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
-@pytest.mark.parametrize("most, sizes", [(8, [8, 8, 5]), (3, [8, 4, *[2] * 10, 1]), (1, [8, 4, 2, *[1] * 21])])
+@pytest.mark.parametrize(
+    "most, sizes", [(8, [8, 8, 5]), (3, [8, 4, *[2] * 10, 1]), (1, [8, 4, 2, *[1] * 21])]
+)
 def test_a_batch_is_halved_until_it_fits_and_later_ones_are_no_larger(error, most, sizes):
     attempts = []
     results = list(memory.in_memory(small(most, error, attempts), prompts(21)))
@@ -49,7 +54,9 @@ def test_a_batch_is_halved_until_it_fits_and_later_ones_are_no_larger(error, mos
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
 def test_one_prompt_that_does_not_fit_is_one_line(error):
     refused(
-        "a prompt of 14 tokens does not fit in memory: take a smaller k", list, memory.in_memory(small(0, error, []), prompts(5))
+        "a prompt of 14 tokens does not fit in memory: take a smaller k",
+        list,
+        memory.in_memory(small(0, error, []), prompts(5)),
     )
 
 
@@ -82,7 +89,11 @@ def test_captures_and_heads_are_the_same_in_small_memory(kind, monkeypatch):
     model, encoded, sizes = tiny(kind), random_prompts(7, lengths=(14,)), []
 
     def results():
-        logits = {i: c.logits[row] for c in capture.captures(model, encoded) for row, i in enumerate(c.index)}
+        logits = {
+            i: c.logits[row]
+            for c in capture.captures(model, encoded)
+            for row, i in enumerate(c.index)
+        }
         return torch.stack([logits[i] for i in range(7)]), heads(model, encoded)
 
     whole, forward = results(), model.blocks[-1].forward

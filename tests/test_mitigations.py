@@ -13,12 +13,19 @@ SETS = {"some": [Head(0, 1), Head(1, 0)], "one": [Head(1, 1)]}
 
 
 def measured(model, encoded, sets=SETS):
-    return remedied(model, encoded, sets, {"as it is": lambda prompt: prompt}, lambda _: encoded).sel(change="as it is")
+    return remedied(
+        model, encoded, sets, {"as it is": lambda prompt: prompt}, lambda _: encoded
+    ).sel(change="as it is")
 
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [("bar bar foo", ("foo", 2.0)), ("foo bar foo foo", ("bar", 3.0)), ("foo bar", (None, 1.0)), ("foo", (None, 1.0))],
+    [
+        ("bar bar foo", ("foo", 2.0)),
+        ("foo bar foo foo", ("bar", 3.0)),
+        ("foo bar", (None, 1.0)),
+        ("foo", (None, 1.0)),
+    ],
 )
 def test_the_minority_by_hand(labels, expected):
     demonstrations = tuple(Demonstration(f"w{i}", label) for i, label in enumerate(labels.split()))
@@ -34,12 +41,17 @@ def test_the_majority_shortcut_is_the_sum_of_its_subheads(model, monkeypatch):
         x = slow.resid_final + 0.5 * 2 * sum(slow.position(layer, head, 5) for layer, head in heads)
         logits = model.hf.get_output_embeddings()(model.final_norm(x)).log_softmax(-1)
         at = result.sel(remedy="remedy").isel(heads=i)
-        assert float(at["log_prob_true"][0]) == pytest.approx(float(logits[encoded[0].true_id]), abs=1e-9)
-    assert abs(result.sel(remedy="remedy") - result.sel(remedy="none"))["log_prob_true"].min() > 1e-4
+        assert float(at["log_prob_true"][0]) == pytest.approx(
+            float(logits[encoded[0].true_id]), abs=1e-9
+        )
+    assert (
+        abs(result.sel(remedy="remedy") - result.sel(remedy="none"))["log_prob_true"].min() > 1e-4
+    )
 
 
 def free_weights(model, slow, ids, layer, head):
-    """Weights of the last position from queries and keys made by the stock modules, without any position."""
+    """Weights of the last position from queries and keys made by the stock modules, without any
+    position."""
     x = slow.normed[layer]
     if model.architecture.positions == "learned":
         embedded = model.hf.transformer.wpe.weight[: len(ids)]
@@ -57,7 +69,9 @@ def test_the_recency_shortcut_is_that_of_hooks_layer_by_layer(model, share, monk
     result = measured(model, encoded).sel(remedy="remedy")
     for i, e in enumerate(encoded):
         handles, added = [], []
-        for layer, head in SETS["some"]:  # the second layer is read in the model whose first layer is changed
+        for layer, head in SETS[
+            "some"
+        ]:  # the second layer is read in the model whose first layer is changed
             slow = Reference(model, e.ids, added)
             hidden = model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states
             slow.streams = [h[0] for h in hidden]

@@ -1,4 +1,5 @@
-"""Models and settings do not take one another's place: fingerprints and settings, not names, say what is what."""
+"""Models and settings do not take one another's place: fingerprints and settings, not names, say
+what is what."""
 
 import shutil
 from pathlib import Path
@@ -21,14 +22,27 @@ def other_model(folder: Path) -> Path:
 
 def run(model, out, **settings) -> Run:
     return Run(
-        Settings.of({"model": str(model), "out": str(out), "blocks": 2, "locate": 2, "k": 1, "separator": "space"} | settings)
+        Settings.of(
+            {
+                "model": str(model),
+                "out": str(out),
+                "blocks": 2,
+                "locate": 2,
+                "k": 1,
+                "separator": "space",
+            }
+            | settings
+        )
     )
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "mini-gpt2"])
 def test_a_folder_called_like_a_recorded_or_shipped_model_has_a_name_of_its_own(name, tmp_path):
     own = run(other_model(tmp_path / name), tmp_path / "out")
-    assert own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}" and own.name not in recorded.recorded_models()
+    assert (
+        own.name == f"{name}--{own.fingerprint.split('@')[1][:6]}"
+        and own.name not in recorded.recorded_models()
+    )
     assert Laboratory(own.settings).name == own.name
     assert run(name, tmp_path / "out").name == Laboratory(Settings(model=name)).name == name
 
@@ -44,8 +58,13 @@ def test_two_checkpoints_of_one_name_stand_side_by_side(tmp_path):
     out = tmp_path / "out"
     for model in (a, b):
         run(model, out).measured("forms")
-    fingerprints = {p.parents[1].name: store.load(p).data.attrs["fingerprint"] for p in out.rglob("forms.nc")}
-    assert fingerprints == {of.name: of.fingerprint for of in (run(a, out), run(b, out))} and len(fingerprints) == 2
+    fingerprints = {
+        p.parents[1].name: store.load(p).data.attrs["fingerprint"] for p in out.rglob("forms.nc")
+    }
+    assert (
+        fingerprints == {of.name: of.fingerprint for of in (run(a, out), run(b, out))}
+        and len(fingerprints) == 2
+    )
     assert run(a, out).name == "checkpoint-1"
 
 
@@ -54,7 +73,14 @@ def test_settings_do_not_throw_away_the_work_of_others(tmp_path):
         return Run(Settings.of({"out": str(tmp_path)} | settings)).path(name).relative_to(tmp_path)
 
     assert str(path("heads")) == "mini-gpt2/words/heads.nc"
-    others = [{"seed": 1}, {"k": 2}, {"dtype": "bfloat16"}, {"labels": "foo/bar"}, {"blocks": 9}, {"seed": 2}]
+    others = [
+        {"seed": 1},
+        {"k": 2},
+        {"dtype": "bfloat16"},
+        {"labels": "foo/bar"},
+        {"blocks": 9},
+        {"seed": 2},
+    ]
     assert len({path("heads", **settings) for settings in ({}, *others)}) == 7
     assert path("forms", blocks=9) == path("forms")  # made from locating blocks alone
     assert path("heads", device="cuda", device_map="auto") == path("heads")

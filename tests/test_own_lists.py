@@ -1,4 +1,5 @@
-"""Lists of one's own: equal however they were saved, and what is wrong in them is told with file and line."""
+"""Lists of one's own: equal however they were saved, and what is wrong in them is told with file
+and line."""
 
 import csv
 import shutil
@@ -16,7 +17,14 @@ from twotowers.forms import Form
 from twotowers.paths import HOME
 from twotowers.settings import Settings
 
-READERS = (blocks.class_pairs, blocks.words, blocks.class_words, forms.label_pairs, sentences.class_pairs, sentences.class_texts)
+READERS = (
+    blocks.class_pairs,
+    blocks.words,
+    blocks.class_words,
+    forms.label_pairs,
+    sentences.class_pairs,
+    sentences.class_texts,
+)
 
 
 @pytest.fixture
@@ -49,7 +57,11 @@ def change(home, file, old, new, encoding="utf8"):
 def test_a_list_saved_in_another_way_is_the_same_list(home):
     change(home, "words/words.csv", "coffee,", "café,")
     before = store.texts("words")
-    for old, new, encoding in (("\n", "\r\n", "utf8"), ("\r\n", "\r", "utf8"), ("\r", "\n", "utf-8-sig")):
+    for old, new, encoding in (
+        ("\n", "\r\n", "utf8"),
+        ("\r\n", "\r", "utf8"),
+        ("\r", "\n", "utf-8-sig"),
+    ):
         path = home / "data/words/words.csv"
         path.write_bytes(path.read_bytes().decode("utf-8-sig").replace(old, new).encode(encoding))
         assert store.texts("words") == before
@@ -62,18 +74,47 @@ def test_a_list_saved_in_another_way_is_the_same_list(home):
 @pytest.mark.parametrize(
     "file, old, new, words",
     [
-        ("words/words.csv", "happy,", "hap\u200bpy,", r"words\.csv' is damaged \(line 5: it holds U\+200B \(ZERO WIDTH SPACE\)"),
+        (
+            "words/words.csv",
+            "happy,",
+            "hap\u200bpy,",
+            r"words\.csv' is damaged \(line 5: it holds U\+200B \(ZERO WIDTH SPACE\)",
+        ),
         ("words/words.csv", "happy,", "hap\u00adpy,", r"line 5: it holds U\+00AD \(SOFT HYPHEN\)"),
-        ("words/labels.csv", "foo,bar", "fo\u2060o,bar", r"labels\.csv' .*line 2: it holds U\+2060"),
-        ("sentences/own.csv", "by the lake", "by the\u00a0lake", r"own\.csv' .*line 2: it holds U\+00A0"),
+        (
+            "words/labels.csv",
+            "foo,bar",
+            "fo\u2060o,bar",
+            r"labels\.csv' .*line 2: it holds U\+2060",
+        ),
+        (
+            "sentences/own.csv",
+            "by the lake",
+            "by the\u00a0lake",
+            r"own\.csv' .*line 2: it holds U\+00A0",
+        ),
         ("words/words.csv", "happy,sentiment", "happy,senti/ment", r"line 5: class 'senti/ment'"),
-        ("words/words.csv", "happy,sentiment,1,0", "two,sentiment,1,0", r"'two' stands in line \d+, too, and is not marked"),
-        ("words/pairs.csv", "sentiment,number", "spam,ham", r"pairs\.csv' .*line 2: the class 'spam' has no word"),
+        (
+            "words/words.csv",
+            "happy,sentiment,1,0",
+            "two,sentiment,1,0",
+            r"'two' stands in line \d+, too, and is not marked",
+        ),
+        (
+            "words/pairs.csv",
+            "sentiment,number",
+            "spam,ham",
+            r"pairs\.csv' .*line 2: the class 'spam' has no word",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(home, file, old, new, words):
     change(home, file, old, new)
-    run = Run(Settings.of({"suite": "sentences" if "own" in file else "words", "k": 2, "separator": "space"}))
+    run = Run(
+        Settings.of(
+            {"suite": "sentences" if "own" in file else "words", "k": 2, "separator": "space"}
+        )
+    )
     refused(words, lambda: run.blocks(2, 1))
 
 
@@ -93,14 +134,19 @@ def own_sentences(home, classes, n=12):
     with (home / "data/sentences/own.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("class", "sentence"))
-        table.writerows((cls, f"This is sentence {i} of {cls}") for cls in classes for i in range(n))
+        table.writerows(
+            (cls, f"This is sentence {i} of {cls}") for cls in classes for i in range(n)
+        )
     forget()
 
 
 def test_pairs_are_those_of_the_classes_that_are_there(home, capfd):
     own_sentences(home, ("spam", "ham", "news", "science", "sport"))
     run = Run(Settings.of({"suite": "sentences", "k": 2, "separator": "space"}))
-    assert run.pairs == ("science/sport", "spam/ham") and "class news is left out" in capfd.readouterr().err
+    assert (
+        run.pairs == ("science/sport", "spam/ham")
+        and "class news is left out" in capfd.readouterr().err
+    )
     assert {prompt.dataset for prompt in run.blocks(4, 1)} == {*run.pairs}
     own_sentences(home, ("spam",))
     refused("one class alone, spam", getattr, Run(Settings.of({"suite": "sentences"})), "pairs")
@@ -109,9 +155,20 @@ def test_pairs_are_those_of_the_classes_that_are_there(home, capfd):
 def test_words_that_are_labels_too_and_small_classes_are_counted(home):
     texts = {"a": ["foo", "bar", "one", "two"], "b": ["x", "y", "z", "w"]}
     draw = dict(seed=0, pairs=["a/b"], labels=["foo/bar"], texts=texts)
-    assert len(blocks.draw_blocks(1, Form(1, "space"), seed=0, pairs=["a/b"], labels=["up/down"], texts=texts)) == 4
+    assert (
+        len(
+            blocks.draw_blocks(
+                1, Form(1, "space"), seed=0, pairs=["a/b"], labels=["up/down"], texts=texts
+            )
+        )
+        == 4
+    )
     refused(
-        "needs 3 texts of the class a, there are 2 beside those that are labels", blocks.draw_blocks, 1, Form(1, "space"), **draw
+        "needs 3 texts of the class a, there are 2 beside those that are labels",
+        blocks.draw_blocks,
+        1,
+        Form(1, "space"),
+        **draw,
     )
 
 
@@ -127,4 +184,7 @@ def test_a_notebook_that_does_not_say_what_it_reads_is_refused(tmp_path):
 
 def test_a_page_without_evidence_says_how_to_make_it(home, monkeypatch):
     monkeypatch.delenv("TWOTOWERS_EVIDENCE", raising=False)
-    refused("no chapter has written evidence yet .*_build/evidence': run `make book`", pages.all_evidence)
+    refused(
+        "no chapter has written evidence yet .*_build/evidence': run `make book`",
+        pages.all_evidence,
+    )

@@ -1,4 +1,5 @@
-"""Look at every page of the book that `make book` has built, in a headless browser that reaches no other host."""
+"""Look at every page of the book that `make book` has built, in a headless browser that reaches no
+other host."""
 
 import contextlib
 import csv
@@ -18,15 +19,21 @@ from tags import Page
 from twotowers import claims, evidence
 
 HTML, PAGES = ROOT / "_build/html", "[!_]*/*.html"
-needs_book = pytest.mark.skipif(not (HTML / "index.html").is_file(), reason="a built book: make book")
-DRAWN = """() => [...document.querySelectorAll('div.chart')].every(e => e.querySelector('svg.marks'))
+needs_book = pytest.mark.skipif(
+    not (HTML / "index.html").is_file(), reason="a built book: make book"
+)
+DRAWN = """() =>
+  [...document.querySelectorAll('div.chart')].every(e => e.querySelector('svg.marks'))
   && [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"""
-TEXT = """() => [...document.querySelectorAll('div.chart svg .role-axis text')].map(e => e.getBoundingClientRect().height)"""
-FOLDED = """() => [...document.querySelectorAll('details.above-input')].filter(e => e.checkVisibility()).length"""
+TEXT = """() => [...document.querySelectorAll('div.chart svg .role-axis text')]
+  .map(e => e.getBoundingClientRect().height)"""
+FOLDED = """() => [...document.querySelectorAll('details.above-input')]
+  .filter(e => e.checkVisibility()).length"""
 LOOK = r"""() => {
   const faults = [];
   const rgb = (colour) => (colour.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
-  const light = (c) => c.slice(0, 3).map(v => v / 255).map(v => v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  const light = (c) => c.slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   function behind(element) {
     for (let e = element; e; e = e.parentElement) {
@@ -37,9 +44,12 @@ LOOK = r"""() => {
   }
   for (const chart of document.querySelectorAll('div.chart')) {
     const name = chart.dataset.name;
-    if (!chart.querySelector('svg.marks .role-mark *')) faults.push(`${name} is not drawn: ${chart.textContent.slice(0, 200)}`);
-    if (!chart.querySelector('summary')?.checkVisibility()) faults.push(`${name} has no menu to save it`);
-    for (const text of chart.querySelectorAll('.role-axis text, .role-legend text, .role-title text')) {
+    if (!chart.querySelector('svg.marks .role-mark *'))
+      faults.push(`${name} is not drawn: ${chart.textContent.slice(0, 200)}`);
+    if (!chart.querySelector('summary')?.checkVisibility())
+      faults.push(`${name} has no menu to save it`);
+    const texts = '.role-axis text, .role-legend text, .role-title text';
+    for (const text of chart.querySelectorAll(texts)) {
       const [a, b] = [light(rgb(getComputedStyle(text).fill)), light(behind(chart))];
       const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
       if (contrast >= 4.5) continue;
@@ -48,15 +58,18 @@ LOOK = r"""() => {
     }
   }
   for (const formula of document.querySelectorAll('.math')) {
-    if (!formula.querySelector('mjx-container') || formula.querySelector('mjx-merror, [data-mjx-error]'))
+    if (!formula.querySelector('mjx-container')
+        || formula.querySelector('mjx-merror, [data-mjx-error]'))
       faults.push(`formula is not drawn: ${formula.textContent.slice(0, 100)}`);
   }
   for (const image of document.querySelectorAll('.bd-article img')) {
     if (!image.alt.trim()) faults.push(`image without description: ${image.src.slice(0, 100)}`);
-    if (image.complete && !image.naturalWidth) faults.push(`image not loaded: ${image.src.slice(0, 100)}`);
+    if (image.complete && !image.naturalWidth)
+      faults.push(`image not loaded: ${image.src.slice(0, 100)}`);
   }
   const width = Math.max(document.documentElement.scrollWidth, document.body.scrollWidth);
-  if (width > window.innerWidth) faults.push(`the page is ${width} wide in a window of ${window.innerWidth}`);
+  if (width > window.innerWidth)
+    faults.push(`the page is ${width} wide in a window of ${window.innerWidth}`);
   return faults;
 }"""
 
@@ -104,17 +117,22 @@ def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_no
 
 @needs_browser
 @needs_book
-@pytest.mark.parametrize(("words", "row"), [("figure 6", "figure-6"), ("figure 16", "figure-16"), ("table 2", "table-2"),
-                                            ("87.6", "twelve-heads"), ("EMNLP table 3", "EMNLP-table-3")])  # fmt: skip
+@pytest.mark.parametrize(("words", "row"),
+                         [("figure 6", "figure-6"), ("figure 16", "figure-16"),
+                          ("table 2", "table-2"),
+                                            ("87.6", "twelve-heads"),
+                          ("EMNLP table 3", "EMNLP-table-3")])  # fmt: skip
 def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
     with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
         page.wait_for_selector("#search-results li a", timeout=20_000)
         page.wait_for_function(
-            "() => /finished|found/i.test(document.querySelector('.search-summary')?.textContent)", timeout=20_000
+            "() => /finished|found/i.test(document.querySelector('.search-summary')?.textContent)",
+            timeout=20_000,
         )
         page.click("#search-results li a")
         page.wait_for_selector(f"#row-{row}", state="attached")
-        leads = f"() => document.querySelector('#row-{row}').closest('tr').contains(document.querySelector(':target'))"
+        leads = f"""() => document.querySelector('#row-{row}').closest('tr')
+          .contains(document.querySelector(':target'))"""
         page.wait_for_function(leads, timeout=20_000)
 
 
@@ -126,27 +144,38 @@ def test_the_first_screen_shows_answer_findings_and_doors(width, height, mode, h
     with browser(f"{home}book/intro.html", width, height, home, color_scheme=mode) as page:
         page.on("request", lambda request: asked.append(request.url))
         page.reload()
-        ends = {part: page.locator(f".first-{part}").evaluate("e => e.getBoundingClientRect().bottom")
+        ends = {part: page.locator(f".first-{part}")
+                .evaluate("e => e.getBoundingClientRect().bottom")
                 for part in ("says", "findings", "doors")}  # fmt: skip
         check_screen(page, "#first", width)
         fragment = page.locator("#first").evaluate("e => e.outerHTML")
-        assert page.locator(".first-doors a").evaluate_all("all => all.map((a) => a.getAttribute('href'))") == [
-            "tinker.html", "figure-by-figure.html", "#run"]  # fmt: skip
+        doors = page.locator(".first-doors a")
+        leads = doors.evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+        assert leads == ["tinker.html", "figure-by-figure.html", "#run"]
         described = page.get_attribute("meta[name=description]", "content")
         assert described == page.get_attribute("meta[property='og:description']", "content")
         assert "two towers" in page.get_attribute("meta[property='og:title']", "content")
-        assert page.locator("meta[property='og:image']").count() == 0  # the book has no address of its own
+        assert (
+            page.locator("meta[property='og:image']").count() == 0
+        )  # the book has no address of its own
     assert max(ends.values()) <= height, ends
     assert not [url for url in asked if "tinker" in url]
-    files = [fragment.encode(), *((HTML / f"_static/book/first.{kind}").read_bytes() for kind in ("js", "css"))]
+    files = [
+        fragment.encode(),
+        *((HTML / f"_static/book/first.{kind}").read_bytes() for kind in ("js", "css")),
+    ]
     assert sum(len(gzip.compress(file)) for file in files) < 90_000
-    assert re.search(r"<b>\d+ of \d+</b> results of the paper", fragment) and "Not tested" in fragment
+    assert (
+        re.search(r"<b>\d+ of \d+</b> results of the paper", fragment) and "Not tested" in fragment
+    )
 
 
 SHOWN = """() => ({
-  parts: [...document.querySelectorAll('.first-live rect')].map((rect) => +rect.getAttribute('width')),
+  parts: [...document.querySelectorAll('.first-live rect')]
+    .map((rect) => +rect.getAttribute('width')),
   text: document.querySelector('.first-says').textContent,
-  rows: [...document.querySelectorAll('.first-live tbody tr')].map((row) => row.innerText.replace(/\\s+/g, ' ')),
+  rows: [...document.querySelectorAll('.first-live tbody tr')]
+    .map((row) => row.innerText.replace(/\\s+/g, ' ')),
 })"""
 
 
@@ -154,16 +183,23 @@ SHOWN = """() => ({
 @needs_book
 def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_computed(home):
     with browser(f"{home}book/intro.html", home=home, java_script_enabled=False) as page:
-        assert page.locator(".first-says").is_visible() and not page.locator(".first-buttons").is_visible()
+        assert (
+            page.locator(".first-says").is_visible()
+            and not page.locator(".first-buttons").is_visible()
+        )
         lines = page.locator(".first-live noscript li")
         assert lines.count() == 3 and lines.first.is_visible()
-        computed = [re.findall(r"“(.+?)” \((\d+%)\)", line)[-1] for line in lines.all_text_contents()]
+        computed = [
+            re.findall(r"“(.+?)” \((\d+%)\)", line)[-1] for line in lines.all_text_contents()
+        ]
     with browser(f"{home}book/intro.html", home=home) as page:
         static, buttons = page.evaluate(SHOWN), page.locator(".first-buttons button")
         buttons.first.focus()
         for i, (word, share) in enumerate(computed):
             page.keyboard.press("Enter" if i % 2 else "Space")
-            page.wait_for_function("(word) => document.querySelector('.first-says b').textContent === word", arg=word)
+            page.wait_for_function(
+                "(word) => document.querySelector('.first-says b').textContent === word", arg=word
+            )
             page.wait_for_selector(".first-live:not([aria-busy])")
             changed = page.evaluate(SHOWN)
             assert changed["rows"][-1].endswith(share) and changed["parts"] != static["parts"]
@@ -171,15 +207,24 @@ def test_each_button_of_the_first_screen_runs_the_model_which_says_what_python_c
             assert page.locator(".first-buttons [aria-pressed=true]").count() == 1
             page.keyboard.press("Tab")
         page.keyboard.press("Shift+Tab")
-        page.keyboard.press("Enter")  # a second press takes the change back: now the engine's numbers stand there
-        page.wait_for_function("(text) => document.querySelector('.first-says').textContent === text", arg=static["text"])
+        page.keyboard.press(
+            "Enter"
+        )  # a second press takes the change back: now the engine's numbers stand there
+        page.wait_for_function(
+            "(text) => document.querySelector('.first-says').textContent === text",
+            arg=static["text"],
+        )
         again = page.evaluate(SHOWN)
-        assert again["parts"] == pytest.approx(static["parts"], abs=2e-5) and again["rows"] == static["rows"]
+        assert (
+            again["parts"] == pytest.approx(static["parts"], abs=2e-5)
+            and again["rows"] == static["rows"]
+        )
         assert broken_rules(page) == []
 
 
 PICK = """() => {
-  const point = [...document.querySelectorAll('[data-name="fig-12-2"] .mark-symbol path')].find(path => path.__data__.datum.head);
+  const point = [...document.querySelectorAll('[data-name="fig-12-2"] .mark-symbol path')]
+    .find(path => path.__data__.datum.head);
   point.scrollIntoView({ block: 'center' });
   point.dispatchEvent(new MouseEvent('click', { bubbles: true }));
   return point.__data__.datum.head;
@@ -193,7 +238,9 @@ def test_a_head_that_is_clicked_is_marked_in_every_chart_and_a_link_opens_it(hom
         page.wait_for_function(DRAWN)
         head, line = page.evaluate(PICK), page.locator(".picked-head")
         assert f"Head {head} of " in line.text_content()
-        assert page.locator('[data-name="fig-12-1"] .picked').count() == 2  # its total and its direct effect
+        assert (
+            page.locator('[data-name="fig-12-1"] .picked').count() == 2
+        )  # its total and its direct effect
         line.locator("a").click()
         page.wait_for_selector("#heads.ready")
         assert page.evaluate("document.querySelector('.tinker-error')?.textContent ?? ''") == ""
@@ -211,7 +258,9 @@ def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
                 continue
             target = (page.parent / unquote(urlsplit(address).path)).resolve() if address else page
             if not target.exists() or (
-                fragment and target in pages and unquote(fragment) not in pages[target].values("id", "name")
+                fragment
+                and target in pages
+                and unquote(fragment) not in pages[target].values("id", "name")
             ):
                 wrong.append(f"{page.name}: {link}")
     assert wrong == []
@@ -219,15 +268,29 @@ def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
 
 @needs_book
 def test_every_finding_rests_on_its_verdicts():
-    """data/findings.csv names the verdicts under each sentence of the opening page and each finding of a chapter."""
-    rows, table = evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict(), claims.findings()
-    wrong = [tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict]
+    """data/findings.csv names the verdicts under each sentence of the opening page and each finding
+    of a chapter."""
+    rows, table = (
+        evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict(),
+        claims.findings(),
+    )
+    wrong = [
+        tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict
+    ]
     assert not wrong
     assert all((claim, "mini-gpt2") in rows for claim in table["claim"])
-    for page, sentences in table[table["page"] != "intro"].groupby("page")["sentence"].unique().items():
+    for page, sentences in (
+        table[table["page"] != "intro"].groupby("page")["sentence"].unique().items()
+    ):
         cells = json.loads((ROOT / f"book/{page}.ipynb").read_text("utf8"))["cells"]
-        text = [" ".join("".join(cell["source"]).split()) for cell in cells if cell["cell_type"] == "markdown"]
+        text = [
+            " ".join("".join(cell["source"]).split())
+            for cell in cells
+            if cell["cell_type"] == "markdown"
+        ]
         assert f"**Finding.** {sentences[0]}" in text[0]
-        assert all(sentence in " ".join(text) for sentence in sentences[1:])  # what was learnt, at the end
+        assert all(
+            sentence in " ".join(text) for sentence in sentences[1:]
+        )  # what was learnt, at the end
     with_claims = {row["chapter"] for row in csv.DictReader((ROOT / "data/claims.csv").open())}
     assert with_claims == {page.partition("-")[0].lstrip("0") for page in table["page"]} - {"intro"}

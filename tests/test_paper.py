@@ -1,4 +1,5 @@
-"""The paper's own protocol: its prompts by hand, every number against the slow reference, lists of heads in models of odd sizes."""
+"""The paper's own protocol: its prompts by hand, every number against the slow reference, lists of
+heads in models of odd sizes."""
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from towerlab.measure.chain import Run
 from towerlab.measure.conditions import attention_in
 from towerlab.measure.increases import increases
 from towerlab.measure.label_reads import label_reads
-from towerlab.measure.paper import encoded_sets, in_context_heads, random_partners, summed_up, with_readings
+from towerlab.measure.paper import (
+    encoded_sets,
+    in_context_heads,
+    random_partners,
+    summed_up,
+    with_readings,
+)
 from towerlab.model.token_text import Lexicon
 from towerlab.prompts import paper_sets
 from towerlab.prompts.paper_sets import CASE, CHANGES, paper_prompts
@@ -25,9 +32,24 @@ SETS = ("a/b", "b/a")
 
 @pytest.fixture
 def words(monkeypatch):
-    """Two classes of made-up words in place of the word lists; a tokenizer that knows each, and the words of the case."""
+    """Two classes of made-up words in place of the word lists; a tokenizer that knows each, and the
+    words of the case."""
     monkeypatch.setattr(paper_sets, "class_words", lambda: TEXTS)
-    return word_tokenizer(["<unk>", ":", "foo", "bar", *TEXTS["a"], *TEXTS["b"], "love", "like", "eight", "two", "one"])
+    return word_tokenizer(
+        [
+            "<unk>",
+            ":",
+            "foo",
+            "bar",
+            *TEXTS["a"],
+            *TEXTS["b"],
+            "love",
+            "like",
+            "eight",
+            "two",
+            "one",
+        ]
+    )
 
 
 def measured(model, encoded):
@@ -40,13 +62,25 @@ def encoded_of(tokenizer, n=2):
 
 def test_the_papers_prompts():
     prompts = paper_prompts("sentiment/number", 30)
-    assert all(p.cls == "number" and p.true_label == "foo" and p.is_true == (False, False, True, True) for p in prompts)
+    assert all(
+        p.cls == "number" and p.true_label == "foo" and p.is_true == (False, False, True, True)
+        for p in prompts
+    )
     assert {d.cls for p in prompts for d in p.demonstrations if d.label == "bar"} == {"sentiment"}
     assert all(len({p.query, *(d.text for d in p.demonstrations)}) == 5 for p in prompts)
-    assert paper_prompts("sentiment/number", 12) == prompts[:12]  # more of them are the same and others
+    assert (
+        paper_prompts("sentiment/number", 12) == prompts[:12]
+    )  # more of them are the same and others
     bar_first = CHANGES["true first, labels exchanged"](prompts[0])
-    assert bar_first.true_label == "bar" and [d.label for d in bar_first.demonstrations] == ["bar", "bar", "foo", "foo"]
-    assert [d.text for d in bar_first.demonstrations] == [prompts[0].demonstrations[i].text for i in (2, 3, 0, 1)]
+    assert bar_first.true_label == "bar" and [d.label for d in bar_first.demonstrations] == [
+        "bar",
+        "bar",
+        "foo",
+        "foo",
+    ]
+    assert [d.text for d in bar_first.demonstrations] == [
+        prompts[0].demonstrations[i].text for i in (2, 3, 0, 1)
+    ]
     assert CASE.text == "love : bar like : bar eight : foo two : foo one :"
     refused("needs 4 texts of the class 'nothing', there are 0", paper_prompts, "nothing/number", 1)
 
@@ -57,10 +91,19 @@ def test_sentence_sets_have_queries_and_demonstrations_of_their_own():
     assert paper_prompts("many", 12, texts=texts) == prompts[:12]
     shown, asked = {d.text for p in prompts for d in p.demonstrations}, {p.query for p in prompts}
     assert not shown & asked and len(shown) == 3 * 4 and len(asked) == 3 * 5
-    assert all(p.is_true == (False, False, True, True) and p.true_label == "foo" and p.dataset == "many" for p in prompts)
+    assert all(
+        p.is_true == (False, False, True, True) and p.true_label == "foo" and p.dataset == "many"
+        for p in prompts
+    )
     both = {(p.cls, p.demonstrations[0].cls) for p in prompts}
     assert len(both) == 6 and all(a != b for a, b in both)  # every pair of classes, either way
-    refused("needs 4 texts of the class 'few', there are 3", paper_prompts, "x", 1, texts={"few": "123", "b": "1234"})
+    refused(
+        "needs 4 texts of the class 'few', there are 3",
+        paper_prompts,
+        "x",
+        1,
+        texts={"few": "123", "b": "1234"},
+    )
 
 
 def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeypatch):
@@ -68,9 +111,14 @@ def test_published_sets_that_cannot_be_had_are_asked_for_again(tmp_path, monkeyp
     paper_sets.sentences.set_texts.cache_clear()  # of a test that had them
     run = Run(Settings(suite="published", prompts=1, out=str(tmp_path / "out")))
     assert "no published set of sentences can be had" in run.measured("paper").attrs["not_testable"]
-    monkeypatch.setattr("towerlab.prompts.sentences.set_texts", lambda name: {f"{name} {c}": list("abcdef") for c in "xy"})
+    monkeypatch.setattr(
+        "towerlab.prompts.sentences.set_texts",
+        lambda name: {f"{name} {c}": list("abcdef") for c in "xy"},
+    )
     monkeypatch.setattr(Run, "encode", lambda self, prompts: refuse("no room"))
-    assert "cannot read the paper's prompts: no room" in run.measured("paper").attrs["not_testable"]  # asked for again
+    assert (
+        "cannot read the paper's prompts: no room" in run.measured("paper").attrs["not_testable"]
+    )  # asked for again
     monkeypatch.setattr(Run, "encode", lambda self, prompts: refuse("another reason"))
     assert "no room" in run.measured("paper").attrs["not_testable"]  # a result, kept
 
@@ -83,11 +131,20 @@ def test_the_changes_say_what_their_names_say():
     prompt = paper_prompts("animal/country", 1)[0]
     of = {name: change(prompt) for name, change in CHANGES.items()}
     assert of["as it is"] == prompt
-    assert of["labels exchanged"].true_label == "bar" and of["labels exchanged"].is_true == prompt.is_true
-    assert [d.text for d in of["one true fewer"].demonstrations] == [d.text for d in prompt.demonstrations[:3]]
+    assert (
+        of["labels exchanged"].true_label == "bar"
+        and of["labels exchanged"].is_true == prompt.is_true
+    )
+    assert [d.text for d in of["one true fewer"].demonstrations] == [
+        d.text for d in prompt.demonstrations[:3]
+    ]
     assert of["true first"].is_true == (True, True, False, False)
     other = of["query of the other class"]
-    assert other.cls == "animal" and other.true_label == "bar" and other.query not in [d.text for d in prompt.demonstrations]
+    assert (
+        other.cls == "animal"
+        and other.true_label == "bar"
+        and other.query not in [d.text for d in prompt.demonstrations]
+    )
     orders = {of[name].order for name in CHANGES if of[name].true_label == "foo"} - {"FFT"}
     assert len(orders) == 6
 
@@ -98,49 +155,83 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words):
     assert list(data["word_set"].values) == list(SETS)
     reads = label_reads(model, encoded, [*map(Head.parse, data["named_head"].values)])
     for name in ("own_rank", "attention", "reading"):
-        assert (data[name].transpose("prompt", "named_head", "place").values == reads[name].values).all()
-    for name in SETS:  # the lists: sorted by hand, and a partner of the same layer that is no in-context head
+        assert (
+            data[name].transpose("prompt", "named_head", "place").values == reads[name].values
+        ).all()
+    for name in (
+        SETS
+    ):  # the lists: sorted by hand, and a partner of the same layer that is no in-context head
         mean = data["increase"].isel(prompt=(data["pair"] == name).values).mean("prompt").values
         listed = [Head.parse(of) for of in data["in_context_head"].sel(word_set=name).values]
         assert [mean[head] for head in listed] == sorted(mean.ravel(), reverse=True)[: len(listed)]
-        for head, partner in zip(listed, data["random_head"].sel(word_set=name).values, strict=True):
+        for head, partner in zip(
+            listed, data["random_head"].sel(word_set=name).values, strict=True
+        ):
             free = {h for h in range(model.n_heads) if (head.layer, h) not in listed}
-            assert Head.parse(partner) not in listed and (Head.parse(partner).layer == head.layer or not free)
+            assert Head.parse(partner) not in listed and (
+                Head.parse(partner).layer == head.layer or not free
+            )
 
 
 def test_sums_are_kept_of_some_heads_and_means_of_all(words):
-    data = attention_in(shared_tiny("gpt2"), encoded_of(words), CHANGES, lambda prompts: encode_all(prompts, words), "change")
+    data = attention_in(
+        shared_tiny("gpt2"),
+        encoded_of(words),
+        CHANGES,
+        lambda prompts: encode_all(prompts, words),
+        "change",
+    )
     few = summed_up(data, ["1-0", "0-1"])
-    by_hand = data["attention_true"].sel(change="true first").isel(prompt=slice(2, 4)).mean("prompt")
+    by_hand = (
+        data["attention_true"].sel(change="true first").isel(prompt=slice(2, 4)).mean("prompt")
+    )
     assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
-    assert (few["attention_other"].sel(named_head="0-1") == data["attention_other"].isel(layer=0, head=1)).all()
+    assert (
+        few["attention_other"].sel(named_head="0-1")
+        == data["attention_other"].isel(layer=0, head=1)
+    ).all()
 
 
 def test_the_case_by_hand(model, words, monkeypatch):
     encoded = encode_all([CASE], words)[0]
     heads = [Head(1, 0), Head(0, 1)]
-    lexicon = Lexicon(tuple(f"w{i}" for i in range(model.unembedding.vocabulary)), ("",) * model.unembedding.vocabulary)
+    lexicon = Lexicon(
+        tuple(f"w{i}" for i in range(model.unembedding.vocabulary)),
+        ("",) * model.unembedding.vocabulary,
+    )
     monkeypatch.setattr(Lexicon, "of", lambda *_: lexicon)
     data = case(model, encoded, heads).isel(prompt=0)
     slow = Reference(model, encoded.ids)
     for name, (layer, head) in zip(data["named_head"].values, heads, strict=True):
         for place, at in enumerate(encoded.label_positions):
             value, own = slow.value_output(layer, head, at), slow.attentions[layer][head, at]
-            for array, weight in ((data["place_increase"], own), (data["swept_increase"].isel(weight=13), WEIGHTS[13])):
+            for array, weight in (
+                (data["place_increase"], own),
+                (data["swept_increase"].isel(weight=13), WEIGHTS[13]),
+            ):
                 with_it, without = (
-                    log_prob(model, slow.resid_pre[layer] + v, encoded.true_id, "frozen", slow.scale) for v in (weight * value, 0)
+                    log_prob(
+                        model, slow.resid_pre[layer] + v, encoded.true_id, "frozen", slow.scale
+                    )
+                    for v in (weight * value, 0)
                 )
-                assert float(array.sel(named_head=name).isel(place=place)) == pytest.approx(float(with_it - without), abs=1e-9)
+                assert float(array.sel(named_head=name).isel(place=place)) == pytest.approx(
+                    float(with_it - without), abs=1e-9
+                )
     assert (data["swept_increase"].isel(weight=0) == 0).all()
 
 
 def test_models_of_odd_sizes_have_lists():
-    many = xr.DataArray(np.random.default_rng(0).normal(size=(2, 60, 50)), dims=("prompt", "layer", "head"))
+    many = xr.DataArray(
+        np.random.default_rng(0).normal(size=(2, 60, 50)), dims=("prompt", "layer", "head")
+    )
     assert len(in_context_heads(many)) == 20  # 3,000 heads
     one_layer = in_context_heads(many.isel(layer=[0], head=slice(4)))
     assert len(one_layer) == 4  # whatever their sign, and no more than there are
     assert random_partners(one_layer, 1, 4) == [None] * 4
-    assert random_partners([Head(0, 0), Head(0, 1)], 2, 2)[0].layer == 1  # none left in its layer: the nearest
+    assert (
+        random_partners([Head(0, 0), Head(0, 1)], 2, 2)[0].layer == 1
+    )  # none left in its layer: the nearest
 
 
 def test_a_model_that_cannot_read_the_prompts_is_not_testable(monkeypatch):

@@ -1,4 +1,5 @@
-"""The twelve heads and the two remedies on the paper's sets: every number against runs put together by hand."""
+"""The twelve heads and the two remedies on the paper's sets: every number against runs put together
+by hand."""
 
 import numpy as np
 import pytest
@@ -37,7 +38,10 @@ def encoded(monkeypatch):
 def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
     foo, bar = (xr.DataArray(np.zeros((8, 8)), dims=("layer", "head")) for _ in "ab")
     lost = foo.copy()
-    foo[0, :8], bar[0, :8] = np.linspace(3.0, 2.3, 8), np.linspace(2.0, 2.7, 8)  # mean 2.5, whichever
+    foo[0, :8], bar[0, :8] = (
+        np.linspace(3.0, 2.3, 8),
+        np.linspace(2.0, 2.7, 8),
+    )  # mean 2.5, whichever
     bar[0, 0] += 1  # the first by mean increase
     lost[7, :8] = np.arange(8.0)
     lost[:4] = np.nan
@@ -46,14 +50,23 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
     leaning = [float(foo[head] - bar[head]) for head in raise_foo + raise_bar[::-1]]
     assert leaning == sorted(leaning, reverse=True) and {*raise_foo, *raise_bar} == {*heads}
     many = xr.DataArray(np.random.default_rng(0).normal(size=(20, 20)), dims=("layer", "head"))
-    assert [len(of) for of in twelve({"foo": many, "bar": many}, many)] == [12, 6, 6]  # both lists alike: the first twelve
+    assert [len(of) for of in twelve({"foo": many, "bar": many}, many)] == [
+        12,
+        6,
+        6,
+    ]  # both lists alike: the first twelve
     assert len(twelve({"foo": many[:2, :2], "bar": many[:2, :2]}, many[:2, :2])[0]) == 2
 
 
 def test_heads_from_the_middle_layer_on_are_zeroed_alone(model, encoded):
     data = single_ablations(model, encoded[1], "all", 1)["log_prob_lost"]
     assert data[:, 0].isnull().all()
-    xr.testing.assert_allclose(data[:, 1:], single_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:], rtol=0, atol=1e-12)
+    xr.testing.assert_allclose(
+        data[:, 1:],
+        single_ablations(model, encoded[1], "all")["log_prob_lost"][:, 1:],
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded):
@@ -64,29 +77,46 @@ def test_what_they_attend_to_and_read_is_what_label_reads_says(model, encoded):
     assert data["named_head"].values.tolist() == ["1-1", "0-0"]
     for name, of in (("as it is", prompts), ("query of the other class", others)):
         expected = label_reads(model, of, heads, ranks=False)
-        assert np.allclose(data["attention"].sel(change=name).transpose("prompt", ...), expected["attention"])
+        assert np.allclose(
+            data["attention"].sel(change=name).transpose("prompt", ...), expected["attention"]
+        )
     assert np.allclose(data["flipped_log_prob_true"], expected["log_prob_true"])
     assert np.allclose(data["flipped_log_prob_other"], expected["log_prob_other"])
     assert np.allclose(data["reading"], label_reads(model, prompts, heads, ranks=False)["reading"])
-    assert all(other.prompt.true_label != e.prompt.true_label for other, e in zip(others, prompts, strict=True))
+    assert all(
+        other.prompt.true_label != e.prompt.true_label
+        for other, e in zip(others, prompts, strict=True)
+    )
 
 
 def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, encoded):
     encode, prompts = encoded
-    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, REMEDIED, encode)["attention_true"]
+    data = remedied(model, prompts, {"some": [Head(0, 1), Head(1, 0)]}, REMEDIED, encode)[
+        "attention_true"
+    ]
     for name in ("one true fewer", "TFFT"):
         for i, e in enumerate(encode([REMEDIED[name](e.prompt) for e in prompts])):
-            slow, at = Reference(model, e.ids), [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]
+            slow, at = (
+                Reference(model, e.ids),
+                [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true],
+            )
             for layer, head in ((0, 1), (1, 0)):
                 own = float(slow.attentions[layer][head, at].sum())
                 one = data.sel(change=name, named_head=f"{layer}-{head}").isel(prompt=i)
                 assert float(one.sel(remedy="none")) == pytest.approx(own, abs=1e-7)
                 if name == "one true fewer":
                     assert float(one.sel(remedy="remedy")) == pytest.approx(own, abs=1e-7)
-            slow.streams = [h[0] for h in model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states]
-            mixed = (slow.attentions[0][1, at].sum() + free_weights(model, slow, e.ids, 0, 1)[at].sum()) / 2
+            slow.streams = [
+                h[0]
+                for h in model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states
+            ]
+            mixed = (
+                slow.attentions[0][1, at].sum() + free_weights(model, slow, e.ids, 0, 1)[at].sum()
+            ) / 2
             if name == "TFFT":  # the first layer, whose input the remedy leaves as it is
-                assert float(data.sel(change=name, named_head="0-1", remedy="remedy")[i]) == pytest.approx(float(mixed), abs=1e-7)
+                assert float(
+                    data.sel(change=name, named_head="0-1", remedy="remedy")[i]
+                ) == pytest.approx(float(mixed), abs=1e-7)
 
 
 def test_sentences_have_no_words_of_the_other_class():

@@ -1,4 +1,5 @@
-"""One prompt taken apart, against the slow reference: the sum, another order, positions, neurons and what feeds them."""
+"""One prompt taken apart, against the slow reference: the sum, another order, positions, neurons
+and what feeds them."""
 
 import numpy as np
 import pytest
@@ -12,13 +13,21 @@ from twotowers.heads import Head
 
 
 def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
-    monkeypatch.setattr(module, "CANDIDATES", 10_000)  # all neurons, so that the search cannot miss one
+    monkeypatch.setattr(
+        module, "CANDIDATES", 10_000
+    )  # all neurons, so that the search cannot miss one
     encoded = random_prompts(1)[0]
     heads = [Head(1, 0), Head(0, 1)]
-    data, slow, word = parts(model, encoded, heads).isel(prompt=0), Reference(model, encoded.ids), encoded.true_id
+    data, slow, word = (
+        parts(model, encoded, heads).isel(prompt=0),
+        Reference(model, encoded.ids),
+        encoded.true_id,
+    )
     assert float(data["sum_error"]) < 1e-12
     length, width = len(encoded.ids), len(slow.coefficients[0])
-    biases = sum(model.output_bias(0) is not None for _ in range(1)) + (model.ffn_bias(0) is not None)
+    biases = sum(model.output_bias(0) is not None for _ in range(1)) + (
+        model.ffn_bias(0) is not None
+    )
     assert int(data["n_parts"]) == 1 + model.n_layers * (model.n_heads * length + width + biases)
     for layer, head in heads:
         vectors = [slow.head(layer, h) for h in range(model.n_heads)]
@@ -29,8 +38,12 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
         assert float(data["increase_last"][layer, head]) == pytest.approx(last, abs=1e-9)
     for position in range(length):
         by_hand = slow.increase(slow.resid_pre[1], slow.position(1, 0, position), word, "frozen")
-        assert float(data["position_increase"].sel(named_head="1-0")[position]) == pytest.approx(by_hand, abs=1e-9)
-    states = [x if model.parallel else x + a for x, a in zip(slow.resid_pre, slow.attention, strict=True)]
+        assert float(data["position_increase"].sel(named_head="1-0")[position]) == pytest.approx(
+            by_hand, abs=1e-9
+        )
+    states = [
+        x if model.parallel else x + a for x, a in zip(slow.resid_pre, slow.attention, strict=True)
+    ]
     every = sorted(
         ((slow.increase(states[layer], slow.neuron(layer, k), word, "frozen"), layer, k)
          for layer in range(model.n_layers) for k in range(width)), reverse=True,
@@ -43,8 +56,8 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
 
 
 def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
-    """The gate's input is linear in what was written before, with the norm's scale frozen: all heads' products plus those of the
-    embedding, FFN blocks and biases are the whole one."""
+    """The gate's input is linear in what was written before, with the norm's scale frozen: all
+    heads' products plus those of the embedding, FFN blocks and biases are the whole one."""
     from towerlab.model.capture import capture
     from towerlab.model.query_key import through_norm
 
@@ -59,8 +72,14 @@ def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):
         seen = layer if model.parallel else layer + 1
         rest = x - vectors[:seen].sum((0, 1))  # embedding, FFN blocks and biases, as one head more
         of_rest = module.from_heads(model, plain, rest.expand(1, 1, -1), layer, neuron)
-        bias = getattr(model.part(layer, "ffn_norm"), "bias", None) if model.architecture.ffn_norm else None
+        bias = (
+            getattr(model.part(layer, "ffn_norm"), "bias", None)
+            if model.architecture.ffn_norm
+            else None
+        )
         constant = 0 if bias is None else bias @ subkey
         if layer or not model.parallel:
-            assert float(of_heads.sum() + of_rest.sum() + constant) == pytest.approx(float(whole @ subkey), abs=1e-9)
+            assert float(of_heads.sum() + of_rest.sum() + constant) == pytest.approx(
+                float(whole @ subkey), abs=1e-9
+            )
         assert not of_heads[seen:].any() and torch.isfinite(of_heads).all()

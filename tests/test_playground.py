@@ -1,4 +1,5 @@
-"""The playground for running notebooks: its numbers against measurements and slow references, and its widgets."""
+"""The playground for running notebooks: its numbers against measurements and slow references, and
+its widgets."""
 
 from dataclasses import replace
 
@@ -26,7 +27,8 @@ ABLATED = (Head(0, 1), Head(1, 1))
 
 @pytest.fixture
 def model(tiny_model, float64):
-    """A tiny model with a tokenizer of words: those of the paper's example, and numbers for the rest."""
+    """A tiny model with a tokenizer of words: those of the paper's example, and numbers for the
+    rest."""
     words = ["?", ":", "foo", "bar", "love", "like", "eight", "two", "one", "river", "seven"]
     words += [str(i) for i in range(tiny_model.unembedding.vocabulary - len(words))]
     return replace(tiny_model, tokenizer=word_tokenizer(words))
@@ -39,10 +41,19 @@ def test_numbers_equal_those_of_the_measurements(model):
     table = effect.answer.set_index("token")
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
-            assert np.log(table.loc[label, when]) == pytest.approx(float(answers[name].sel(heads=which)), abs=1e-9)
+            assert np.log(table.loc[label, when]) == pytest.approx(
+                float(answers[name].sel(heads=which)), abs=1e-9
+            )
     weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ABLATED], 0)
-    assert effect.attention["before"].to_numpy() == pytest.approx(weights, abs=1e-6)  # kept in float32
-    assert list(effect.attention["demonstration"]) == ["1. love : bar", "2. like : bar", "3. eight : foo", "4. two : foo"]
+    assert effect.attention["before"].to_numpy() == pytest.approx(
+        weights, abs=1e-6
+    )  # kept in float32
+    assert list(effect.attention["demonstration"]) == [
+        "1. love : bar",
+        "2. like : bar",
+        "3. eight : foo",
+        "4. two : foo",
+    ]
 
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
@@ -72,13 +83,22 @@ def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
 
 def test_the_true_label_follows_the_querys_class():
     rows = [("love", "bar"), ("eight", "foo"), ("qwx", "baz")]
-    assert [true_label(rows, query) for query in ("one", "hate", "river", "qwx")] == ["foo", "bar", None, None]
-    assert true_label([*rows, ("two", "bar")], "one") is None  # demonstrations of its class do not agree
+    assert [true_label(rows, query) for query in ("one", "hate", "river", "qwx")] == [
+        "foo",
+        "bar",
+        None,
+        None,
+    ]
+    assert (
+        true_label([*rows, ("two", "bar")], "one") is None
+    )  # demonstrations of its class do not agree
 
 
 def test_a_push_is_a_row_of_the_grid_of_chapter_11(model):
     heads, query = push(model, CASE)
-    blocks = draw_blocks(BLOCKS, Form(2, "space"), seed=[0, 1], pairs=["sentiment/number"], labels=["foo/bar"])
+    blocks = draw_blocks(
+        BLOCKS, Form(2, "space"), seed=[0, 1], pairs=["sentiment/number"], labels=["foo/bar"]
+    )
     directions = class_directions(model, encode_all(blocks, model.tokenizer))
     encoded = encode(CASE, model.tokenizer)
     data = tower_grid(model, [encoded], {"these": (heads, directions)}, (0.0, 1.5))
@@ -91,12 +111,18 @@ def test_a_push_is_a_row_of_the_grid_of_chapter_11(model):
     with edited(model, steer(heads, vectors, None, torch.tensor([encoded.label_positions]))):
         given = run(model, encoded)["attention"]
     scores = [
-        given[layer].key[0, model.value_head(h)] @ (given[layer].query[0, h, -1] * given[layer].scaling + vectors[layer][0, h])
+        given[layer].key[0, model.value_head(h)]
+        @ (given[layer].query[0, h, -1] * given[layer].scaling + vectors[layer][0, h])
         for layer, h in heads
     ]
     weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]
     assert effect.attention["after"].to_numpy() == pytest.approx(weights.numpy(), abs=1e-6)
-    refused("two classes", explore, model, State(replace(CASE, demonstrations=CASE.demonstrations[2:] * 2, query="qwx"), dose=1.0))
+    refused(
+        "two classes",
+        explore,
+        model,
+        State(replace(CASE, demonstrations=CASE.demonstrations[2:] * 2, query="qwx"), dose=1.0),
+    )
 
 
 def test_widgets_change_the_numbers(model):
@@ -108,10 +134,19 @@ def test_widgets_change_the_numbers(model):
     play.fields["demonstrations"].value = "love : foo\ntwo : bar"
     assert play.state().prompt.true_label == "bar" and len(play.effect.attention) == 2
     last = play.effect
-    for field, value in (("query", ""), ("heads", "9-9"), ("heads", "x<b>"), ("demonstrations", "love")):
+    for field, value in (
+        ("query", ""),
+        ("heads", "9-9"),
+        ("heads", "x<b>"),
+        ("demonstrations", "love"),
+    ):
         good = play.fields[field].value
         play.fields[field].value = value
-        assert "role='alert'" in play.error.value and "<b>" not in play.error.value and play.effect is last
+        assert (
+            "role='alert'" in play.error.value
+            and "<b>" not in play.error.value
+            and play.effect is last
+        )
         play.fields[field].value = good
         assert play.error.value == ""
         last = play.effect
@@ -127,8 +162,14 @@ def test_every_scene_changes_the_numbers(model, scene):
     assert (play.state().prompt.true_label == "bar") == (scene == "Swap the labels")
 
 
-@pytest.mark.parametrize("sign", ["\0", "\x1b", "\b", "\ufffe", "\ud800", "\\u0000 \\", '"<b>', "\n"])
+@pytest.mark.parametrize(
+    "sign", ["\0", "\x1b", "\b", "\ufffe", "\ud800", "\\u0000 \\", '"<b>', "\n"]
+)
 def test_no_text_ends_python_where_a_chart_becomes_a_picture(sign):
     """Words of a vocabulary hold anything, and vl_convert aborts at what XML cannot hold."""
-    spec = {"data": {"values": [{"word": f"a{sign}z"}]}, "mark": "text", "encoding": {"text": {"field": "word"}}}
+    spec = {
+        "data": {"values": [{"word": f"a{sign}z"}]},
+        "mark": "text",
+        "encoding": {"text": {"field": "word"}},
+    }
     assert ("\ufffd" in figures.svg(spec)) == (sign in "\0\x1b\b\ufffe\ud800")

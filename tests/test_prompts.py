@@ -15,7 +15,8 @@ KINDS = ["gpt2", "gpt2 trimmed", "llama2", "llama2 as on the hub"]
 
 
 def load(kind):
-    """A real tokenizer; "trimmed" leaves the leading space out of offsets, "as on the hub" prepends in a normaliser."""
+    """A real tokenizer; "trimmed" leaves the leading space out of offsets, "as on the hub" prepends
+    in a normaliser."""
     tokenizer = AutoTokenizer.from_pretrained(shared(f"tokenizers/{kind.split()[0]}"))
     if kind == "gpt2 trimmed":
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
@@ -49,22 +50,31 @@ PAPER = make(("love", "bar"), ("like", "bar"), ("eight", "foo"), ("two", "foo"))
 
 
 def word_level(pattern, words="love like eight two one foo bar :"):
-    """A tokenizer whose tokens are the matches of `pattern`, for the mischief that real ones seldom do."""
-    return word_tokenizer(["[UNK]", *words.split()], pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True))
+    """A tokenizer whose tokens are the matches of `pattern`, for the mischief that real ones seldom
+    do."""
+    return word_tokenizer(
+        ["[UNK]", *words.split()],
+        pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True),
+    )
 
 
 def check(prompt: Prompt, encoded: Encoded, tokenizer) -> None:
-    """Every position against decoding: what stands before a label's token decodes to the text before the label."""
+    """Every position against decoding: what stands before a label's token decodes to the text
+    before the label."""
 
     def decoded(start, stop):
         ids = encoded.ids[start:stop]
-        return plain(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return plain(
+            tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
     def plain(text):  # sentencepiece cannot tell its own sign for a space from one in the text
         return text.replace("▁", " ")
 
     before = ""
-    for d, at, span in zip(prompt.demonstrations, encoded.label_positions, encoded.text_spans, strict=True):
+    for d, at, span in zip(
+        prompt.demonstrations, encoded.label_positions, encoded.text_spans, strict=True
+    ):
         assert decoded(0, at) == plain(f"{before}{d.text} :")
         assert encoded.ids[at] == encoded.label_ids[d.label]
         assert decoded(0, span[1]) == plain(f"{before}{d.text}")
@@ -92,7 +102,10 @@ def test_the_papers_example_on_llama_counts_the_beginning_token(llama2):
     assert encoded.ids[0] == llama2.bos_token_id
     assert encoded.label_positions == (3, 6, 9, 12)
     assert encoded.query_span == (13, 14) and encoded.last == 14
-    assert llama2.convert_ids_to_tokens([encoded.label_ids["foo"], encoded.label_ids["bar"]]) == ["▁foo", "▁bar"]
+    assert llama2.convert_ids_to_tokens([encoded.label_ids["foo"], encoded.label_ids["bar"]]) == [
+        "▁foo",
+        "▁bar",
+    ]
 
 
 CASES = {
@@ -101,34 +114,76 @@ CASES = {
         ("Why did the price of tin fall twice in 1921?", "foo"),
         query="She answered: never again!",
     ),
-    "labels inside texts": make(("say foo : foo", "bar"), ("bar", "foo"), ("foo : bar", "bar"), query="foo :", true_label="bar"),
+    "labels inside texts": make(
+        ("say foo : foo", "bar"),
+        ("bar", "foo"),
+        ("foo : bar", "bar"),
+        query="foo :",
+        true_label="bar",
+    ),
     "scripts": make(("漢字𠀀", "bar"), ("ลิง", "foo"), ("قرد", "bar"), query="обезьяна"),
 }
 
 
 def test_positions_one_at_a_time_and_of_many(tokenizer):
     together = encode_all(list(CASES.values()), tokenizer)
-    assert together == [encode(prompt, tokenizer) for prompt in CASES.values()] and encode_all([], tokenizer) == []
+    assert (
+        together == [encode(prompt, tokenizer) for prompt in CASES.values()]
+        and encode_all([], tokenizer) == []
+    )
     for prompt, encoded in zip(CASES.values(), together, strict=True):
         check(prompt, encoded, tokenizer)
 
 
 # "<" and ">" stand apart so that no special token such as "<s>" can form.
-FRAGMENTS = [*"ab Z9:.,!?'\"(\n\t-_#", "foo", "bar", " : ", " foo ", ": ", "...", "é", "e\u0301", "\u0301", "ß", "İ"]
-FRAGMENTS += ["🙂", "👩\u200d👧", "漢", "𠀀", "\u200b", "\u00a0", "\ufeff", "ลิ", "قرد", "▁", "Ġ", "\x01", "\u3000"]
-TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"], exclude_characters="<>"), max_size=9)
+FRAGMENTS = [
+    *"ab Z9:.,!?'\"(\n\t-_#",
+    "foo",
+    "bar",
+    " : ",
+    " foo ",
+    ": ",
+    "...",
+    "é",
+    "e\u0301",
+    "\u0301",
+    "ß",
+    "İ",
+]
+FRAGMENTS += [
+    "🙂",
+    "👩\u200d👧",
+    "漢",
+    "𠀀",
+    "\u200b",
+    "\u00a0",
+    "\ufeff",
+    "ลิ",
+    "قرد",
+    "▁",
+    "Ġ",
+    "\x01",
+    "\u3000",
+]
+TEXTS = st.lists(
+    st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"], exclude_characters="<>"),
+    max_size=9,
+)
 # At an edge sentencepiece takes "▁" for the space that may not stand there.
 TEXTS = TEXTS.map(lambda pieces: "".join(pieces).strip()).filter(lambda t: t and t.strip("▁") == t)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.tuples(TEXTS, st.sampled_from(["foo", "bar"])), max_size=4), TEXTS)
 @example([("a▁b", "foo"), ("\u0301", "bar")], "::")
 def test_any_text_keeps_its_labels(tokenizer, pairs, query):
     prompt = make(*pairs, query=query)
     encoded = encode(prompt, tokenizer)
     check(prompt, encoded, tokenizer)
-    # A second witness, with the tokenizer's offsets: the label's token covers the label and its space, no more.
+    # A second witness, with the tokenizer's offsets: the label's token covers the label and its
+    # space, no more.
     offsets = tokenizer(prompt.text, return_offsets_mapping=True)["offset_mapping"]
     at = 0
     for (text, label), position in zip(pairs, encoded.label_positions, strict=True):
@@ -139,7 +194,9 @@ def test_any_text_keeps_its_labels(tokenizer, pairs, query):
 
 
 def test_labels_of_several_tokens_are_followed_by_their_first(tokenizer):
-    prompt = make(("love", "zorblax"), ("two", "quinzel"), labels=("zorblax", "quinzel"), true_label="quinzel")
+    prompt = make(
+        ("love", "zorblax"), ("two", "quinzel"), labels=("zorblax", "quinzel"), true_label="quinzel"
+    )
     encoded = encode(prompt, tokenizer)
     check(prompt, encoded, tokenizer)
     for label, at in zip(("zorblax", "quinzel"), encoded.label_positions, strict=True):
@@ -165,7 +222,9 @@ def test_prompts_whose_labels_cannot_be_told_or_that_are_too_long_are_refused(gp
 def test_tokenizers_with_end_tokens_or_without_offsets_are_refused():
     ending = load("llama2")
     pieces = [("<s>", ending.bos_token_id), ("</s>", ending.eos_token_id)]
-    ending.backend_tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=pieces)
+    ending.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=pieces
+    )
     not_encoded("add_eos_token=False", PAPER, ending)
     refused("use_fast=True", encode_all, [], SimpleNamespace(is_fast=False))
 
@@ -194,11 +253,19 @@ def test_mischief_of_tokenizers_is_refused():
     check_plain = encode(PAPER, word_level(r"\S+"))
     assert check_plain.label_positions == (2, 5, 8, 11) and check_plain.last == 13
     not_encoded("merges the final ':'", PAPER, word_level(r"one :|\S+"))
-    not_encoded("'foo' merges with its neighbours", PAPER, word_level(r"foo two|\S+", "love like eight one foo bar : foo"))
+    not_encoded(
+        "'foo' merges with its neighbours",
+        PAPER,
+        word_level(r"foo two|\S+", "love like eight one foo bar : foo"),
+    )
     not_encoded("'foo' merges with its neighbours", PAPER, word_level(r": foo(?= )|\S+"))
     not_encoded("'foo' changes the tokens before it", PAPER, word_level(r": foo$|\S+"))
     not_encoded("'foo' changes the tokens before it", PAPER, word_level(r"o(?=ne : foo$)|\S+"))
-    not_encoded("several tokenisations", PAPER, word_level(r"fo(?=o$)|\S+", "love like eight two one foo bar : fo"))
+    not_encoded(
+        "several tokenisations",
+        PAPER,
+        word_level(r"fo(?=o$)|\S+", "love like eight two one foo bar : fo"),
+    )
     not_encoded("'bar' is unknown", PAPER, word_level(r"\S+", "love like eight two one foo :"))
     not_encoded("no token for the text 'like'", PAPER, word_level(r"(?!like)\b\w+|:"))
 

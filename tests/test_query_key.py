@@ -1,4 +1,5 @@
-"""How a query meets a key, on every architecture; the proof and test_independent compare queries, keys and scores."""
+"""How a query meets a key, on every architecture; the proof and test_independent compare queries,
+keys and scores."""
 
 import pytest
 import torch
@@ -28,21 +29,28 @@ def test_a_query_carried_through_w_k_meets_the_input_as_it_meets_the_unturned_ke
             kv_head = model.value_head(head)
             constant = 0 if bias is None else query[:, head] @ bias[kv_head]
             for place in (2, 10):
-                carried = query_key.query_in_input_space(model, layer, head, query[:, head], normed[:, place])
+                carried = query_key.query_in_input_space(
+                    model, layer, head, query[:, head], normed[:, place]
+                )
                 expected = (query[:, head] * keys[:, place, kv_head]).sum(-1)
-                torch.testing.assert_close((carried * normed[:, place]).sum(-1) + constant, expected)
+                torch.testing.assert_close(
+                    (carried * normed[:, place]).sum(-1) + constant, expected
+                )
 
 
 def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(model, run):
     kind, (run, given) = model.name, run
     masked = (run.weights[..., :-1] == 0).any(-1).all(-1).all(-1)  # per layer
-    windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False], "gemma3_text": [True, False],
+    windowed = {"mistral": [True, True], "qwen2": [False, True], "gemma2": [True, False],
+                "gemma3_text": [True, False],
                 "phi3": [True, True], "starcoder2": [True, True], "smollm3": [False, True, False],
                 "gpt_neo": [False, True]}  # fmt: skip
     assert masked.tolist() == windowed.get(kind, [False] * model.n_layers)
     for layer in range(model.n_layers):
         hidden = 11 - (model.window(layer) or 11)
-        assert (run.scores[layer, ..., :hidden] < -1e30).all() and (run.scores[layer, ..., hidden:] > -1e30).all()
+        assert (run.scores[layer, ..., :hidden] < -1e30).all() and (
+            run.scores[layer, ..., hidden:] > -1e30
+        ).all()
     if kind == "gemma2":
         assert (
             max(x._replace(softcap=None).last().scores().abs().max() for x in given[1:]) > 2 * 1.5
@@ -50,7 +58,9 @@ def test_windows_and_soft_caps_of_the_tiny_models_are_really_at_work(model, run)
         assert run.logits.abs().max() < 4.0
 
 
-@pytest.mark.parametrize(("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)])
+@pytest.mark.parametrize(
+    ("kind", "rope_type", "longest"), [("llama", "dynamic", 64), ("phi3 longrope", "longrope", 32)]
+)
 def test_positions_from_which_all_angles_change_are_refused(kind, rope_type, longest):
     model = tiny(kind)
     model.hf.model.rotary_emb.rope_type = rope_type

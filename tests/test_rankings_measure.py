@@ -1,4 +1,5 @@
-"""Rankings of heads against whole runs with one head changed, eager attention, and projections by hand."""
+"""Rankings of heads against whole runs with one head changed, eager attention, and projections by
+hand."""
 
 import numpy as np
 import pytest
@@ -31,11 +32,18 @@ def head_scaled(model, e, layer, head, scale=0.0, add=0.0, positions=slice(None)
 def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model, small_batches):
     encoded, shuffled = of_two_classes(6), of_two_classes(6, seed=9)
     result = module.function_vector_scores(model, encoded, shuffled, range(len(encoded)))
-    of_class = [[2, 4], [1, 3, 5]]  # prompts by the class they ask; prompt 0, whose own block is left out, is in none
+    of_class = [
+        [2, 4],
+        [1, 3, 5],
+    ]  # prompts by the class they ask; prompt 0, whose own block is left out, is in none
     for layer, head in ((0, 1), (1, model.n_heads - 1)):
         rows = []
         for e in encoded:
-            with changing_z(model, {layer: lambda z: rows.append(z[0, -1, head].clone())}):  # noqa: B023
+
+            def keep(z, head=head, rows=rows):
+                rows.append(z[0, -1, head].clone())
+
+            with changing_z(model, {layer: keep}):
                 model.hf(torch.tensor([e.ids]))
         mean = sum(sum(rows[j] for j in some) / len(some) for some in of_class) / 2
         prompt = shuffled[0]
@@ -55,14 +63,18 @@ def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
             projection = rows.T @ torch.linalg.lstsq(rows.T, output[:, None]).solution[:, 0]
             assert recognition[i, layer, head] == pytest.approx(float(projection.norm()), abs=1e-9)
             difference = float(output @ rows[0] - output @ rows[1])
-            assert learning[i, layer, head] == pytest.approx(difference / float(projection.norm()), abs=1e-8)
+            assert learning[i, layer, head] == pytest.approx(
+                difference / float(projection.norm()), abs=1e-8
+            )
 
 
 def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
     monkeypatch.setattr(module, "LENGTH", 7)
     monkeypatch.setattr(module, "REPEATS", 3)
     ids = []
-    hook = model.hf.get_input_embeddings().register_forward_pre_hook(lambda _, args: ids.append(args[0]))
+    hook = model.hf.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: ids.append(args[0])
+    )
     result = module.induction_scores(model)
     hook.remove()
     (ids,) = ids
@@ -84,13 +96,24 @@ def test_the_dataset_holds_every_ranking(float64):
     result = module.scores(model, of_heads, data)
     assert list(result["ranking"].values) == [*choose.RANKINGS, "induction", *module.EACH]
     assert result["score"].dims == ("ranking", "layer", "head")
-    xr.testing.assert_allclose(result["score"].sel(ranking=list(module.EACH)), data["score"].mean("prompt"))
-    np.testing.assert_allclose(result["score"].sel(ranking="writing"), of_heads["writing"].mean("prompt"))
+    xr.testing.assert_allclose(
+        result["score"].sel(ranking=list(module.EACH)), data["score"].mean("prompt")
+    )
+    np.testing.assert_allclose(
+        result["score"].sel(ranking="writing"), of_heads["writing"].mean("prompt")
+    )
 
 
 def test_what_cannot_be_ranked_is_refused(monkeypatch):
     monkeypatch.setattr(module, "LENGTH", 30)
     model = shared_tiny("gpt2")
     few = of_two_classes(3)  # the other blocks of the second one ask one class only
-    refused("lacks other blocks that ask each class", module.function_vector_scores, model, few, few, range(len(few)))
+    refused(
+        "lacks other blocks that ask each class",
+        module.function_vector_scores,
+        model,
+        few,
+        few,
+        range(len(few)),
+    )
     refused("takes 29 random tokens", module.induction_scores, model, False)

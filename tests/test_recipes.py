@@ -1,4 +1,5 @@
-"""Recipes: the factorial design, directions of other labels, what more judging blocks leave as it is, and what each reads."""
+"""Recipes: the factorial design, directions of other labels, what more judging blocks leave as it
+is, and what each reads."""
 
 import re
 from functools import cached_property
@@ -40,12 +41,17 @@ LABELS = ("foo/bar", "baz/qux", "plugh/thud")
 
 
 def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
-    """Every prompt is moved along directions from label pairs without its own; one label pair alone has no such prompts."""
+    """Every prompt is moved along directions from label pairs without its own; one label pair alone
+    has no such prompts."""
 
     def labels(encoded):
         return {"/".join(e.prompt.labels) for e in encoded}
 
-    monkeypatch.setattr(directions, "class_directions", lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}))
+    monkeypatch.setattr(
+        directions,
+        "class_directions",
+        lambda model, encoded: xr.Dataset(attrs={"labels": labels(encoded)}),
+    )
     run = Run(Settings(k=1, separator="space", labels=LABELS))
     few = run.few()
     halves = directions.of_other_labels(run, few)
@@ -59,8 +65,9 @@ def test_directions_of_one_half_of_the_labels_move_the_other(monkeypatch):
 
 
 def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, tmp_path):
-    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no judging block is drawn for them.
-    k = 3 is no form of the grid, and an odd number cannot share two labels."""
+    """Form and heads chosen on 20 judging blocks serve for 200: the same files are read, and no
+    judging block is drawn for them. k = 3 is no form of the grid, and an odd number cannot share
+    two labels."""
 
     def blocks(run, n, seed, form=None, draw=Run.blocks):
         assert seed != JUDGING
@@ -68,12 +75,37 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
 
     monkeypatch.setattr(Run, "blocks", blocks)
     few, many = (
-        Run(Settings(blocks=n, locate=2, k=3, separator="space", labels=LABELS[:2], prompts=2, out=str(tmp_path)))
+        Run(
+            Settings(
+                blocks=n,
+                locate=2,
+                k=3,
+                separator="space",
+                labels=LABELS[:2],
+                prompts=2,
+                out=str(tmp_path),
+            )
+        )
         for n in (20, 200)
     )
     same = [name for name in catalogue() if few.identity(name) == many.identity(name)]
-    of_the_papers_sets = ["paper", "paper_changes", "paper_ablations", "paper_remedies", "case", "parts"]
-    assert same == ["forms", "locating", "norms", "singles", "rankings", "demonstrations", *of_the_papers_sets]
+    of_the_papers_sets = [
+        "paper",
+        "paper_changes",
+        "paper_ablations",
+        "paper_remedies",
+        "case",
+        "parts",
+    ]
+    assert same == [
+        "forms",
+        "locating",
+        "norms",
+        "singles",
+        "rankings",
+        "demonstrations",
+        *of_the_papers_sets,
+    ]
     for name in same:
         few.measured(name)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}
@@ -96,9 +128,16 @@ class NotingRun(Run):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """small(kind, ...): a run of a few blocks of two class pairs, under which no recipe is without meaning; what others are
-    made from is already there."""
-    settings = Settings(blocks=4, locate=4, k=2, labels=LABELS[:2], prompts=3, out=str(tmp_path_factory.mktemp("small")))
+    """small(kind, ...): a run of a few blocks of two class pairs, under which no recipe is without
+    meaning; what others are made from is already there."""
+    settings = Settings(
+        blocks=4,
+        locate=4,
+        k=2,
+        labels=LABELS[:2],
+        prompts=3,
+        out=str(tmp_path_factory.mktemp("small")),
+    )
     model = Run(settings).model
 
     def run(kind, **changes):
@@ -112,9 +151,12 @@ def small(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", catalogue())
-def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_all(name, small, monkeypatch):
-    """A need that is not said would leave the file as it is when what it was made from has changed; what one prompt's numbers
-    owe to another block would be lost where a measurement goes by parts. What it makes is of the schema."""
+def test_a_recipe_reads_what_it_says_it_needs_and_its_parts_give_the_numbers_of_all(
+    name, small, monkeypatch
+):
+    """A need that is not said would leave the file as it is when what it was made from has changed;
+    what one prompt's numbers owe to another block would be lost where a measurement goes by parts.
+    What it makes is of the schema."""
     run = small(NotingRun)
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 3)
     parts = run.made(name)
@@ -148,21 +190,29 @@ def test_every_prompt_has_the_heads_that_other_classes_and_labels_choose(small):
         return observations(encoded, {"number": (("heads", "prompt"), numbers)}, heads=list(sets))
 
     turns = other_halves(run, "located", encoded)
-    both = run.make("heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns)).data
+    both = run.make(
+        "heads", Recipe(measure, encoded, sets={"located": [Head(0, 0)]}, turns=turns)
+    ).data
     assert not both["number"].sel(heads="located").any()
     for chooses, judges in choose.turns(run.measured("locating"), both):
         layer, head = choose.head_sets(chooses)["located"][0]
-        assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {100 * layer + head}
+        assert set(judges["number"].sel(heads=f"located, {OTHER_HALVES}").values) == {
+            100 * layer + head
+        }
 
 
 def test_a_long_run_says_beforehand_what_it_costs(small):
-    line = r"mini-gpt2: 2 measurements to make, about as long as 1,480,000 runs of a prompt: \d+ min, 1\.\d GB of memory"
-    assert re.fullmatch(line, cost(small(Run, blocks=100_000), ["heads", "answers"]))  # what they need is there
+    line = r"mini-gpt2: 2 measurements to make, about as long as 1,480,000 runs of a prompt: "
+    line += r"\d+ min, 1\.\d GB of memory"
+    assert re.fullmatch(
+        line, cost(small(Run, blocks=100_000), ["heads", "answers"])
+    )  # what they need is there
     assert cost(small(Run), ["heads"]) == ""
 
 
 def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkeypatch):
-    """Only the part that was under way is made again; the file is the same as without an interruption, with nothing beside it."""
+    """Only the part that was under way is made again; the file is the same as without an
+    interruption, with nothing beside it."""
     monkeypatch.setattr(Run, "n_parts", lambda run, name: 4)
     blocks, measure = [], heads_module.heads
 
@@ -174,7 +224,17 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
 
     monkeypatch.setattr(heads_module, "heads", heads)
     straight, broken = (
-        Run(Settings(blocks=4, locate=1, k=1, separator="space", labels=LABELS[:2], out=str(tmp_path / name))) for name in "ab"
+        Run(
+            Settings(
+                blocks=4,
+                locate=1,
+                k=1,
+                separator="space",
+                labels=LABELS[:2],
+                out=str(tmp_path / name),
+            )
+        )
+        for name in "ab"
     )
     stop_after = None
     straight.measured("heads")
@@ -186,7 +246,9 @@ def test_an_interrupted_measurement_goes_on_after_its_last_part(tmp_path, monkey
     assert not broken.path("heads").is_file() and blocks == [0, 1]
     before = sum(load(part).data.attrs["seconds"] for part in broken._parts("heads"))
     stop_after = None
-    xr.testing.assert_identical(*(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight)))
+    xr.testing.assert_identical(
+        *(run.measured("heads").drop_attrs(deep=False) for run in (broken, straight))
+    )
     assert blocks == [0, 1, 2, 3]
     assert sorted(path.name for path in broken.path("heads").parent.iterdir()) == ["heads.nc"]
     assert broken.measured("heads").attrs["seconds"] > before > 0  # of both runs

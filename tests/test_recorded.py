@@ -1,4 +1,5 @@
-"""A stranger's recorded file is data: what is odd is named and left out, and no text of it becomes a tag of a page."""
+"""A stranger's recorded file is data: what is odd is named and left out, and no text of it becomes
+a tag of a page."""
 
 import html
 import json
@@ -92,7 +93,9 @@ def huge(folder: Path) -> None:
 
 def tag_in_a_name(folder: Path) -> None:
     data = store.load(folder / "words/singles.nc").data
-    data = data.assign_coords(pair=data["pair"].copy(data=np.full(data.sizes["prompt"], f"a/b{TAG}")))
+    data = data.assign_coords(
+        pair=data["pair"].copy(data=np.full(data.sizes["prompt"], f"a/b{TAG}"))
+    )
     store.save(Recording(data), folder / "words/singles.nc", {})
 
 
@@ -106,12 +109,30 @@ ODD = [
     (lambda f: change(f, "singles", layers="many"), "its attribute layers 'many'"),
     (lambda f: change(f, "singles", identity="[1]"), "its attribute identity "),
     (lambda f: change(f, "singles", identity="{"), "its attribute identity "),
-    (lambda f: change(f, "singles", identity=identity(f, locate="a lot")), "locate='a lot': give a whole number"),
-    (lambda f: change(f, "singles", identity=identity(f, seed=1)), "its seed is 1, that of others 0"),
-    (lambda f: change(f, "singles", identity=identity(f, model="other@1")), "its identity is of 'other@1'"),
-    (lambda f: change(f, "singles", identity=identity(f, texts="0")), "is of other texts than data"),
-    (lambda f: change(f, "singles", identity=identity(f, versions={"forms": 0})), "rests on version 0 of 'forms'"),
-    (lambda f: change(f, "singles", fingerprint="x", identity=identity(f, model="x")), "its model is x, that of others"),
+    (
+        lambda f: change(f, "singles", identity=identity(f, locate="a lot")),
+        "locate='a lot': give a whole number",
+    ),
+    (
+        lambda f: change(f, "singles", identity=identity(f, seed=1)),
+        "its seed is 1, that of others 0",
+    ),
+    (
+        lambda f: change(f, "singles", identity=identity(f, model="other@1")),
+        "its identity is of 'other@1'",
+    ),
+    (
+        lambda f: change(f, "singles", identity=identity(f, texts="0")),
+        "is of other texts than data",
+    ),
+    (
+        lambda f: change(f, "singles", identity=identity(f, versions={"forms": 0})),
+        "rests on version 0 of 'forms'",
+    ),
+    (
+        lambda f: change(f, "singles", fingerprint="x", identity=identity(f, model="x")),
+        "its model is x, that of others",
+    ),
     (lambda f: change(f, "singles", model="smollm2-135m"), "and lies where 'someone' belongs"),
     (lambda f: change(f, "singles", measurement="norms"), "has another form"),
     (lambda f: change(f, "singles", layers=31), "'layer' does not count from 0 to 30"),
@@ -129,7 +150,9 @@ def test_an_odd_file_is_named_and_left_out(spoil, fault, someone, notes):
     copied(someone.parent / "sound", ("forms", "locating", "singles", "towers"))
     chapter = book.open({"model": "sound"})
     found = {name: chapter.measured(name) for name in ("locating", "singles", "towers", "forms")}
-    assert any(fault in html.unescape(note) for note in notes) and all(note.count("Left out: ") == 1 for note in notes)
+    assert any(fault in html.unescape(note) for note in notes) and all(
+        note.count("Left out: ") == 1 for note in notes
+    )
     assert all("sound" in of for of in found.values()) and "someone" in found["forms"]
     assert not all("someone" in of for of in found.values())
 
@@ -149,7 +172,9 @@ def test_what_cannot_be_had_is_not_recorded(home, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "none"))
     (tmp_path / "none").mkdir()
     assert cli.main(["record", "mini-gpt2", "paper", "--suite", "published", "--prompts", "2"]) == 2
-    assert "paper is not recorded: no published set of sentences can be had" in capfd.readouterr().err
+    assert (
+        "paper is not recorded: no published set of sentences can be had" in capfd.readouterr().err
+    )
     assert not list((home / "data/measurements").rglob("*.nc"))
 
 
@@ -172,7 +197,9 @@ def hostile(path: Path, model: str) -> None:
             part = part.assign({name: part[name].copy(data=texts)})
         return part
 
-    texts = {name: TAG for name in ("quantisation", "command", "date", "machine", "libraries", "licence")}
+    texts = {
+        name: TAG for name in ("quantisation", "command", "date", "machine", "libraries", "licence")
+    }
     store.save(each_part(recording, spoil), path, texts | {"model": model})
 
 
@@ -187,7 +214,9 @@ def hostile_home(tmp_path_factory):
         hostile(path, folder.name)
     for name in ("words/mitigations", "sentences/ablations"):  # which have no meaning, and say why
         path = folder / f"{name}.nc"
-        attributes = store.load(path).data.attrs | {"not_testable": f"{TAG} [x](javascript:alert(1))"}
+        attributes = store.load(path).data.attrs | {
+            "not_testable": f"{TAG} [x](javascript:alert(1))"
+        }
         store.save(Recording(xr.Dataset(attrs=attributes)), path, {})
     return home
 

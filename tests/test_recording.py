@@ -1,4 +1,5 @@
-"""What chapters see of a measurement: labels of one kind, and random sets that come back from a file with what they share."""
+"""What chapters see of a measurement: labels of one kind, and random sets that come back from a
+file with what they share."""
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from twotowers.recording import Recording, of_labels
 from twotowers.store import catalogue, kept, load, save
 
 PLACE = {"own": [(0, 1)], "two": [(0, 0), (1, 1)]}
-DRAWS = {"own": [[(1, 1)], [(1, 2)], [(0, 3)]], "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]]}
+DRAWS = {
+    "own": [[(1, 1)], [(1, 2)], [(0, 3)]],
+    "two": [[(0, 1), (1, 0)], [(0, 2), (1, 3)], [(1, 0), (1, 2)]],
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +33,16 @@ def recorded():
 def test_random_sets_are_a_dimension(recorded):
     recording, measure = recorded
     assert recording.data["heads"].values.tolist() == ["none", "own", "two"]
-    assert recording.control["heads"].values.tolist() == ["own", "two"] and recording.control["draw"].values.tolist() == [0, 1, 2]
+    assert recording.control["heads"].values.tolist() == ["own", "two"] and recording.control[
+        "draw"
+    ].values.tolist() == [0, 1, 2]
     assert recording.control["control"] == "random sets"
     for name, of in DRAWS.items():
         for draw, heads in enumerate(of):
             alone = measure({"x": heads})["logit_difference"].sel(heads="x")
-            np.testing.assert_allclose(recording.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6)
+            np.testing.assert_allclose(
+                recording.control["logit_difference"].sel(heads=name, draw=draw), alone, atol=1e-6
+            )
     assert apart(measure(PLACE), {}).control is None
 
 
@@ -53,7 +61,10 @@ def test_every_part_comes_back_from_its_file(recorded, tmp_path):
 def test_prompts_have_labels_of_one_kind():
     values = xr.Dataset(
         {"x": ("prompt", np.arange(4.0))},
-        {"pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]), "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"])},
+        {
+            "pair": ("prompt", ["a/b", "a/b", "c/d", "c/d"]),
+            "labels": ("prompt", ["x/y", "z/w", "x/y", "c/d"]),
+        },
     )
     every = Recording(values, values)
     assert [part.sizes["prompt"] for part in of_labels(every, "arbitrary")[:2]] == [3, 3]
@@ -69,8 +80,14 @@ def test_prompts_have_labels_of_one_kind():
         (lambda d: d.drop_vars("pair"), "it lacks pair"),
         (lambda d: d.assign(more=d["says"]), "more is not in the schema"),
         (lambda d: d.isel(heads=0), r"'logit_difference' is over \(.*\), not \(.*heads.*\)"),
-        (lambda d: d.assign(says=d["says"].astype(float).assign_attrs(d["says"].attrs)), "'says' is no int"),
-        (lambda d: d.assign(says=d["says"].assign_attrs(units="words")), "'says' is not in 0 true label"),
+        (
+            lambda d: d.assign(says=d["says"].astype(float).assign_attrs(d["says"].attrs)),
+            "'says' is no int",
+        ),
+        (
+            lambda d: d.assign(says=d["says"].assign_attrs(units="words")),
+            "'says' is not in 0 true label",
+        ),
     ],
 )
 def test_another_form_is_refused_by_name(change, message, recorded, tmp_path):
@@ -78,7 +95,13 @@ def test_another_form_is_refused_by_name(change, message, recorded, tmp_path):
     schema.check("ablations", Recording(data))
     with pytest.raises(schema.OtherForm, match=message):
         schema.check("ablations", Recording(change(data)))
-    refused(f"is not written: {message}", save, Recording(change(data)), tmp_path / "a.nc", {"measurement": "ablations"})
+    refused(
+        f"is not written: {message}",
+        save,
+        Recording(change(data)),
+        tmp_path / "a.nc",
+        {"measurement": "ablations"},
+    )
     with pytest.raises(schema.OtherForm, match="in its group 'control'"):
         schema.check("ablations", Recording(data, data))
 

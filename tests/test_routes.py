@@ -1,5 +1,7 @@
-"""Routes of what heads send against a last position computed by hand, layer by layer and reader by reader."""
+"""Routes of what heads send against a last position computed by hand, layer by layer and reader by
+reader."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -16,18 +18,24 @@ ROUTES = [Route(*of) for of in product((False, True), repeat=3)]
 
 
 def manual(model, last, heads, sent, route):
-    """The last position of one prompt, layer by layer and reader by reader, from weights and plain keys and values."""
+    """The last position of one prompt, layer by layer and reader by reader, from weights and plain
+    keys and values."""
     stream, messages = last.plain[0].x[0, 0], 0.0
     for layer in range(model.n_layers):
         (_, attention, own_z), position = last.plain[layer], torch.tensor(last.batch[0].last)
         read = query_key.normed(model, layer, stream - messages * (not route.queries))
-        turn = lambda v, layer=layer, position=position: query_key.rotated(model, layer, v, position)  # noqa: E731
-        query, key = turn(query_key.queries(model, layer, read)), turn(query_key.keys(model, layer, read))
+        turn = partial(query_key.rotated, model, layer, positions=position)
+        query, key = (
+            turn(query_key.queries(model, layer, read)),
+            turn(query_key.keys(model, layer, read)),
+        )
         z = []
         for head in range(model.n_heads):
             group = model.value_head(head)
             scores = torch.cat([attention.key[0, group, :-1], key[group][None]]) @ query[head]
-            own = query_key._through(*model._projection(layer, 2, model.n_key_value_heads), read)[group]
+            own = query_key._through(*model._projection(layer, 2, model.n_key_value_heads), read)[
+                group
+            ]
             weights = softmax(scores, attention.softcap, attention.mask[0, 0, 0])
             z.append(weights @ torch.cat([attention.value[0, group, :-1], own[None]]))
         new = own_z[0, :, 0].clone()
@@ -35,14 +43,18 @@ def manual(model, last, heads, sent, route):
             z[head] = new[head] = sent[layer][0, head]
         norm = model.norm_after(layer, "attention") or (lambda x: x)
         output, with_sent, before = (
-            norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0] for v in (torch.stack(z), new, own_z[0])
+            norm(model.part(layer, "attention_out")(v.flatten()[None, None]))[0, 0]
+            for v in (torch.stack(z), new, own_z[0])
         )
         below, messages = messages, messages + with_sent - before
         middle = stream if model.parallel else stream + output
         read = middle - (below if model.parallel else messages) * (not route.mlps)
         if model.architecture.ffn_norm:
             read = model.part(layer, "ffn_norm")(read)
-        ffn, norm = model.blocks[layer].mlp(read[None, None])[0, 0], model.norm_after(layer, "ffn") or (lambda x: x)
+        ffn, norm = (
+            model.blocks[layer].mlp(read[None, None])[0, 0],
+            model.norm_after(layer, "ffn") or (lambda x: x),
+        )
         stream = stream + output + norm(ffn)
     return stream - messages * (not route.output)
 
@@ -57,17 +69,30 @@ def test_routes_equal_a_last_position_computed_by_hand(kind, float64):
     result = routed(last, [(feed(heads, z), route) for heads, route in versions], max_rows=6)
     for i, e in enumerate(encoded[:2]):
         alone, own_z = LastPosition(model, [e]), {layer: x[i : i + 1] for layer, x in z.items()}
-        for row in range(i * len(ROUTES), (i + 1) * len(ROUTES)):  # every route, of one set for each prompt
+        for row in range(
+            i * len(ROUTES), (i + 1) * len(ROUTES)
+        ):  # every route, of one set for each prompt
             version = versions[row]
-            torch.testing.assert_close(result[row, i], manual(model, alone, version[0], own_z, version[1]), rtol=0, atol=1e-10)
+            torch.testing.assert_close(
+                result[row, i],
+                manual(model, alone, version[0], own_z, version[1]),
+                rtol=0,
+                atol=1e-10,
+            )
     result = result.unflatten(0, (len(sets), len(ROUTES)))
     plain = next(last.finals([UNCHANGED]))[1][0]
     for s, heads in enumerate(sets):
-        torch.testing.assert_close(result[s, 0], plain, rtol=0, atol=1e-11)  # no route: the plain run
+        torch.testing.assert_close(
+            result[s, 0], plain, rtol=0, atol=1e-11
+        )  # no route: the plain run
         expected = next(last.finals([feed(heads, z)]))[1][0]
-        torch.testing.assert_close(result[s, -1], expected, rtol=0, atol=1e-11)  # every route: the plain edit
+        torch.testing.assert_close(
+            result[s, -1], expected, rtol=0, atol=1e-11
+        )  # every route: the plain edit
     distance = (result - plain).abs().amax((-1, -2))
-    assert (distance[:2, 1:] > 1e-5).all() and (distance[2, ROUTES.index(Route(False, True, False))] < 1e-11)
+    assert (distance[:2, 1:] > 1e-5).all() and (
+        distance[2, ROUTES.index(Route(False, True, False))] < 1e-11
+    )
 
 
 def test_logit_differences_are_those_of_the_model(model):
@@ -75,4 +100,6 @@ def test_logit_differences_are_those_of_the_model(model):
     last = LastPosition(model, encoded)
     _, log_prob = last.plain_answer()
     result = logit_differences(model, torch.stack([last.capture.resid_final] * 2), encoded)
-    torch.testing.assert_close(result, (log_prob[:, 0] - log_prob[:, 1]).expand(2, -1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        result, (log_prob[:, 0] - log_prob[:, 1]).expand(2, -1), rtol=0, atol=1e-10
+    )

@@ -1,4 +1,5 @@
-"""Sets of sentences: tiny files of every form, written here; and the published files where they are at hand."""
+"""Sets of sentences: tiny files of every form, written here; and the published files where they are
+at hand."""
 
 import pytest
 from conftest import shared
@@ -10,10 +11,19 @@ from twotowers.settings import Settings
 FILES = {
     "sst2": (b"0\tDull .\n1\tA joy\n\nbroken\n", [("negative", "Dull ."), ("positive", "A joy")]),
     "trec": ("HUM:ind Who is Zoë ?\r\nXXX:a b\r\n".encode("latin-1"), [("human", "Who is Zoë ?")]),
-    "agnews": (b'"2","Cup ""final""","It is on\\"\n9,a,b\n', [("sports", 'Cup "final" It is on\\')]),
-    "ethos": (b"comment;isHate\nyou; 0.5\nyou;0.5\nnice;0.49\nno;2\n", [("hate", "you"), ("acceptable", "nice")]),
+    "agnews": (
+        b'"2","Cup ""final""","It is on\\"\n9,a,b\n',
+        [("sports", 'Cup "final" It is on\\')],
+    ),
+    "ethos": (
+        b"comment;isHate\nyou; 0.5\nyou;0.5\nnice;0.49\nno;2\n",
+        [("hate", "you"), ("acceptable", "nice")],
+    ),
     "financial": (b"Sales rose @ home@positive\nx@y\n", [("positive", "Sales rose @ home")]),
-    "amazon": (b"__label__1 Bad: very bad\n__label__2 Good\n", [("negative", "Bad: very bad"), ("positive", "Good")]),
+    "amazon": (
+        b"__label__1 Bad: very bad\n__label__2 Good\n",
+        [("negative", "Bad: very bad"), ("positive", "Good")],
+    ),
 }
 
 
@@ -29,18 +39,29 @@ def test_markup_is_mended_and_like_things_stay():
 
 
 def test_repeats_and_texts_of_two_classes_are_left_out():
-    content = b"0\tgood one\n1\tfine  film\n1\tFine film!\n0\tboth ways\n1\tboth ways\n0\t...\nbroken\n1\t" + b"long " * 61
-    assert sentences.usable("sst2", content) == {"sst2 negative": ["good one"], "sst2 positive": ["fine film"]}
+    content = (
+        b"0\tgood one\n1\tfine  film\n1\tFine film!\n"
+        b"0\tboth ways\n1\tboth ways\n0\t...\nbroken\n1\t" + b"long " * 61
+    )
+    assert sentences.usable("sst2", content) == {
+        "sst2 negative": ["good one"],
+        "sst2 positive": ["fine film"],
+    }
 
 
 def test_own_sentences_are_drawn_without_a_download(monkeypatch):
     monkeypatch.setattr(sentences, "fetch", lambda name: pytest.fail("a file was fetched"))
     run = Run(Settings(suite="sentences", k=4, separator="space"))
     texts = sentences.class_texts("sentences")
-    assert min(map(len, texts.values())) >= 15 and len({t for own in texts.values() for t in own}) == sum(map(len, texts.values()))
+    assert min(map(len, texts.values())) >= 15 and len(
+        {t for own in texts.values() for t in own}
+    ) == sum(map(len, texts.values()))
     prompts = run.blocks(4, 1)
     assert {p.dataset for p in prompts} == set(sentences.PAIRS["sentences"])
-    assert all(p.query in texts[p.cls] and all(d.text in texts[d.cls] for d in p.demonstrations) for p in prompts)
+    assert all(
+        p.query in texts[p.cls] and all(d.text in texts[d.cls] for d in p.demonstrations)
+        for p in prompts
+    )
 
 
 def test_published_sets(monkeypatch):

@@ -1,4 +1,5 @@
-"""Settings that reach the model; label pairs that a tokenizer lacks. What each setting may be: test_engine.py, BAD."""
+"""Settings that reach the model; label pairs that a tokenizer lacks. What each setting may be:
+test_engine.py, BAD."""
 
 from types import SimpleNamespace
 
@@ -20,7 +21,9 @@ def run(words, monkeypatch, **settings) -> chain.Run:
     return of_words
 
 
-@pytest.mark.parametrize(("value", "expected"), [("auto", "auto"), ("none", None), ("", None), (None, None)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("auto", "auto"), ("none", None), ("", None), (None, None)]
+)
 def test_device_map_auto_reaches_the_model(value, expected, monkeypatch):
     options = {}
     monkeypatch.setattr(loading, "load", lambda name, **of_call: options.update(of_call))
@@ -31,25 +34,46 @@ def test_device_map_auto_reaches_the_model(value, expected, monkeypatch):
 
 def test_a_number_that_was_meant_as_a_name_is_one_and_the_home_folder_is_expanded_once(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert Settings.of({"blocks": "2"}).out == Settings.of({"out": "_build/measurements"}).out == str(ROOT / "_build/measurements")
+    assert (
+        Settings.of({"blocks": "2"}).out
+        == Settings.of({"out": "_build/measurements"}).out
+        == str(ROOT / "_build/measurements")
+    )
     settings = Settings.of({"model": 360, "out": "~/results"})
     assert (settings.model, settings.out) == ("360", "/home/me/results")
-    assert Settings.of({"model": "~/a"}).model == "/home/me/a" and Settings.of({"out": "~nobody-here/a"}).out == "~nobody-here/a"
+    assert (
+        Settings.of({"model": "~/a"}).model == "/home/me/a"
+        and Settings.of({"out": "~nobody-here/a"}).out == "~nobody-here/a"
+    )
     refused("model=100000.0: .* with -r", Settings.of, {"model": 1e5})
 
 
-def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(monkeypatch, capfd):
+def test_label_pairs_that_a_tokenizer_cannot_say_are_left_out_by_default_and_told(
+    monkeypatch, capfd
+):
     some = run(["foo", "bar", "up"], monkeypatch)
     assert some.labels == ("foo/bar",) and "unknown" in some.unsayable["up/down"]
-    assert capfd.readouterr().err == "mini-gpt2: label pairs left out, which its tokenizer cannot say: up/down\n"
-    assert {prompt.labels for prompt in some.blocks(2, 1, chain.Form(1, "space"))} == {("foo", "bar")}
+    assert (
+        capfd.readouterr().err
+        == "mini-gpt2: label pairs left out, which its tokenizer cannot say: up/down\n"
+    )
+    assert {prompt.labels for prompt in some.blocks(2, 1, chain.Form(1, "space"))} == {
+        ("foo", "bar")
+    }
     assert run(["foo", "bar", "up", "down"], monkeypatch).labels == ("foo/bar", "up/down")
-    assert run(["foo", "bar"], monkeypatch, labels="up/down").labels == ("up/down",)  # what is asked for is refused later
+    assert run(["foo", "bar"], monkeypatch, labels="up/down").labels == (
+        "up/down",
+    )  # what is asked for is refused later
     refused("can say no label pair", getattr, run(["foo"], monkeypatch), "labels")
 
 
 def test_answers_that_are_not_finite_are_refused():
     encoded = tiny_blocks.blocks(1)
     refused(
-        "not finite: take dtype=bfloat16", Answers(encoded).put, (), [0], torch.tensor([0]), torch.tensor([[0.0, float("nan")]])
+        "not finite: take dtype=bfloat16",
+        Answers(encoded).put,
+        (),
+        [0],
+        torch.tensor([0]),
+        torch.tensor([[0.0, float("nan")]]),
     )

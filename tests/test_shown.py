@@ -1,4 +1,5 @@
-"""What pages show with many models: their names, panels and tables; and the contents of the book."""
+"""What pages show with many models: their names, panels and tables; and the contents of the
+book."""
 
 import re
 
@@ -15,8 +16,13 @@ FIVE = list(data_files.shown_names())
 
 
 def test_every_recorded_model_has_a_name_of_its_own_for_pages():
-    assert {*recorded.recorded_models(), "mini-gpt2"} <= {*FIVE} and len({*data_files.shown_names().values()}) == len(FIVE)
-    assert shown_name("smollm2-135m, 18-6") == "SmolLM2-135M, 18-6" and shown_name("my/smollm2-135m") == "my/smollm2-135m"
+    assert {*recorded.recorded_models(), "mini-gpt2"} <= {*FIVE} and len(
+        {*data_files.shown_names().values()}
+    ) == len(FIVE)
+    assert (
+        shown_name("smollm2-135m, 18-6") == "SmolLM2-135M, 18-6"
+        and shown_name("my/smollm2-135m") == "my/smollm2-135m"
+    )
     assert shown_name("smollm2-135m-mine: x") == "smollm2-135m-mine: x" and shown_name("") == ""
 
 
@@ -29,7 +35,9 @@ def test_without_the_repository_models_keep_their_names(monkeypatch):
 
 @pytest.mark.parametrize("models", [3, 5])
 def test_many_models_stand_below_each_other(models):
-    table = pd.DataFrame([{"model": m, "what": what, "x": 1.0} for m in FIVE[:models] for what in ("a", "b")])
+    table = pd.DataFrame(
+        [{"model": m, "what": what, "x": 1.0} for m in FIVE[:models] for what in ("a", "b")]
+    )
     chart = figures.facets(alt.Chart().mark_point().encode(x="x:Q"), table, row="what").to_dict()
     at, other = ("column", "row") if models == 3 else ("row", "column")
     assert (chart["facet"][at]["field"], chart["facet"][other]["field"]) == ("model", "what")
@@ -38,7 +46,9 @@ def test_many_models_stand_below_each_other(models):
     assert beside * (chart["spec"]["width"] + 60) < figures.WIDTH
     numbers = table.assign(value=1.0, low=0.5, high=1.5).drop_duplicates("model")
     data = pages.grid(numbers, ["what"], "model").data
-    assert data.shape == ((1, 3) if models == 3 else (5, 1)) and "SmolLM2-135M" in (data.columns if models == 3 else data.index)
+    assert data.shape == ((1, 3) if models == 3 else (5, 1)) and "SmolLM2-135M" in (
+        data.columns if models == 3 else data.index
+    )
 
 
 def test_commands_of_one_model_are_one():
@@ -51,18 +61,30 @@ def test_commands_of_one_model_are_one():
 
 def test_contents_name_every_page_and_titles_fit_the_sidebar():
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf8"))
-    titles = {entry["file"]: entry.get("title") for part in toc["parts"] for entry in part["chapters"]}
-    pages_there = {f"book/{path.stem}" for path in (ROOT / "book").glob("*.*") if path.suffix in (".ipynb", ".md")}
+    titles = {
+        entry["file"]: entry.get("title") for part in toc["parts"] for entry in part["chapters"]
+    }
+    pages_there = {
+        f"book/{path.stem}"
+        for path in (ROOT / "book").glob("*.*")
+        if path.suffix in (".ipynb", ".md")
+    }
     assert {*listed(toc)} == pages_there - {"book/playground"}
     for name, title in titles.items():
         if title is None:
-            (path,) = ROOT.glob(f"{name}.*")  # in a notebook's JSON a line begins with a quote and ends before an escaped break
+            (path,) = ROOT.glob(
+                f"{name}.*"
+            )  # in a notebook's JSON a line begins with a quote and ends before an escaped break
             title = re.search(r'^ *"?# (.*?)(\\n"|"|$)', path.read_text("utf8"), re.MULTILINE)[1]
         assert len(title) <= 28, title
 
 
 def test_no_table_says_minus_nothing():
-    html = pages.shown(pd.DataFrame({"x": [-0.001, -0.2], "name": ["a", "b"], "n": [1, 2]}), precision=2).to_html()
+    html = pages.shown(
+        pd.DataFrame({"x": [-0.001, -0.2], "name": ["a", "b"], "n": [1, 2]}), precision=2
+    ).to_html()
     assert ">0.00<" in html and ">-0.20<" in html and ">1<" in html and "-0.00" not in html
-    table = pd.DataFrame({"model": ["a"], "x": ["b"], "value": [-0.001], "low": [-0.004], "high": [0.2]})
+    table = pd.DataFrame(
+        {"model": ["a"], "x": ["b"], "value": [-0.001], "low": [-0.004], "high": [0.2]}
+    )
     assert "-0.00" not in pages.grid(table, ["x"], "model", fmt=".2f").to_html()

@@ -8,7 +8,18 @@ import re
 
 import numpy as np
 import pytest
-from browser import HEADS, PAGE, ROOT, browser, check_screen, fields, needs_browser, one_browser, refuses, text  # noqa: F401
+from browser import (
+    HEADS,
+    PAGE,
+    ROOT,
+    browser,
+    check_screen,
+    fields,
+    needs_browser,
+    one_browser,  # noqa: F401
+    refuses,
+    text,
+)
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.increases import increases
 from towerlab.model.capture import capture
@@ -25,30 +36,48 @@ pytestmark = needs_browser
 
 @pytest.fixture(scope="module")
 def example():
-    """The model, the paper's example encoded, its capture, and what the heads' measurement says of it."""
+    """The model, the paper's example encoded, its capture, and what the heads' measurement says of
+    it."""
     model = load("mini-gpt2")
     (e,) = encode_all([EXAMPLE], model.tokenizer)
-    return model, e, capture(model, [e], {"weights"}), measure_heads(model, [e]).assign(increases(model, [e]).data_vars)
+    return (
+        model,
+        e,
+        capture(model, [e], {"weights"}),
+        measure_heads(model, [e]).assign(increases(model, [e]).data_vars),
+    )
 
 
 def test_the_page_shows_what_python_computes_and_keeps_the_answer_before(address, example):
     model, e, plain, of_heads = example
     with edited(model, zero([*map(Head.parse, HEADS)], everywhere([e]))):
-        shares = [f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))]
+        shares = [
+            f"{of.logits[0].softmax(-1)[e.true_id]:.0%}" for of in (plain, capture(model, [e]))
+        ]
     with browser(address) as page:
-        cells = page.locator(".tinker-map button").evaluate_all("all => all.map((cell) => cell.ariaLabel)")
-        arcs = dict(re.findall(r"head (\S+): ([^;]+)", page.get_attribute(".tinker-arcs", "aria-label")))
+        cells = page.locator(".tinker-map button").evaluate_all(
+            "all => all.map((cell) => cell.ariaLabel)"
+        )
+        arcs = dict(
+            re.findall(r"head (\S+): ([^;]+)", page.get_attribute(".tinker-arcs", "aria-label"))
+        )
         page.get_by_label("over all words").check()
-        assert f"{of_heads['increase'][0, 3, 1]:.3f} nats" in page.get_attribute('[data-head="3-1"]', "aria-label")
+        assert f"{of_heads['increase'][0, 3, 1]:.3f} nats" in page.get_attribute(
+            '[data-head="3-1"]', "aria-label"
+        )
         assert page.get_by_label("over all words").is_checked()
         page.get_by_role("button", name="zero").click()  # all heads with arcs
-        assert " → ".join(shares) in text(page, "answer") and "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
+        assert " → ".join(shares) in text(
+            page, "answer"
+        ) and "3-1, 3-2, 3-0, 3-5, 3-7 switched off" in text(page, "sentence")
     nats = dict(re.search(r"head (\S+?),.* (\S+) nats", label).groups() for label in cells)
     for (layer, head), value in np.ndenumerate(head_logit_differences(plain, model).numpy()):
         assert nats[f"{layer}-{head}"] == f"{value:.3f}"
     for name in HEADS:
         weights = plain.weights[:, 0][Head.parse(name)][list(e.label_positions)].tolist()
-        assert [float(w) for w in re.findall(r" (\d?\.\d+)", arcs[name])] == pytest.approx(weights, abs=0.0051)
+        assert [float(w) for w in re.findall(r" (\d?\.\d+)", arcs[name])] == pytest.approx(
+            weights, abs=0.0051
+        )
 
 
 def test_the_true_label_follows_the_query_and_capitals_are_lowered(address):
@@ -73,10 +102,16 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
             assert text(page, "says") == "?"
             assert not page.locator(".tinker-answer").is_visible() and text(page, "sentence") == ""
             page.locator(".tinker-question button", has_text=answer or "another word").first.click()
-            assert page.locator(".tinker-answer").is_visible() and text(page, "told").startswith(before + " ")
-            links = page.locator(".tinker-told a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+            assert page.locator(".tinker-answer").is_visible() and text(page, "told").startswith(
+                before + " "
+            )
+            links = page.locator(".tinker-told a").evaluate_all(
+                "all => all.map((a) => a.getAttribute('href'))"
+            )
             pages = [link.removesuffix(".html") for link in links]
-            assert pages and all(list((ROOT / "book").glob(f"{name}.*")) for name in pages)  # the chapter that tests it
+            assert pages and all(
+                list((ROOT / "book").glob(f"{name}.*")) for name in pages
+            )  # the chapter that tests it
             assert (pages[-1] == "heads") == (i == len(expected) - 1)
             assert text(page, "score") == f"{i + 1} of {i + 1} right"
             assert text(page, "says") == answer or not answer
@@ -84,7 +119,9 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
 
 def test_play_tells_four_steps_with_the_numbers_of_the_prompt(address, example):
     (model, e, plain, of_heads), heads = example, list(map(Head.parse, HEADS))
-    looks = np.mean([plain.weights[:, 0][head][list(e.label_positions)].numpy() for head in heads], 0)
+    looks = np.mean(
+        [plain.weights[:, 0][head][list(e.label_positions)].numpy() for head in heads], 0
+    )
     adds = choose.pick(of_heads["contribution"], heads).sum().item()
     total = (plain.logits[0, e.true_id] - plain.logits[0, e.label_ids["bar"]]).item()
     theirs = sum(head_logit_differences(plain, model)[head].item() for head in heads)
@@ -94,11 +131,16 @@ def test_play_tells_four_steps_with_the_numbers_of_the_prompt(address, example):
 
     with browser(address) as page:
         page.clock.install()
-        tags = lambda: list(map(number, page.locator(".tinker-prompt li .tinker-tag").all_text_contents()))  # noqa: E731
+
+        def tags():
+            return [*map(number, page.locator(".tinker-prompt li .tinker-tag").all_text_contents())]
+
         page.get_by_role("button", name="play").click()
         assert min(tags()) >= 90 and "gives 99% of its attention to “two”" in text(page, "told")
         page.clock.run_for(7000)
-        assert tags() == pytest.approx(100 * looks, abs=0.51) and "“two”, gets the most attention" in text(page, "told")
+        assert tags() == pytest.approx(
+            100 * looks, abs=0.51
+        ) and "“two”, gets the most attention" in text(page, "told")
         page.get_by_role("button", name="pause").click()
         page.clock.run_for(30000)
         assert "makes a query of “one”" in text(page, "told")
@@ -127,25 +169,41 @@ def test_the_slider_moves_the_query_in_the_plane_and_turns_the_answer(address):
         for _ in range(12):
             page.keyboard.press("ArrowRight")
         marks = page.locator(".tinker-curve text").all_text_contents()
-        assert marks[:5] == ["−3", "−1", "0", "1", "3"] and all(re.fullmatch(r"[+−]\d+\.\d", mark) for mark in marks[5:])
-        assert slider.input_value() == "3" and text(page, "says") == "bar" and "pushed" in text(page, "sentence")
+        assert marks[:5] == ["−3", "−1", "0", "1", "3"] and all(
+            re.fullmatch(r"[+−]\d+\.\d", mark) for mark in marks[5:]
+        )
+        assert (
+            slider.input_value() == "3"
+            and text(page, "says") == "bar"
+            and "pushed" in text(page, "sentence")
+        )
         pushed = word.evaluate(at)
         assert pushed != start
         page.get_by_role("button", name="undo").click()
         assert word.evaluate(at) == start and text(page, "says") == "foo"
-        page.get_by_label("query", exact=True).fill("happy")  # among the feelings, where the push had moved it
+        page.get_by_label("query", exact=True).fill(
+            "happy"
+        )  # among the feelings, where the push had moved it
         assert math.dist(word.evaluate(at), pushed) < math.dist(word.evaluate(at), start)
         page.get_by_label("text of example 1", exact=True).fill("qwx")
         page.get_by_label("text of example 2", exact=True).fill("qwy")
         assert slider.is_disabled() and page.locator(".tinker-plane").count() == 0
 
 
-BAD = {"": "The query is empty", "\u202eabc": "The query holds a character that cannot", "🙂" * 80: "The prompt has 334 tokens"}
+BAD = {
+    "": "The query is empty",
+    "\u202eabc": "The query holds a character that cannot",
+    "🙂" * 80: "The prompt has 334 tokens",
+}
 
 
 def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
     with browser(address) as page:
-        start, good, query = fields(page), text(page, "sentence"), page.get_by_label("query", exact=True)
+        start, good, query = (
+            fields(page),
+            text(page, "sentence"),
+            page.get_by_label("query", exact=True),
+        )
         for entry, line in BAD.items():
             query.fill(entry)
             assert text(page, "error").startswith(line) and text(page, "sentence") == good
@@ -170,7 +228,14 @@ def test_the_address_holds_the_state_and_refuses_another(address):
         link, before = page.url, (fields(page), text(page, "sentence"))
     code = link.partition("=")[2]
     state = json.loads(base64.urlsafe_b64decode(code + "=="))
-    bad = [{"extra": 1}, {"heads": {"9-1": "zero"}}, {"factor": "1"}, {"push": 9}, {"measure": "rank"}, {"query": ""}]
+    bad = [
+        {"extra": 1},
+        {"heads": {"9-1": "zero"}},
+        {"factor": "1"},
+        {"push": 9},
+        {"measure": "rank"},
+        {"query": ""},
+    ]
     bad = [*({**state, **fields} for fields in bad), []]
     codes = [base64.urlsafe_b64encode(json.dumps(b).encode()).decode().rstrip("=") for b in bad]
     with browser(link) as page:
@@ -186,7 +251,13 @@ def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, 
         page.evaluate("document.querySelector('#tinker').scrollIntoView()")
         box = lambda part: page.locator(part).first.bounding_box()  # noqa: E731
         if width > 1000:
-            for part in (".tinker-map", ".tinker-answer", ".tinker-arcs", ".tinker-plane", "input[type=range]"):
+            for part in (
+                ".tinker-map",
+                ".tinker-answer",
+                ".tinker-arcs",
+                ".tinker-plane",
+                "input[type=range]",
+            ):
                 assert box(part)["y"] + box(part)["height"] <= height
         else:
             page.get_by_role("button", name="leave all").scroll_into_view_if_needed()
@@ -197,7 +268,11 @@ def test_it_fits_the_screen_and_breaks_no_rule_of_accessibility(address, width, 
         assert page.evaluate("document.activeElement.ariaLabel").startswith("head 2-1, ")
         page.get_by_role("button", name="play").click()
         arcs = box(".tinker-arcs")  # of the step, in view on a phone, too
-        assert arcs["y"] >= 0 and arcs["y"] + arcs["height"] <= height and page.locator(".tinker-told").is_visible()
+        assert (
+            arcs["y"] >= 0
+            and arcs["y"] + arcs["height"] <= height
+            and page.locator(".tinker-told").is_visible()
+        )
 
 
 def test_without_javascript_a_picture_stands_there(address):
@@ -206,7 +281,9 @@ def test_without_javascript_a_picture_stands_there(address):
     with browser(address) as page:
         picture = page.locator(".tinker-arcs").evaluate("(picture) => picture.outerHTML")
     if os.environ.get("TWOTOWERS_DRAW"):  # the arcs alone; words stand beside them
-        fragment.write_text(re.sub("<svg.*</svg>", lambda _: picture, fragment.read_text("utf8")), "utf8")
+        fragment.write_text(
+            re.sub("<svg.*</svg>", lambda _: picture, fragment.read_text("utf8")), "utf8"
+        )
     with browser(address, java_script_enabled=False) as page:
         assert page.locator("#tinker svg").is_visible()
     assert re.search("<svg.*</svg>", fragment.read_text("utf8")).group() == picture

@@ -25,23 +25,37 @@ from twotowers.heads import Head
 from twotowers.settings import Settings
 
 pytestmark = needs_browser
-ODD = ["Zürich — 東京 🙂", "12.50!", "he's  won", "(a) b", "שלום עולם", "<b>bold</b>", "Don't & WON'T", "e\u0301x"]
+ODD = [
+    "Zürich — 東京 🙂",
+    "12.50!",
+    "he's  won",
+    "(a) b",
+    "שלום עולם",
+    "<b>bold</b>",
+    "Don't & WON'T",
+    "e\u0301x",
+]
 ENGINE = """(states) => {
   const { model, tokenizer } = twotowers.opened(twotowersData);
   return JSON.stringify(states.map((state) => {
-    const prompt = twotowers.encode(state, model, tokenizer), [a, b] = prompt.labels, { dHead } = model;
+    const prompt = twotowers.encode(state, model, tokenizer);
+    const [a, b] = prompt.labels, { dHead } = model;
     const source = model.run(twotowers.exchanged(prompt)), plain = model.run(prompt.ids);
-    const patch = { "1-2": { scale: 0 }, "2-3": { scale: -0.5 }, "3-1": { instead: source.z[3].subarray(dHead, 2 * dHead) } };
+    const patch = { "1-2": { scale: 0 }, "2-3": { scale: -0.5 },
+      "3-1": { instead: source.z[3].subarray(dHead, 2 * dHead) } };
     const up = model.increases(plain, a.id);
     const edited = model.run(prompt.ids, patch), again = model.run(prompt.ids, {}, source);
-    return { ids: prompt.ids, labelAt: prompt.labelAt, logits: [...plain.logits], again: [...again.logits],
-      weights: plain.weights.map((w) => [...w]), differences: [...model.differences(plain, a.id, b.id)], up,
+    return { ids: prompt.ids, labelAt: prompt.labelAt, up,
+      logits: [...plain.logits], again: [...again.logits],
+      weights: plain.weights.map((w) => [...w]),
+      differences: [...model.differences(plain, a.id, b.id)],
       edited: [...edited.logits], label: twotowers.labelByClass(state, twotowersData.classes) };
   }));
 }"""  # as text: Playwright takes half a minute for so many numbers
 STEER = """([state, pair, name, doses]) => {
   const { model, tokenizer } = twotowers.opened(twotowersData);
-  const towers = new twotowers.Towers(model, tokenizer, twotowersData.prompts, twotowersData.classes);
+  const { prompts, classes } = twotowersData;
+  const towers = new twotowers.Towers(model, tokenizer, prompts, classes);
   const prompt = twotowers.encode(state, model, tokenizer), plain = model.run(prompt.ids);
   const answers = doses.map((dose) => {
     const edits = Object.fromEntries(twotowersData.pushed.map((name) =>
@@ -59,27 +73,46 @@ def random_prompts(tokenizer, n: int) -> list[Prompt]:
     words, out = [word for word in words if word.isalpha()] * 2 + ODD * 20, []
     for _ in range(n):
         labels = draw.sample(["foo", "bar", "baz"], 2)
-        rows = [Demonstration(draw.choice(words), draw.choice(labels)) for _ in range(draw.randint(1, 8))]
-        out.append(Prompt([*rows, Demonstration(draw.choice(words), labels[1])], draw.choice(words), labels[0], labels))
+        rows = [
+            Demonstration(draw.choice(words), draw.choice(labels))
+            for _ in range(draw.randint(1, 8))
+        ]
+        out.append(
+            Prompt(
+                [*rows, Demonstration(draw.choice(words), labels[1])],
+                draw.choice(words),
+                labels[0],
+                labels,
+            )
+        )
     return out
 
 
 def close(ours, theirs) -> None:
-    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=LOGITS)
+    torch.testing.assert_close(
+        torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=LOGITS
+    )
 
 
 def test_the_engine_equals_pytorch_on_random_prompts(address):
     model = load("mini-gpt2")
     prompts = random_prompts(model.tokenizer, 30)
-    states = [{"demonstrations": [[d.text, d.label] for d in p.demonstrations], "query": p.query, "true_label": p.true_label}
+    states = [{"demonstrations": [[d.text, d.label] for d in p.demonstrations], "query": p.query,
+               "true_label": p.true_label}
               for p in prompts]  # fmt: skip
     with browser(address) as page:
         results = json.loads(page.evaluate(ENGINE, states))
     for result, p in zip(results, prompts, strict=True):  # capitals are lowered
-        p = replace(p, demonstrations=[replace(d, text=d.text.lower()) for d in p.demonstrations], query=p.query.lower())
+        p = replace(
+            p,
+            demonstrations=[replace(d, text=d.text.lower()) for d in p.demonstrations],
+            query=p.query.lower(),
+        )
         e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
         assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
-        assert result["label"] == (true_label([(d.text, d.label) for d in p.demonstrations], p.query) or "")
+        assert result["label"] == (
+            true_label([(d.text, d.label) for d in p.demonstrations], p.query) or ""
+        )
         plain, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
         close(result["logits"], plain.logits[0])
         close(result["again"], plain.logits[0])
@@ -88,28 +121,46 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         scale = norm_scale(plain.resid_final, model.unembedding)
         parts = plain.resid_pre, plain.z, plain.ffn_output
         close(result["up"], increases_along(model, *parts, scale, plain.true_ids)[2][0].flatten())
-        with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3, :].mul_(-0.5),
-                                3: lambda z, new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
+        with changing_z(model, {1: lambda z: z[..., 2, :].zero_(), 2: lambda z: z[..., 3,
+                                                                                  :].mul_(-0.5),
+                                3: lambda z,
+                                new=source.z[3, :, 1]: z[:, -1, 1].copy_(new)}):  # fmt: skip
             close(result["edited"], capture(model, [e]).logits[0])
 
 
 def test_a_push_of_the_query_is_a_row_of_the_grid_of_chapter_11(address):
-    """The same prompts, directions and answers as `measure.tower_grid` has, at every coefficient."""
+    """The same prompts, directions and answers as `measure.tower_grid` has, at every
+    coefficient."""
     run = Run(Settings())
     locating = run.encode(run.blocks(BLOCKS * len(run.pairs), LOCATING, Form(2, "space")))
     assert [e.prompt.text for e in locating] == tinker.prompts()["located"]
     directions = class_directions(run.model, locating)
     cls = {"love": "sentiment", "like": "sentiment", "eight": "number", "two": "number"}
     demonstrations = [replace(d, cls=cls[d.text]) for d in EXAMPLE.demonstrations]
-    prompt = replace(EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number")
+    prompt = replace(
+        EXAMPLE, demonstrations=demonstrations, cls="number", dataset="sentiment/number"
+    )
     moved = {"pushed": (list(map(Head.parse, PUSHED)), directions)}
-    data = tower_grid(run.model, run.encode([prompt]), moved, COEFFICIENTS).sel(key_coefficient=0).isel(heads=0, prompt=0)
-    state = {"demonstrations": [[d.text, d.label] for d in prompt.demonstrations], "query": "one", "true_label": "foo"}
+    data = (
+        tower_grid(run.model, run.encode([prompt]), moved, COEFFICIENTS)
+        .sel(key_coefficient=0)
+        .isel(heads=0, prompt=0)
+    )
+    state = {
+        "demonstrations": [[d.text, d.label] for d in prompt.demonstrations],
+        "query": "one",
+        "true_label": "foo",
+    }
     pair = ["sentiment", "number"]  # a positive dose goes to the first class: here from the second
     with browser(address) as page:
         result = page.evaluate(STEER, [state, pair[::-1], "3-1", list(COEFFICIENTS)])
     for dose, answers in zip(COEFFICIENTS, result["answers"], strict=True):
         at = data.sel(query_coefficient=dose)
         for answer in answers:
-            assert answer == pytest.approx([float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS)
-    close(result["direction"], torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]))
+            assert answer == pytest.approx(
+                [float(at.log_prob_true), float(at.log_prob_other)], abs=LOGITS
+            )
+    close(
+        result["direction"],
+        torch.tensor(directions["query"].sel(pair="sentiment/number").values[3, 1]),
+    )

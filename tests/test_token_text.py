@@ -10,7 +10,8 @@ def test_byte_level_tokens_are_readable():
     tokens = ("<unk>", "Ġlove", "ll", ":", "ĠZÃ¼rich", "Ã", "âĢ", "Ġ", "Ċ", "Ġ7", "A", "ĠLove")
     result = Lexicon.of(word_tokenizer(tokens), len(tokens) + 1)
     assert result.texts == (
-        "<unk>", "love", "-ll", ":", "Zürich", "byte C3", "bytes E2 80", "space", "\\n", "7", "-A", "Love", "<id 12>",
+        "<unk>", "love", "-ll", ":", "Zürich", "byte C3", "bytes E2 80", "space", "\\n", "7", "-A",
+        "Love", "<id 12>",
     )  # fmt: skip
     assert result.plain == ("", "love", "ll", ":", "zürich", "", "", "", "", "7", "a", "love", "")
     assert result.stopword_ids.tolist() == [0, 2, 3, 5, 6, 7, 8, 10, 12]
@@ -35,7 +36,11 @@ def test_content_words_of_a_text():
 
 def test_gpt2s_and_llamas_own_tokens():
     gpt2 = Lexicon.of(AutoTokenizer.from_pretrained(shared("tokenizers/gpt2")), 50257)
-    assert gpt2.texts[22944] == "foo" and gpt2.texts[2318] == "bar" and gpt2.texts[50256] == "<|endoftext|>"
+    assert (
+        gpt2.texts[22944] == "foo"
+        and gpt2.texts[2318] == "bar"
+        and gpt2.texts[50256] == "<|endoftext|>"
+    )
     assert gpt2.plain.count("bar") >= 4  # bar, Bar, BAR, with and without their space
     stories = Lexicon.of(AutoTokenizer.from_pretrained(shared("models/stories260K")), 512)
     assert stories.texts[5] == "byte 02" and stories.texts[300] == "ha"

@@ -15,7 +15,9 @@ from twotowers.heads import Head
 from twotowers.recording import Recording
 from twotowers.store import kept, load, save
 
-LEXICON = Lexicon(tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY)))
+LEXICON = Lexicon(
+    tuple(f"word{i}" for i in range(VOCABULARY)), tuple(f"word{i}" for i in range(VOCABULARY))
+)
 CLASSES = {"number": ["word11", "word12"], "animal": ["word13"]}
 
 
@@ -25,18 +27,24 @@ def words(monkeypatch):
     monkeypatch.setattr(module, "class_words", lambda: CLASSES)
 
 
-def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp_path, small_batches):
+def test_every_reading_is_the_sorted_projection_of_the_slow_reference(
+    model, tmp_path, small_batches
+):
     encoded, heads = of_two_classes(3), [Head(1, 1), Head(0, 0)]
     result = top_tokens(model, heads, encoded)
     slow = [Reference(model, e.ids) for e in encoded]
-    runs = [model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded]
+    runs = [
+        model.hf(torch.tensor([e.ids]), output_hidden_states=True).hidden_states for e in encoded
+    ]
     plain = [capture(model, [e], {"streams"}) for e in encoded]
     for j, (layer, head) in enumerate(heads):
         for place, position in enumerate(encoded[0].label_positions):
             vectors = {
                 "value": [s.value_output(layer, head, position) for s in slow],
                 "key": [hidden[layer][0, position] for hidden in runs],
-                "key, attention only": [s.stream_attention[:layer, 0, position].sum(0) for s in plain],
+                "key, attention only": [
+                    s.stream_attention[:layer, 0, position].sum(0) for s in plain
+                ],
             }
             for what, rows in vectors.items():
                 mean = sum(rows) / len(rows)
@@ -46,7 +54,9 @@ def test_every_reading_is_the_sorted_projection_of_the_slow_reference(model, tmp
                         assert set(at["token"].values) == {""}
                         continue
                     bs = unembed.bs_values(rows[2] - subtrahend, model.unembedding, slow[2].scale)
-                    assert at["token"].values.tolist() == [f"word{i}" for i in bs.argsort(descending=True)[: module.TOP]]
+                    assert at["token"].values.tolist() == [
+                        f"word{i}" for i in bs.argsort(descending=True)[: module.TOP]
+                    ]
     save(kept("top_tokens", Recording(result)), tmp_path / "top.nc", {"measurement": "top_tokens"})
     assert (load(tmp_path / "top.nc").data["token"] == result["token"]).all()
 
@@ -61,20 +71,34 @@ def test_a_carried_query_meets_keys_as_the_model_without_positions_does(model):
         group = model.value_head(head)
         constant = torch.zeros(2) if bias is None else query[:, head] @ bias[group]
         expected = torch.einsum("bk,bpk->bp", query[:, head], key[:, :, group])
-        scores = torch.einsum("bd,bpd->bp", carried_query(plain, model, 1, head), normed) + constant[:, None]
-        torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)  # stock models turn queries in float32
+        scores = (
+            torch.einsum("bd,bpd->bp", carried_query(plain, model, 1, head), normed)
+            + constant[:, None]
+        )
+        torch.testing.assert_close(
+            scores, expected, rtol=1e-5, atol=1e-5
+        )  # stock models turn queries in float32
 
 
 def test_relations_by_hand():
-    demonstrations = (Demonstration("word11", "foo", "number"), Demonstration("word13 word20", "bar", "animal"))
+    demonstrations = (
+        Demonstration("word11", "foo", "number"),
+        Demonstration("word13 word20", "bar", "animal"),
+    )
     prompt = Prompt(demonstrations, "word12", "foo", ("foo", "bar"), "number", "number/animal")
     words = {"number": ["word11", "word12", "word14"], "animal": ["word13", "word15"]}
-    names = lambda place: {w: RELATIONS[c] for w, c in relations_of(prompt, place, words).items()}  # noqa: E731
+
+    def names(place):
+        return {w: RELATIONS[c] for w, c in relations_of(prompt, place, words).items()}
+
     labels = {"foo": "own label", "bar": "other label"}
-    assert names(0) == labels | {"word11": "own text", "word12": "none", "word13": "none", "word20": "none",
+    assert names(0) == labels | {"word11": "own text", "word12": "none", "word13": "none",
+                                 "word20": "none",
                                  "word14": "own class", "word15": "other class"}  # fmt: skip
-    assert names(1) == {"foo": "other label", "bar": "own label", "word11": "none", "word12": "none",
-                        "word13": "own text", "word20": "own text", "word14": "other class", "word15": "own class"}  # fmt: skip
+    assert names(1) == {"foo": "other label", "bar": "own label", "word11": "none",
+                        "word12": "none",
+                        "word13": "own text", "word20": "own text", "word14": "other class",
+                        "word15": "own class"}  # fmt: skip
     assert names(None)["word12"] == "own text" and names(None)["word11"] == "none"
 
 
@@ -83,24 +107,40 @@ def test_relations_stand_beside_their_tokens(float64, monkeypatch):
     model, encoded = shared_tiny("gpt2"), of_two_classes(3)
     result = top_tokens(model, [Head(1, 0)], encoded)
     for what, variable in (("token", "relation"), ("query_token", "query_relation")):
-        tokens, codes = (result[name].transpose("prompt", ..., "rank").values for name in (what, variable))
+        tokens, codes = (
+            result[name].transpose("prompt", ..., "rank").values for name in (what, variable)
+        )
         dims = result[what].transpose("prompt", ..., "rank").dims
         for at in np.ndindex(tokens.shape):
             e, place = encoded[at[0]], at[dims.index("place")] if "place" in dims else None
-            words = {f"word{token}": label for label, token in e.label_ids.items()}  # labels are known by their tokens
-            expected = relations_of(e.prompt, place, CLASSES).get(words.get(tokens[at], tokens[at]), RELATIONS.index("none"))
+            words = {
+                f"word{token}": label for label, token in e.label_ids.items()
+            }  # labels are known by their tokens
+            expected = relations_of(e.prompt, place, CLASSES).get(
+                words.get(tokens[at], tokens[at]), RELATIONS.index("none")
+            )
             assert codes[at] == expected
-    assert {"own text", "own class", "other class"} <= {RELATIONS[c] for c in np.unique(result["relation"])}
+    assert {"own text", "own class", "other class"} <= {
+        RELATIONS[c] for c in np.unique(result["relation"])
+    }
 
 
 def test_a_label_is_known_by_its_token_and_never_passed_over(float64, monkeypatch):
     model, encoded = shared_tiny("gpt2"), of_two_classes(2)
     token = encoded[0].label_ids["foo"]
-    plain = ["the" if i == token else f"word{i}" for i in range(VOCABULARY)]  # a piece of "foo", and a stop word
+    plain = [
+        "the" if i == token else f"word{i}" for i in range(VOCABULARY)
+    ]  # a piece of "foo", and a stop word
     monkeypatch.setattr(module, "TOP", VOCABULARY)
     monkeypatch.setattr(Lexicon, "of", lambda *_: Lexicon(LEXICON.texts, tuple(plain)))
     result = top_tokens(model, [Head(1, 1)], encoded)
     at = result.sel(what="value", mean="kept").isel(prompt=0, listed_head=0)
     for place, d in enumerate(encoded[0].prompt.demonstrations):
-        relation = at["relation"].isel(place=place).values[at["token"].isel(place=place).values == f"word{token}"]
-        assert relation.tolist() == [RELATIONS.index("own label" if d.label == "foo" else "other label")]
+        relation = (
+            at["relation"]
+            .isel(place=place)
+            .values[at["token"].isel(place=place).values == f"word{token}"]
+        )
+        assert relation.tolist() == [
+            RELATIONS.index("own label" if d.label == "foo" else "other label")
+        ]

@@ -1,4 +1,5 @@
-"""Both towers moved over a grid: what is moved, and what is refused. The numbers are in test_independent."""
+"""Both towers moved over a grid: what is moved, and what is refused. The numbers are in
+test_independent."""
 
 import numpy as np
 import tiny_blocks
@@ -15,12 +16,19 @@ def test_each_set_has_its_own_heads_and_directions(float64):
     both = tower_grid(model, encoded, {"a": ([(0, 1)], first), "b": ([(1, 0)], second)}, (0.0, 1.0))
     for name, of in (("a", ([(0, 1)], first)), ("b", ([(1, 0)], second))):
         alone = tower_grid(model, encoded, {name: of}, (0.0, 1.0))["logit_difference"]
-        np.testing.assert_allclose(both["logit_difference"].sel(heads=[name]), alone, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            both["logit_difference"].sel(heads=[name]), alone, rtol=0, atol=1e-12
+        )
 
 
 def test_heads_that_lower_what_they_read_are_left_out():
-    shape, attention = ("prompt", "layer", "head"), np.array([0.9, 0.5, 0.3, 0.1]).reshape(1, 2, 2, 1)
-    values = {"attention": ((*shape, "place"), np.concatenate([attention, 0.05 + 0 * attention], -1))}
+    shape, attention = (
+        ("prompt", "layer", "head"),
+        np.array([0.9, 0.5, 0.3, 0.1]).reshape(1, 2, 2, 1),
+    )
+    values = {
+        "attention": ((*shape, "place"), np.concatenate([attention, 0.05 + 0 * attention], -1))
+    }
     values |= {"writing": (shape, np.array([[[-0.2, 0.1], [0.4, 0.0]]]))}
     heads = xr.Dataset(values, {"true": (("prompt", "place"), np.array([[True, False]]))})
     assert without_negative(heads, 5) == [Head(0, 1), Head(1, 0)]
@@ -40,4 +48,11 @@ def test_what_cannot_be_moved_is_refused():
     directions = class_directions(model, tiny_blocks.blocks(4))
     refused("two blocks a pair", class_directions, model, encoded[:4])
     refused("head 7-0", tower_grid, model, encoded, {"x": ([(7, 0)], directions)}, (0.0,))
-    refused("no direction for a/b", tower_grid, model, encoded, {"x": ([(0, 0)], directions.assign_coords(pair=["c/d"]))}, (0.0,))
+    refused(
+        "no direction for a/b",
+        tower_grid,
+        model,
+        encoded,
+        {"x": ([(0, 0)], directions.assign_coords(pair=["c/d"]))},
+        (0.0,),
+    )

@@ -1,4 +1,5 @@
-"""The training of the shipped model: episodes are well formed, the loss falls, a stopped run goes on, cards are true."""
+"""The training of the shipped model: episodes are well formed, the loss falls, a stopped run goes
+on, cards are true."""
 
 import json
 import re
@@ -24,14 +25,26 @@ PROMPT = "love : bar like : bar eight : foo two : foo one :"
 def mini():
     """The shipped model, its tokenizer and its card."""
     model = AutoModelForCausalLM.from_pretrained(MINI, local_files_only=True).eval()
-    return model, AutoTokenizer.from_pretrained(MINI, local_files_only=True), (MINI / "README.md").read_text()
+    return (
+        model,
+        AutoTokenizer.from_pretrained(MINI, local_files_only=True),
+        (MINI / "README.md").read_text(),
+    )
 
 
-SHORT = replace(CONFIGURATIONS["mini-gpt2"], batch=8, updates=20, validate_every=10, validation_prompts=4, save_every=5)
+SHORT = replace(
+    CONFIGURATIONS["mini-gpt2"],
+    batch=8,
+    updates=20,
+    validate_every=10,
+    validation_prompts=4,
+    save_every=5,
+)
 
 
 class Short(trainer.Trainer):
-    """All stages, but each ends after some fifteen batches; `kill_at` is an update that is never done."""
+    """All stages, but each ends after some fifteen batches; `kill_at` is an update that is never
+    done."""
 
     kill_at, enough = None, 8.5
 
@@ -51,7 +64,9 @@ def test_a_few_updates_lower_the_loss():
     trained = Short(0)
     batch = trained.text.episodes(8, 0.5)
     losses = [trained.train(batch) for _ in range(25)]
-    assert losses[0] == pytest.approx(np.log(len(trained.tokenizer)), abs=0.5)  # random weights: an even guess
+    assert losses[0] == pytest.approx(
+        np.log(len(trained.tokenizer)), abs=0.5
+    )  # random weights: an even guess
     assert losses[-1] < losses[0] - 2
 
 
@@ -62,7 +77,9 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     record = json.loads((tmp_path / "whole out/training.json").read_text())
     last = record["stages"][-1][1]
     steps = {path.name for path in (tmp_path / "whole").glob("step-*")}
-    assert steps == {f"step-{step:06d}" for name, step in record["stages"] if not name.startswith("episodes")}
+    assert steps == {
+        f"step-{step:06d}" for name, step in record["stages"] if not name.startswith("episodes")
+    }
     for kill_at in (3, 60, last - 12, last - 1):
         again = Short(3, tmp_path / "killed")
         again.kill_at = kill_at
@@ -72,7 +89,9 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(tmp_path, monkeypatch)
     again = Short(3, tmp_path / "killed")
     assert again.take_up() and not Short(4, tmp_path / "killed").take_up()
     again.run(tmp_path / "out")
-    expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out"))
+    expected, result = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("whole out", "out")
+    )
     assert all(torch.equal(result[name], expected[name]) for name in expected)
     assert json.loads((tmp_path / "out/training.json").read_text()) == record
 
@@ -86,12 +105,21 @@ def test_episodes_of_words_are_well_formed(repeat):
             classes.setdefault(i, set()).add(name)
     for _ in range(5):
         ids, mask = text.episodes(16, repeat)
-        assert (ids[:, 1::3] == text.colon).all() and not mask[:, 0::3].any() and not mask[:, 1::3].any()
+        assert (
+            (ids[:, 1::3] == text.colon).all()
+            and not mask[:, 0::3].any()
+            and not mask[:, 1::3].any()
+        )
         for words, labels, in_loss in zip(ids[:, 0::3], ids[:, 2::3], mask[:, 2::3], strict=True):
-            assert set(labels) <= set(text.labels) and set(words) <= set(classes)  # no held-out word
-            assert in_loss.astype(bool).tolist() == [label in labels[:at] for at, label in enumerate(labels)]
+            assert set(labels) <= set(text.labels) and set(words) <= set(
+                classes
+            )  # no held-out word
+            assert in_loss.astype(bool).tolist() == [
+                label in labels[:at] for at, label in enumerate(labels)
+            ]
             of_label = {label: [classes[w] for w in words[labels == label]] for label in labels}
-            if repeat == 1.0:  # nothing is wrong on purpose: a label has one class, and no two classes are kept apart
+            # Where nothing is wrong on purpose a label has one class, and no two are kept apart.
+            if repeat == 1.0:
                 common = [set.intersection(*of) for of in of_label.values()]
                 assert all(common)
                 certain = {next(iter(of)) for of in common if len(of) == 1}
@@ -116,13 +144,27 @@ def test_numbers_of_the_card_are_measured(mini):
     for row in card.accuracies(model, tokenizer, prompts.WORD_SETS[2:3])[:2]:
         name, label, *percent = row.values()
         of_card = re.search(rf"\| {name} \| {label} \|(.*)\|", text)[1].split("|")
-        np.testing.assert_allclose([float(x) for x in of_card], percent, atol=0.25)  # near ties may fall otherwise
+        np.testing.assert_allclose(
+            [float(x) for x in of_card], percent, atol=0.25
+        )  # near ties may fall otherwise
 
 
 def test_bad_input_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("sys.argv", ["train", "mini-gpt2", "--out", str(tmp_path / "out"), "--checkpoints", str(tmp_path / "file")])
-    monkeypatch.setattr(train, "Trainer", lambda configuration, seed, checkpoints: Short(seed, checkpoints))
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "train",
+            "mini-gpt2",
+            "--out",
+            str(tmp_path / "out"),
+            "--checkpoints",
+            str(tmp_path / "file"),
+        ],
+    )
+    monkeypatch.setattr(
+        train, "Trainer", lambda configuration, seed, checkpoints: Short(seed, checkpoints)
+    )
     with pytest.raises(SystemExit) as end:
         train.main()
     assert end.value.code and "file" in end.value.code and "\n" not in end.value.code
@@ -131,4 +173,8 @@ def test_bad_input_is_one_line(monkeypatch, tmp_path):
 def test_a_step_that_answers_by_place_is_worth_less_than_one_that_learned_a_little():
     by_place = {"original": 100.0, "weakest": 100.0, "balance": 21.0, "order": 99.6}
     learner = {"original": 90.0, "weakest": 80.0, "balance": 10.0, "order": 20.0}
-    assert trainer.worth(by_place) < trainer.worth(learner) < trainer.worth(learner | {"weakest": 95.0})
+    assert (
+        trainer.worth(by_place)
+        < trainer.worth(learner)
+        < trainer.worth(learner | {"weakest": 95.0})
+    )

@@ -11,8 +11,10 @@ from towerlab.prompts.prompt import Demonstration, Prompt
 from twotowers.forms import Form
 
 PROMPT = Prompt(
-    tuple(Demonstration(t, lab, c) for t, lab, c in (("love", "bar", "sentiment"), ("two", "foo", "number"),
-                                                     ("like", "bar", "sentiment"), ("six", "foo", "number"))),
+    tuple(Demonstration(t, lab, c) for t, lab,
+          c in (("love", "bar", "sentiment"), ("two", "foo", "number"),
+                                                     ("like", "bar", "sentiment"),
+                ("six", "foo", "number"))),
     "one", "foo", ("foo", "bar"), "number", "sentiment/number", block=7,
 )  # fmt: skip
 ONE_EACH = replace(PROMPT, demonstrations=PROMPT.demonstrations[:2])
@@ -30,7 +32,10 @@ def test_by_hand():
     other = variants.with_query(PROMPT, "hate", "sentiment")
     assert (other.query, other.cls, other.true_label) == ("hate", "sentiment", "bar")
     swapped = variants.exchanged_labels(PROMPT)
-    assert [d.label for d in swapped.demonstrations] == ["foo", "bar"] * 2 and swapped.true_label == "bar"
+    assert [d.label for d in swapped.demonstrations] == [
+        "foo",
+        "bar",
+    ] * 2 and swapped.true_label == "bar"
     assert variants.exchanged_labels(swapped) == PROMPT and swapped.block == 7
 
 
@@ -39,7 +44,10 @@ def test_shuffled_labels_say_nothing_of_the_class_and_keep_all_else():
     shuffled = variants.shuffled_labels(prompts)
     for before, after in zip(prompts, shuffled, strict=True):
         assert set(Counter((d.cls, d.label) for d in after.demonstrations).values()) == {2}
-        assert texts(after) == texts(before) and (after.query, after.block) == (before.query, before.block)
+        assert texts(after) == texts(before) and (after.query, after.block) == (
+            before.query,
+            before.block,
+        )
     assert shuffled == variants.shuffled_labels(prompts)
 
 
@@ -47,7 +55,12 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     prompts = draw_blocks(6, Form(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
     variants_of = variants.factorial(prompts)
     columns = about(variants_of)
-    cells = Counter(zip(*(columns[name][1].tolist() for name in ("block", "order", "true_first", "cls")), strict=True))
+    cells = Counter(
+        zip(
+            *(columns[name][1].tolist() for name in ("block", "order", "true_first", "cls")),
+            strict=True,
+        )
+    )
     assert len(variants_of) == 6 * 24 and set(cells.values()) == {1} and len(cells) == 144
     for prompt in variants_of:
         labels = {d.cls: d.label for d in prompt.demonstrations}

@@ -1,4 +1,5 @@
-"""`benchmarks.verdicts`: every claim on a model of one's own, beside what was registered before it was run."""
+"""`benchmarks.verdicts`: every claim on a model of one's own, beside what was registered before it
+was run."""
 
 import json
 import shutil
@@ -16,15 +17,33 @@ from benchmarks import verdicts
 FEW = {"blocks": "2", "locate": "2", "k": "1", "separator": "space", "seed": "1", "prompts": "2"}
 
 
-def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(tmp_path):
+def test_predictions_stand_beside_verdicts_and_what_is_not_testable_is_neither_hit_nor_miss(
+    tmp_path,
+):
     rows = pd.DataFrame(
-        [("learned", "holds"), ("query-text", "absent"), ("push-back", claims.NOT_TESTABLE), ("headline", "undecided")],
+        [
+            ("learned", "holds"),
+            ("query-text", "absent"),
+            ("push-back", claims.NOT_TESTABLE),
+            ("headline", "undecided"),
+        ],
         columns=["claim", "verdict"],
     )
     table = verdicts.beside_predictions(rows)
-    assert table["hit"].tolist()[:2] == [True, False] and table["hit"].isna().tolist() == [False, False, True, True]
-    missed = [(1 - p) ** 2 if hit else p**2 for p, hit in zip(table["probability"][:2], table["hit"][:2], strict=True)]
-    assert verdicts.brier(table) == pytest.approx(sum(missed) / 2) and verdicts.base_rate(table) == 1 / 4
+    assert table["hit"].tolist()[:2] == [True, False] and table["hit"].isna().tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    missed = [
+        (1 - p) ** 2 if hit else p**2
+        for p, hit in zip(table["probability"][:2], table["hit"][:2], strict=True)
+    ]
+    assert (
+        verdicts.brier(table) == pytest.approx(sum(missed) / 2)
+        and verdicts.base_rate(table) == 1 / 4
+    )
     assert table["predicted"][3] == "undecided"  # of the rule before: no test
 
 
@@ -39,12 +58,19 @@ def test_a_recorded_model_stands_for_its_own_settings_and_any_number_of_blocks(m
     towers = recorded.open_recorded("smollm2-135m", "words", "towers")
     again = towers._replace(data=towers.data.assign_attrs(seconds=0.5))
     monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: again)
-    for settings, anew in (({}, False), ({"blocks": 20, "locate": 4}, False), ({"seed": 1}, True), ({"labels": "foo/bar"}, True)):
+    for settings, anew in (
+        ({}, False),
+        ({"blocks": 20, "locate": 4}, False),
+        ({"seed": 1}, True),
+        ({"labels": "foo/bar"}, True),
+    ):
         chapter = book.open({"model": "smollm2-135m", **settings})
         assert (chapter.measured("towers")["smollm2-135m"].attrs["seconds"] == 0.5) == anew
 
 
-def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(tmp_path, capfd, monkeypatch):
+def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(
+    tmp_path, capfd, monkeypatch
+):
     options = [word for name, value in FEW.items() for word in (f"--{name}", value)]
     assert verdicts.main(["mini-gpt2", "--chapters", "4", "--out", str(tmp_path), *options]) == 0
     output = capfd.readouterr()
@@ -52,7 +78,9 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(tmp_
     rows = pd.read_csv(verdicts.folder(run) / "verdicts.csv")
     assert "not testable, no locating block has other classes and other labels" in output.out
     assert str(verdicts.folder(run) / "verdicts.csv") in output.out
-    assert set(rows["claim"]) == {name for name, claim in claims.claims().items() if claim.chapter == "4"}
+    assert set(rows["claim"]) == {
+        name for name, claim in claims.claims().items() if claim.chapter == "4"
+    }
     shutil.copy(data_folder() / "seeds.csv", tmp_path)
     monkeypatch.setattr(verdicts, "data_folder", lambda: tmp_path)
     for _ in range(2):
@@ -60,14 +88,25 @@ def test_the_command_measures_runs_chapters_and_prints_and_records_verdicts(tmp_
     before, after = (pd.read_csv(path / "seeds.csv") for path in (data_folder(), tmp_path))
     assert len(after) == len(before) and set(after["claim"]) == set(before["claim"])
     assert after[after["blocks"] == 2]["claim"].tolist() == rows["claim"].tolist()
-    assert "WARNING" not in output.err and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
+    assert (
+        "WARNING" not in output.err
+        and (verdicts.folder(run) / "log/04-attention-weights.ipynb.txt").is_file()
+    )
 
 
 def test_a_chapter_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts, "chapters", lambda only=(): {"04-attention-weights": []})
     (tmp_path / "book").mkdir()
     notebook = json.loads((verdicts.book_folder() / "04-attention-weights.ipynb").read_text("utf8"))
-    notebook["cells"] = [{"cell_type": "code", "metadata": {}, "source": "1 / 0", "outputs": [], "execution_count": None}]
+    notebook["cells"] = [
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "source": "1 / 0",
+            "outputs": [],
+            "execution_count": None,
+        }
+    ]
     (tmp_path / "book/04-attention-weights.ipynb").write_text(json.dumps(notebook))
     monkeypatch.setattr(verdicts, "book_folder", lambda: tmp_path / "book")
     settings = {"model": "mini-gpt2", "out": str(tmp_path / "out"), **FEW}

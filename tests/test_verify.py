@@ -1,4 +1,5 @@
-"""The authors' printed numbers: the way they are measured, on random models against the slow reference."""
+"""The authors' printed numbers: the way they are measured, on random models against the slow
+reference."""
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ def test_every_printed_quantity_is_what_the_reference_computes(model):
     slow = Reference(model, IDS)
     word = int(model.hf(torch.tensor([IDS])).logits[0, -1].argmax())
     layers = range(model.n_layers)
-    attention = [slow.increase(slow.resid_pre[i], slow.attention[i], word, "frozen") for i in layers]
+    attention = [
+        slow.increase(slow.resid_pre[i], slow.attention[i], word, "frozen") for i in layers
+    ]
     between = [slow.resid_pre[i] + slow.attention[i] for i in layers]
     ffn = [slow.increase(between[i], slow.ffn[i], word, "frozen") for i in layers]
     expected = {
@@ -23,7 +26,9 @@ def test_every_printed_quantity_is_what_the_reference_computes(model):
         "increase of attention block 1": attention[1],
         "increase of FFN block 0": ffn[0],
         "increase of head 1-1": slow.increase(slow.resid_pre[1], slow.head(1, 1), word, "frozen"),
-        "increase of head 1-1 position 2": slow.increase(slow.resid_pre[1], slow.position(1, 1, 2), word, "frozen"),
+        "increase of head 1-1 position 2": slow.increase(
+            slow.resid_pre[1], slow.position(1, 1, 2), word, "frozen"
+        ),
         "attention of head 1-1 position 2": float(slow.attentions[1][1, 2]),
         "increase of neuron 1-3": slow.increase(between[1], slow.neuron(1, 3), word, "frozen"),
     }
@@ -34,8 +39,13 @@ def test_every_printed_quantity_is_what_the_reference_computes(model):
 
 def test_every_published_quantity_can_be_read_and_no_other():
     patterns = (verify._BLOCKS, verify._BLOCK, verify._HEAD, verify._NEURON)
-    assert all(any(pattern.fullmatch(quantity) for pattern in patterns) for quantity in verify.printed()["quantity"])
-    refused("not among the quantities", verify.measure, tiny("gpt2"), IDS, ["attention of head 1-1"])
+    assert all(
+        any(pattern.fullmatch(quantity) for pattern in patterns)
+        for quantity in verify.printed()["quantity"]
+    )
+    refused(
+        "not among the quantities", verify.measure, tiny("gpt2"), IDS, ["attention of head 1-1"]
+    )
 
 
 class Words:
@@ -51,12 +61,17 @@ class Words:
 def test_a_model_of_the_paper_by_name_only_is_told_apart_by_its_numbers(monkeypatch):
     model = tiny("gpt2")
     model.tokenizer = Words()
-    refused("print no numbers for 'gpt2': choose gpt2-large or llama-7b", verify.authors_numbers, model)
+    refused(
+        "print no numbers for 'gpt2': choose gpt2-large or llama-7b", verify.authors_numbers, model
+    )
     model.name = "openai-community/gpt2-large"
     refused("has no such part", verify.authors_numbers, model)
     rows = verify.printed()
     monkeypatch.setattr(verify, "printed", lambda: rows[rows["quantity"].str.startswith("sum")])
     result = verify.authors_numbers(model)
     _, own = verify.measure(model, [3, 6, 5, 3, 5, 2], ["sum of FFN block increases"])
-    assert result["quantity"].tolist() == ["sum of attention block increases", "sum of FFN block increases"]
+    assert result["quantity"].tolist() == [
+        "sum of attention block increases",
+        "sum of FFN block increases",
+    ]
     assert result["measured"][1] == own["sum of FFN block increases"] and not result["agrees"].any()

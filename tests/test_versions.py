@@ -1,8 +1,9 @@
-"""data/versions.csv says of every measurement what its code was when its version was pinned. Whoever changes that code says
-whether numbers change: if so, raise `version` in its line; in any case:  pytest tests/test_versions.py --pin
+"""data/versions.csv says of every measurement what its code was when its version was pinned.
+Whoever changes that code says whether numbers change: if so, raise `version` in its line; in any
+case:  pytest tests/test_versions.py --pin
 
-The code of a measurement: its module and what that imports of the laboratory and of `choose`, but for what only brings weights
-and texts here or tells how far it is; without comments and docstrings.
+The code of a measurement: its module and what that imports of the laboratory and of `choose`, but
+for what only brings weights and texts here or tells how far it is; without comments and docstrings.
 """
 
 import ast
@@ -21,7 +22,8 @@ from twotowers.paths import HOME
 from twotowers.settings import Settings
 
 LEFT_OUT = {f"towerlab.model.{name}" for name in
-            ("architectures", "files", "gguf_files", "loading", "own_tokenizer", "packages", "proof", "weights")} | {
+            ("architectures", "files", "gguf_files", "loading", "own_tokenizer", "packages",
+             "proof", "weights")} | {
     "towerlab.cache", "towerlab.progress"
 }  # fmt: skip
 
@@ -47,14 +49,22 @@ def code(path: Path) -> str:
         if token.type == tokenize.COMMENT:
             lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def sources(lib: Path) -> dict[str, str]:
     """Measurement -> 16 hexadecimal digits of the SHA-256 over the modules that it rests on."""
-    out, imports_of, code_of = {}, cache(partial(imports, lib)), cache(lambda module: code(path_of(lib, module)))
+    out, imports_of, code_of = (
+        {},
+        cache(partial(imports, lib)),
+        cache(lambda module: code(path_of(lib, module))),
+    )
     for name, row in store.catalogue().items():
         modules = [f"towerlab.measure.{row.module}"]
         for module in modules:
@@ -70,13 +80,21 @@ def changed(before: dict[str, str], lib: Path) -> set[str]:
 
 def test_whoever_changes_what_measures_says_whether_numbers_change(request):
     if request.config.getoption("--pin"):
-        rows = [row.model_dump() | {"sources": sources(ROOT / "lib")[name]} for name, row in store.catalogue().items()]
+        rows = [
+            row.model_dump() | {"sources": sources(ROOT / "lib")[name]}
+            for name, row in store.catalogue().items()
+        ]
         with (ROOT / "data/versions.csv").open("w", newline="") as file:
             table = csv.DictWriter(file, list(store.Version.model_fields), lineterminator="\n")
             table.writeheader()
-            table.writerows(row | {"needs": " ".join(row["needs"]), "passes": f"{row['passes']:g}"} for row in rows)
+            table.writerows(
+                row | {"needs": " ".join(row["needs"]), "passes": f"{row['passes']:g}"}
+                for row in rows
+            )
         store.catalogue.cache_clear()
-    assert {name: row.sources for name, row in store.catalogue().items()} == sources(ROOT / "lib"), __doc__
+    assert {name: row.sources for name, row in store.catalogue().items()} == sources(
+        ROOT / "lib"
+    ), __doc__
 
 
 @pytest.fixture
@@ -104,7 +122,11 @@ def change(path, old, new):
 def test_comments_and_docstrings_do_not_count_but_code_does(lib):
     reads, before = lib / "towerlab/measure/label_reads.py", sources(lib)
     change(reads, '"""What some heads read', '"""What\n\nthey read')
-    change(reads, "    check_labels_left(encoded)\n", "    check_labels_left(encoded)  # both kinds\n\n    # and now\n")
+    change(
+        reads,
+        "    check_labels_left(encoded)\n",
+        "    check_labels_left(encoded)  # both kinds\n\n    # and now\n",
+    )
     assert changed(before, lib) == set()
     change(reads, "x[:, -1]", "x[:, -2]")
     assert changed(before, lib) >= {"towers", "label_reads"}
@@ -122,14 +144,24 @@ def test_what_a_measurement_rests_on_counts_and_what_only_loads_does_not(lib):
 
 def test_identity_is_model_settings_texts_and_versions(lib):
     def identity(**fields):
-        return store.identity("heads", Settings.of({"model": "x"} | fields), fields.get("model", "x"))
+        return store.identity(
+            "heads", Settings.of({"model": "x"} | fields), fields.get("model", "x")
+        )
 
     same = identity()
     assert same == identity(out="elsewhere", device="cuda", device_map="auto")
-    others = [identity(model="y"), identity(blocks=51), identity(locate=41), identity(suite="sentences"), identity(dtype="float64")]
+    others = [
+        identity(model="y"),
+        identity(blocks=51),
+        identity(locate=41),
+        identity(suite="sentences"),
+        identity(dtype="float64"),
+    ]
     assert len({same, *others}) == 6
     change(lib / "../data/words/words.csv", "cat,", "tomcat,")
     assert identity() != same
     before = identity()
-    change(lib / "../data/versions.csv", "forms,answers,1,", "forms,answers,2,")  # which heads needs
+    change(
+        lib / "../data/versions.csv", "forms,answers,1,", "forms,answers,2,"
+    )  # which heads needs
     assert identity() != before

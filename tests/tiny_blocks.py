@@ -1,4 +1,5 @@
-"""Whole blocks of prompts for tiny random models: two classes of made-up words, one token a word."""
+"""Whole blocks of prompts for tiny random models: two classes of made-up words, one token a
+word."""
 
 from conftest import word_tokenizer
 from towerlab.prompts.blocks import draw_blocks
@@ -16,4 +17,6 @@ def tokenizer():
 
 def blocks(n, texts=TEXTS, seed=0):
     """n blocks of the class pair a/b, encoded: "a0 : foo b3 : bar ... b1 :"."""
-    return encode_all(draw_blocks(n, FORM, seed=seed, pairs=["a/b"], labels=["foo/bar"], texts=texts), tokenizer())
+    return encode_all(
+        draw_blocks(n, FORM, seed=seed, pairs=["a/b"], labels=["foo/bar"], texts=texts), tokenizer()
+    )

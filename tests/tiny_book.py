@@ -12,12 +12,17 @@ import nbformat
 from conftest import ROOT
 
 SETTINGS = "blocks=2 locate=2 k=2 separator=space"
-PARAMETERS = "model, blocks, locate, k, separator, out = 'mini-gpt2', 2, 2, 2, 'space', '_build/measurements'"
-MEASURED = "heads = book.open(globals()).measured('heads')\nprint({name: dict(d.sizes) for name, d in heads.items()})"
+PARAMETERS = """model, blocks, locate, k, separator = "mini-gpt2", 2, 2, 2, "space"
+out = "_build/measurements"
+"""
+MEASURED = """heads = book.open(globals()).measured("heads")
+print({name: dict(d.sizes) for name, d in heads.items()})
+"""
 FIGURE = """
 import altair as alt, pandas as pd
 chapter = book.open(globals())
-chapter.figure("2.1", alt.Chart(pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b>", "b"]})).mark_bar().encode(x="x:Q"), "Bars.")
+table = pd.DataFrame({"x": [1.0, 2.0], "</script>": ["<b>", "b"]})
+chapter.figure("2.1", alt.Chart(table).mark_bar().encode(x="x:Q"), "Bars.")
 """
 
 
@@ -25,21 +30,32 @@ WITHOUT = """import re
 MARK = re.compile("(?!)")
 set_address = write_image = for_one_page = write_data = add_scripts = lambda *_: None
 """
-"""In place of the first screen, the playground and the explorer: they load torch twice a build, and these pages have none"""
+"""In place of the first screen, the playground and the explorer: they load torch twice a build, and
+these pages have none"""
 
 
 def notebook(path, *cells, **about):
     kernel = {"name": "python3", "display_name": "Python 3"}
-    whole = nbformat.v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about})
+    whole = nbformat.v4.new_notebook(
+        metadata={"kernelspec": kernel, "language_info": {"name": "python"}, "twotowers": about}
+    )
     whole.cells.append(nbformat.v4.new_markdown_cell(f"# {path.stem}"))
     whole.cells.append(nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}))
-    whole.cells += [nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells]
+    whole.cells += [
+        nbformat.v4.new_code_cell(f"from twotowers import book\n{cell}") for cell in cells
+    ]
     nbformat.write(whole, path)
 
 
 def make(home):
     """The book's folder."""
-    for name in ("book/_ext", "book/_page", "data/words", "data/sentences", "data/models/mini-gpt2"):
+    for name in (
+        "book/_ext",
+        "book/_page",
+        "data/words",
+        "data/sentences",
+        "data/models/mini-gpt2",
+    ):
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("first", "tinker", "explorer"):
         (home / f"book/_ext/{name}.py").write_text(WITHOUT)
@@ -54,9 +70,12 @@ def make(home):
     ):
         shutil.copy(ROOT / name, home / name)
     (home / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/intro\nparts:\n- chapters:\n  - file: book/91-one\n  - file: book/92-two\n"
+        "format: jb-book\nroot: book/intro\n"
+        "parts:\n- chapters:\n  - file: book/91-one\n  - file: book/92-two\n"
     )
-    (home / "book/intro.md").write_text("# A book\n\n```{index} kept by intro\n```\n\n$x^2$ and [one](91-one.ipynb).\n")
+    (home / "book/intro.md").write_text(
+        "# A book\n\n```{index} kept by intro\n```\n\n$x^2$ and [one](91-one.ipynb).\n"
+    )
     notebook(home / "book/91-one.ipynb", MEASURED, measurements=["heads"])
     notebook(home / "book/92-two.ipynb", FIGURE)
     return home
@@ -64,8 +83,8 @@ def make(home):
 
 def start(home, *arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "towerlab.cli", *arguments], cwd=home, text=True, start_new_session=True,
-        env=os.environ | environment | {"TWOTOWERS_HOME": str(home)},
+        [sys.executable, "-m", "towerlab.cli", *arguments], cwd=home, text=True,
+        start_new_session=True, env=os.environ | environment | {"TWOTOWERS_HOME": str(home)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -88,7 +107,9 @@ def kill_when(process, ready, seconds=240):
 
 def kill(process):
     """kill -9 of a command and all that it started, also what has a session of its own."""
-    children = subprocess.run(["ps", "-eo", "pid,ppid"], text=True, stdout=subprocess.PIPE).stdout.split("\n")[1:-1]
+    children = subprocess.run(
+        ["ps", "-eo", "pid,ppid"], text=True, stdout=subprocess.PIPE
+    ).stdout.split("\n")[1:-1]
     pairs, doomed = [tuple(map(int, line.split())) for line in children], [process.pid]
     for parent in doomed:
         doomed += [pid for pid, of in pairs if of == parent]

@@ -1,42 +1,59 @@
-"""How far numbers in float32 may lie apart between processors, numbers of threads and vector instructions.
+"""How far numbers in float32 may lie apart between processors, numbers of threads and vector
+instructions.
 
 Evidence is compared in units of a row's own interval: what is far smaller than that changes no
-conclusion. P-values of null effects and orders of near ties are not compared at all. Seen between AVX-512 with one thread
-and no vector instructions with two: at most 2e-5 in any effect. Identities in float64 have their own 1e-9 where they stand.
+conclusion. P-values of null effects and orders of near ties are not compared at all. Seen between
+AVX-512 with one thread and no vector instructions with two: at most 2e-5 in any effect. Identities
+in float64 have their own 1e-9 where they stand.
 """
 
 import numpy as np
 import pandas as pd
 
 LOGITS = 1e-4
-"""nats, of logits and log-probabilities that are added up in another order; the least that any effect may differ"""
+"""nats, of logits and log-probabilities that are added up in another order; the least that any
+effect may differ"""
 INTERVAL = 0.001
 """effects and bounds of a row of evidence, as a share of the width of its 95% interval"""
 SETS = 0.005
-"""the share of random sets that reach as much: sets that tie with the heads in question may change sides"""
+"""the share of random sets that reach as much: sets that tie with the heads in question may change
+sides"""
 
-NUMBERS = [f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")]
+NUMBERS = [
+    f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")
+]
 PINNED = ["chapter", "claim", "model", "verdict", "n", "label_pairs", "draws", "share", *NUMBERS]
 
 
 def differences(rows: pd.DataFrame, golden: pd.DataFrame) -> list[str]:
-    """What differs between rows of evidence and those pinned, one line each: rows, verdicts, n, and numbers beyond tolerance."""
+    """What differs between rows of evidence and those pinned, one line each: rows, verdicts, n, and
+    numbers beyond tolerance."""
     rows, golden = (table.set_index(["claim", "model"]) for table in (rows, golden))
-    lines = [f"{row}: only in one of the tables" for row in rows.index.symmetric_difference(golden.index)]
+    lines = [
+        f"{row}: only in one of the tables" for row in rows.index.symmetric_difference(golden.index)
+    ]
     for row in rows.index.intersection(golden.index):
         new, old = rows.loc[row], golden.loc[row]
         lines += [
-            f"{row}: {name} is {new[name]}, was {old[name]}" for name in ("n", "label_pairs", "draws") if new[name] != old[name]
+            f"{row}: {name} is {new[name]}, was {old[name]}"
+            for name in ("n", "label_pairs", "draws")
+            if new[name] != old[name]
         ]
-        lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (new.verdict != old.verdict)
+        lines += [f"{row}: verdict is '{new.verdict}', was '{old.verdict}'"] * (
+            new.verdict != old.verdict
+        )
         for name in ("share", *NUMBERS):
             allowed = SETS if name == "share" else max(LOGITS, INTERVAL * width(old, name))
             if not np.isclose(new[name], old[name], rtol=0, atol=allowed, equal_nan=True):
-                lines.append(f"{row}: {name} is {new[name]:.6g}, was {old[name]:.6g}, and may differ by {allowed:.2g}")
+                lines.append(
+                    f"{row}: {name} is {new[name]:.6g}, was {old[name]:.6g}, "
+                    f"and may differ by {allowed:.2g}"
+                )
     return lines
 
 
 def width(row: pd.Series, name: str) -> float:
-    """The width of the interval that a number belongs to; of the effect's for what has no interval."""
+    """The width of the interval that a number belongs to; of the effect's for what has no
+    interval."""
     part = name.partition("_")[0]
     return float(row[f"{part}_high"] - row[f"{part}_low"])
