@@ -117,11 +117,16 @@ def test_charts_are_drawn_again_when_a_window_is_resized_and_folded_source_is_no
 
 @needs_browser
 @needs_book
-@pytest.mark.parametrize(("words", "row"),
-                         [("figure 6", "figure-6"), ("figure 16", "figure-16"),
-                          ("table 2", "table-2"),
-                                            ("87.6", "twelve-heads"),
-                          ("EMNLP table 3", "EMNLP-table-3")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        ("figure 6", "figure-6"),
+        ("figure 16", "figure-16"),
+        ("table 2", "table-2"),
+        ("87.6", "twelve-heads"),
+        ("EMNLP table 3", "EMNLP-table-3"),
+    ],
+)
 def test_the_search_box_leads_to_the_row_of_an_exhibit(words, row, home):
     with browser(f"{home}search.html?q={words.replace(' ', '+')}", home=home) as page:
         page.wait_for_selector("#search-results li a", timeout=20_000)
