@@ -214,7 +214,7 @@ def test_exchanges(pair, small_batches, float64):
         run = by_hand.run(base.ids, **{"query": {"q": q}, "keys": {"k": k}, "values": {"v": v}}[kind])
         got = data.isel(prompt=i)
         check_answer(got.sel(heads="two"), base, run)
-        assert (got.pair_kind, got.query) == (kind, base.prompt.query)
+        assert [str(got[name].values) for name in ("pair_kind", "query")] == [kind, base.prompt.query]
         for differs, of in ((got.base_logit_difference, by_hand.run(base.ids)), (got.source_logit_difference, other)):
             np.testing.assert_allclose(differs, np.subtract(*of.logits[list(base.label_pair)]), **NEAR)
 
