@@ -215,8 +215,8 @@ def test_exchanges(pair, small_batches, float64):
         got = data.isel(prompt=i)
         check_answer(got.sel(heads="two"), base, run)
         assert [str(got[name].values) for name in ("pair_kind", "query")] == [kind, base.prompt.query]
-        for differs, of in ((got.base_logit_difference, by_hand.run(base.ids)), (got.source_logit_difference, other)):
-            np.testing.assert_allclose(differs, np.subtract(*of.logits[list(base.label_pair)]), **NEAR)
+        for differs, alone in ((got.base_logit_difference, by_hand.run(base.ids)), (got.source_logit_difference, other)):
+            np.testing.assert_allclose(differs, np.subtract(*alone.logits[list(base.label_pair)]), **NEAR)
 
 
 def test_directions_and_both_towers_moved(pair, float64):
