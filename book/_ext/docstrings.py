@@ -5,24 +5,41 @@ from __future__ import annotations
 
 import re
 
+SECTION = re.compile(r"(Args|Returns|Raises):$")
+ENTRY = re.compile(r"(\*{0,2}\w+|`[^:]*): ")  # name: what it is
+
 
 def plain(lines: list[str]) -> list[str]:
-    """Indented blocks are code, single backticks too; nothing else means anything."""
+    """Sections are lists, other indented blocks and single backticks code; nothing else means
+    anything."""
     out: list[str] = []
+    in_section = False
     for line in lines:
-        if line[:1].isspace() and line.strip():
+        if line and not line[0].isspace():
+            if in_section or (out and out[-1][:1].isspace()):
+                out.append("")
+            in_section = bool(SECTION.match(line))
+            out += [text(line), ""] if in_section else [text(line)]
+        elif in_section and line.strip():
+            # The first line of a section is an entry, too; what goes on is indented below it.
+            begins = out[-1] == "" or ENTRY.match(line.strip())
+            out.append(f"{'* ' if begins else '  '}{text(line.strip())}")
+        elif not in_section and line.strip():
             if out and not out[-1][:1].isspace() and out[-1:] != [""]:
                 out.append("")
             if not next((before for before in reversed(out) if before), "").startswith(("::", " ")):
                 out += ["::", ""]
             out.append(line)
-        else:
-            if out and out[-1][:1].isspace() and line:
-                out.append("")
-            parts = re.split(r"`+([^`]*)`+", line)
-            parts[::2] = [re.sub(r"([\\*_|])", r"\\\1", part) for part in parts[::2]]
-            out.append("``".join(parts))
+        elif not in_section:
+            out.append(line)
     return out
+
+
+def text(line: str) -> str:
+    """Words in single backticks are code, and no other sign means anything."""
+    parts = re.split(r"`+([^`]*)`+", line)
+    parts[::2] = [re.sub(r"([\\*_|])", r"\\\1", part) for part in parts[::2]]
+    return "``".join(parts)
 
 
 def setup(app) -> dict:
