@@ -105,9 +105,7 @@ def columns(read: Read) -> dict[str, dict[str, list]]:
         )
         out[name] = {"mean": _short(flat.mean("prompt").values)}
         if bounded:
-            means = [
-                intervals.mean(flat.isel(at=i).dropna("prompt")) for i in range(flat.sizes["at"])
-            ]
+            means = [intervals.mean(of) for of in flat.transpose("at", "prompt")]
             out[name] |= {
                 bound: _short(np.array([getattr(of, bound) for of in means]))
                 for bound in ("low", "high")
@@ -202,7 +200,7 @@ def towers(vectors: xr.Dataset) -> dict[str, dict]:
     """Head -> queries and keys of the class pair that it separates best, on a plane: {pair, points
     [x, y, class, is a query]}.
 
-    As Figure 4.3: queries and keys centred and scaled by themselves, then one principal component
+    As Figure 4.5: queries and keys centred and scaled by themselves, then one principal component
     analysis of both.
     """
     out = {}

@@ -152,13 +152,17 @@ def matched_sets(
             f"{len(heads)} heads leave too few of other key-value groups for a control: "
             "choose fewer (top_k)"
         )
+    nearest = {
+        layer: sorted(free, key=lambda at: (abs(at - layer), -at))
+        for layer in {at for at, _ in heads}
+    }
     rng, out = np.random.default_rng([0, 44]), []
     for _ in range(draws):
-        pools = {layer: list(rng.permutation(free[layer])) for layer in free}
+        pools = {layer: rng.permutation(free[layer]).tolist() for layer in free}
         picks = []
         for layer, _ in heads:
-            near = sorted((at for at in pools if pools[at]), key=lambda at: (abs(at - layer), -at))
-            picks.append(Head(near[0], int(pools[near[0]].pop())))
+            at = next(at for at in nearest[layer] if pools[at])
+            picks.append(Head(at, int(pools[at].pop())))
         out.append(picks)
     return out
 
