@@ -88,10 +88,8 @@ def verdicts(run: Run, values: Mapping[str, Any], only: Sequence[str] = ()) -> p
     parameters = [word for name, value in values.items() for word in ("-r", name, str(value))]
     for name in chapters(only):
         say(f"{run.name}: chapter {name}")
-        out, command = (
-            runs / f"{name}.ipynb",
-            [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters],
-        )
+        out = runs / f"{name}.ipynb"
+        command = [sys.executable, "-m", "papermill", "-k", "python3", "-l", "python", *parameters]
         with (logs / f"{out.name}.txt").open("w") as log:
             command += ["--no-progress-bar", str(book_folder() / out.name), str(out)]
             environment = os.environ | {"TWOTOWERS_EVIDENCE": str(rows_of.resolve())}

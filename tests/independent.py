@@ -73,15 +73,11 @@ class Formulas:
         def first(*names):
             return next((c[name] for name in names if c.get(name) is not None), None)
 
-        self.layers, self.d = (
-            first("num_hidden_layers", "n_layer", "num_layers"),
-            first("hidden_size", "n_embd"),
-        )
+        self.layers = first("num_hidden_layers", "n_layer", "num_layers")
+        self.d = first("hidden_size", "n_embd")
         self.heads = first("num_attention_heads", "n_head", "num_heads")
-        self.kv_heads, self.d_head = (
-            first("num_key_value_heads") or self.heads,
-            first("head_dim") or self.d // self.heads,
-        )
+        self.kv_heads = first("num_key_value_heads") or self.heads
+        self.d_head = first("head_dim") or self.d // self.heads
         self.eps = (
             first("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") or 1e-5
         )
@@ -142,11 +138,9 @@ class Formulas:
             rope = self.c["rope_parameters"]
             rope = rope[self.c["layer_types"][layer]] if self.kind == "gemma3_text" else rope
             size = int(self.d_head * rope.get("partial_rotary_factor", 1.0))
-        speed, by, kind = (
-            rope["rope_theta"] ** (-np.arange(0, size, 2) / size),
-            1.0,
-            rope.get("rope_type", "default"),
-        )
+        speed = rope["rope_theta"] ** (-np.arange(0, size, 2) / size)
+        by = 1.0
+        kind = rope.get("rope_type", "default")
         if kind == "linear":
             speed = speed / rope["factor"]
         if kind == "llama3":
@@ -177,16 +171,12 @@ class Formulas:
         out = x.copy()
         if self.kind == "gptj":
             first, second = x[..., 0:size:2], x[..., 1:size:2]
-            out[..., 0:size:2], out[..., 1:size:2] = (
-                first * cos - second * sin,
-                second * cos + first * sin,
-            )
+            out[..., 0:size:2] = first * cos - second * sin
+            out[..., 1:size:2] = second * cos + first * sin
         else:
             first, second = x[..., : size // 2], x[..., size // 2 : size]
-            out[..., : size // 2], out[..., size // 2 : size] = (
-                first * cos - second * sin,
-                second * cos + first * sin,
-            )
+            out[..., : size // 2] = first * cos - second * sin
+            out[..., size // 2 : size] = second * cos + first * sin
         return out
 
     def window(self, layer):

@@ -39,10 +39,8 @@ class Reference:
         self.attention, self.ffn, self.coefficients = map(
             tensors, (run.attention, run.ffn, run.neurons)
         )
-        self.resid_final, self.scale = (
-            torch.from_numpy(run.final),
-            torch.from_numpy(self.by_hand.scale_of(run.final))[0],
-        )
+        self.resid_final = torch.from_numpy(run.final)
+        self.scale = torch.from_numpy(self.by_hand.scale_of(run.final))[0]
 
     def value_output(self, layer, head, position):
         """vo: W_O^h (W_V^h norm(x) + b_V)."""

@@ -6,7 +6,7 @@ import torch
 from conftest import random_prompts, refused, tiny
 from towerlab.model.capture import answer, capture
 from towerlab.model.edits import (
-    EXCHANGES,
+    PARTS,
     UNCHANGED,
     answers,
     attend,
@@ -52,7 +52,7 @@ def test_rows_of_the_last_position_say_what_whole_runs_say(model, base, source, 
         steer(HEADS[:2], query, None, positions(base)),
     ]
     for heads in (HEADS[1:], HEADS, [(1, 1)], []):
-        edits += [exchange(heads, what, theirs, positions(base)) for what in EXCHANGES]
+        edits += [exchange(heads, what, theirs, positions(base)) for what in PARTS]
         edits += [
             zero(heads),
             attend(heads, weights),
@@ -75,7 +75,7 @@ def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_reco
 ):
     record = {"streams", "weights"}
     with edited(
-        model, exchange([(0, 1)], "all", LastPosition(model, source).plain, positions(base))
+        model, exchange([(0, 1)], "values", LastPosition(model, source).plain, positions(base))
     ):
         result, logits = capture(model, base, record), capture(model, base).logits
     plain = capture(model, base, record)
@@ -90,10 +90,7 @@ def test_only_the_last_position_of_the_chosen_head_changes_and_attention_is_reco
 def test_what_would_be_silently_wrong_is_refused():
     model, encoded = tiny("llama"), random_prompts(2, lengths=(11,))
     last = LastPosition(model, encoded)
-    edit = exchange(HEADS, "all", last.plain, positions(encoded))
-    refused(
-        "choose one of query, keys, values, all", exchange, HEADS, "towers", {}, positions(encoded)
-    )
+    edit = exchange(HEADS, "keys", last.plain, positions(encoded))
     refused("give it to edits.answers", last.answers, [zero(HEADS, everywhere(encoded))])
     refused("run them together", answers, model, encoded[:1], [zero(HEADS, everywhere(encoded))])
     with pytest.raises(RuntimeError, match="on purpose"), edited(model, edit):

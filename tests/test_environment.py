@@ -162,10 +162,8 @@ def test_every_installed_package_has_a_licence_that_lets_the_book_use_it():
 
 
 def test_the_archive_is_described_as_citation_and_package_describe_it():
-    cite, archive = (
-        yaml.safe_load((ROOT / "CITATION.cff").read_text()),
-        json.loads((ROOT / ".zenodo.json").read_text()),
-    )
+    cite = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    archive = json.loads((ROOT / ".zenodo.json").read_text())
     for name in ("title", "version", "license"):
         assert cite[name] == archive[name], name
     assert [of["name"] for of in cite["authors"]] == [of["name"] for of in archive["creators"]]

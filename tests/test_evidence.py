@@ -51,12 +51,10 @@ def random_sets(of_pairs, draws=20, high=0):
     )
 
 
-UP, NEAR_ZERO, DOWN, WIDE = (
-    [0.5, 0.6, 0.55, 0.5],
-    [0.01, -0.01, 0.02, 0.0],
-    [-0.5, -0.6, -0.4, -0.5],
-    [1.5, -0.6, 0.9, -0.4],
-)
+UP = [0.5, 0.6, 0.55, 0.5]
+NEAR_ZERO = [0.01, -0.01, 0.02, 0.0]
+DOWN = [-0.5, -0.6, -0.4, -0.5]
+WIDE = [1.5, -0.6, 0.9, -0.4]
 LITTLE, USUAL = [0.06, 0.1, 0.08, 0.12], [0.1, 0.1, 0.0, 0.1]
 
 
@@ -95,10 +93,8 @@ def test_rule(effect, others, verdict, cells):
 
 def test_a_share_is_judged_as_a_ratio_beside_that_of_random_sets():
     whole = prompts([1.0, 2.0, 3.0, 2.0])
-    part, usual = (
-        whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1]),
-        random_sets([0.1, 0.2, 0.1, 0.0], high=1),
-    )
+    part = whole * 0.6 + prompts([0.1, -0.1, 0.1, -0.1])
+    usual = random_sets([0.1, 0.2, 0.1, 0.0], high=1)
     row = compare(claim(control="random sets"), "m", part, whole=whole, control=usual)
     assert row.effect == pytest.approx(0.6) and row.control == pytest.approx((0.1 + 1 / 20) / 2)
     assert row.difference == pytest.approx(row.effect - row.control) and row.verdict == claims.HOLDS

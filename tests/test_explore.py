@@ -86,10 +86,8 @@ def test_six_chapters_have_widgets_and_two_the_playground():
 
 @pytest.mark.parametrize("explorer", CHAPTERS, indirect=True)
 def test_every_control_changes_what_is_shown(explorer):
-    first, start = (
-        explorer.frame,
-        {name: control.value for name, control in explorer.controls.items()},
-    )
+    first = explorer.frame
+    start = {name: control.value for name, control in explorer.controls.items()}
     assert len(first) > 1 and explorer.controls["model"].value == MODEL
     for name, control in explorer.controls.items():
         options = [value for _, value in control.options] if name == "model" else control.options

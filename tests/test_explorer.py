@@ -64,10 +64,8 @@ def test_numbers_of_heads_are_those_of_the_files(explored):
     )  # sentences are recorded without prompts of exchanged labels
     columns, singles = explored[MODEL]["suites"]["words"]["columns"], recorded_data("singles")
     for layer, head in ((18, 6), (24, 4)):
-        i, of = (
-            layer * 9 + head,
-            intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head)),
-        )
+        i = layer * 9 + head
+        of = intervals.mean(singles["logit_difference_lost"].isel(layer=layer, head=head))
         assert [columns["lost"][key][i] for key in ("mean", "low", "high")] == pytest.approx(
             [of.estimate, of.low, of.high], abs=6e-5
         )

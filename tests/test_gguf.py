@@ -267,10 +267,8 @@ def test_a_vocabulary_of_pieces_gives_the_ids_of_sentencepiece(prefix, begins, t
     for piece, score, kind in zip(PIECES, LLAMA["scores"], LLAMA["token_type"], strict=True):
         proto.pieces.add(piece=piece, score=score, type=kind)
     proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback = 2, True
-    proto.normalizer_spec.add_dummy_prefix, proto.normalizer_spec.remove_extra_whitespaces = (
-        prefix,
-        False,
-    )
+    proto.normalizer_spec.add_dummy_prefix = prefix
+    proto.normalizer_spec.remove_extra_whitespaces = False
     processor = SentencePieceProcessor(model_proto=proto.SerializeToString())
     for text in ("ab : foo\nabc :", "a  b", "foo", " ab"):
         assert model.tokenizer(text)["input_ids"] == [1] * (begins is not False) + processor.encode(

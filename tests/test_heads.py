@@ -13,10 +13,8 @@ def test_prompts_without_both_labels_are_refused():
 
 
 def test_large_variables_keep_nine_bits_and_others_all(tmp_path):
-    values, data = (
-        np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0]),
-        heads(tiny("gpt2"), tiny_blocks.blocks(2)),
-    )
+    values = np.array([1.0, 1 / 3, -2.7e-5, 0.0, np.nan, 123456.0])
+    data = heads(tiny("gpt2"), tiny_blocks.blocks(2))
     data["writing"][:6, 0, 0] = data["logit_difference"][:6] = values
     save(kept("heads", Recording(data)), tmp_path / "a.nc", {"measurement": "heads"})
     again = load(tmp_path / "a.nc").data

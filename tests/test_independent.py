@@ -117,12 +117,10 @@ def test_increases(pair, norm, times, float64):
 def test_in_float32_a_trained_model_stays_within_a_ten_thousandth_of_a_nat(prompts):
     """Both plans and several slabs, in the dtype that models run in."""
     model = loading.load("mini-gpt2")
-    encoded, by_hand = (
-        encode_all(
-            draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer
-        ),
-        Formulas(model.hf),
+    encoded = encode_all(
+        draw_blocks(prompts // 2, Form(2, "space"), seed=0, labels=["foo/bar"]), model.tokenizer
     )
+    by_hand = Formulas(model.hf)
     for norm in NORMS:
         check_increases(
             increases(model, encoded, norm),
@@ -141,10 +139,8 @@ def test_what_heads_write(pair, float64):
         check_answer(written.isel(prompt=i), e, run)
         sign = np.where(e.prompt.is_true, 1, -1)
         for layer, h in np.ndindex(model.n_layers, by_hand.heads):
-            at, got = (
-                run.weights[layer][h, -1][list(e.label_positions)],
-                written.isel(prompt=i, layer=layer, head=h),
-            )
+            at = run.weights[layer][h, -1][list(e.label_positions)]
+            got = written.isel(prompt=i, layer=layer, head=h)
             shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
             leads = [
                 np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)])
@@ -181,10 +177,8 @@ def test_what_heads_read_and_their_towers(pair, small_batches, float64):
                     by_hand.vector(run, layer, head, run.v[layer][head, p]),
                     by_hand.scale_of(run.final),
                 )
-                own, (other,) = (
-                    e.label_ids[shown.label],
-                    {*e.label_ids.values()} - {e.label_ids[shown.label]},
-                )
+                own = e.label_ids[shown.label]
+                (other,) = {*e.label_ids.values()} - {e.label_ids[shown.label]}
                 at = data.isel(prompt=i, listed_head=j, place=place)
                 assert [int(at.own_rank), int(at.other_rank)] == [
                     1 + (bs > bs[token] + 1e-9).sum() for token in (own, other)
@@ -262,14 +256,10 @@ def test_knockouts_at_every_cut(pair, small_batches, monkeypatch, float64):
 
 def test_exchanges(pair, small_batches, float64):
     model, by_hand, encoded, runs = pair
-    pairs, sets = (
-        pairs_of(encoded, tiny_blocks.tokenizer())[::5],
-        {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]},
-    )
-    data, of_block = (
-        interchanges(model, pairs, sets),
-        {e.ids: run for e, run in zip(encoded, runs, strict=True)},
-    )
+    pairs = pairs_of(encoded, tiny_blocks.tokenizer())[::5]
+    sets = {"two": [(0, 1), (1, 0)], "upper": [(1, 1)]}
+    data = interchanges(model, pairs, sets)
+    of_block = {e.ids: run for e, run in zip(encoded, runs, strict=True)}
     for i, (kind, base, source) in enumerate(pairs):
         got, at, (true, other) = data.isel(prompt=i), list(base.label_positions), base.label_pair
         plain, of_source = (of_block.get(e.ids) or by_hand.run(e.ids) for e in (base, source))

@@ -275,10 +275,10 @@ def test_links_within_the_book_lead_somewhere_and_no_page_shows_a_traceback():
 def test_every_finding_rests_on_its_verdicts():
     """data/findings.csv names the verdicts under each sentence of the opening page and each finding
     of a chapter."""
-    rows, table = (
-        evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict(),
-        claims.findings(),
+    rows = (
+        evidence.read(ROOT / "_build/evidence").set_index(["claim", "model"])["verdict"].to_dict()
     )
+    table = claims.findings()
     wrong = [
         tuple(f) for f in table.itertuples(index=False) if rows.get((f.claim, f.model)) != f.verdict
     ]

@@ -96,10 +96,8 @@ def test_attention_on_true_labels_is_summed_without_and_with_a_remedy(model, enc
     ]
     for name in ("one true fewer", "TFFT"):
         for i, e in enumerate(encode([REMEDIED[name](e.prompt) for e in prompts])):
-            slow, at = (
-                Reference(model, e.ids),
-                [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true],
-            )
+            slow = Reference(model, e.ids)
+            at = [p for p, true in zip(e.label_positions, e.prompt.is_true, strict=True) if true]
             for layer, head in ((0, 1), (1, 0)):
                 own = float(slow.attentions[layer][head, at].sum())
                 one = data.sel(change=name, named_head=f"{layer}-{head}").isel(prompt=i)

@@ -18,11 +18,9 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     )  # all neurons, so that the search cannot miss one
     encoded = random_prompts(1)[0]
     heads = [Head(1, 0), Head(0, 1)]
-    data, slow, word = (
-        parts(model, encoded, heads).isel(prompt=0),
-        Reference(model, encoded.ids),
-        encoded.true_id,
-    )
+    data = parts(model, encoded, heads).isel(prompt=0)
+    slow = Reference(model, encoded.ids)
+    word = encoded.true_id
     assert float(data["sum_error"]) < 1e-12
     length, width = len(encoded.ids), len(slow.coefficients[0])
     biases = sum(model.output_bias(0) is not None for _ in range(1)) + (

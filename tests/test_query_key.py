@@ -20,11 +20,9 @@ def run(model):
 def test_a_query_carried_through_w_k_meets_the_input_as_it_meets_the_unturned_key(model, run):
     for layer, stream in enumerate(run[0].stream_inputs):
         normed = query_key.normed(model, layer, stream)
-        query, keys, bias = (
-            query_key.queries(model, layer, normed[:, -1]),
-            query_key.keys(model, layer, normed),
-            model.key_weight(layer)[1],
-        )
+        query = query_key.queries(model, layer, normed[:, -1])
+        keys = query_key.keys(model, layer, normed)
+        bias = model.key_weight(layer)[1]
         for head in range(model.n_heads):
             kv_head = model.value_head(head)
             constant = 0 if bias is None else query[:, head] @ bias[kv_head]

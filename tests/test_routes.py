@@ -25,10 +25,8 @@ def manual(model, last, heads, sent, route):
         (_, attention, own_z), position = last.plain[layer], torch.tensor(last.batch[0].last)
         read = query_key.normed(model, layer, stream - messages * (not route.queries))
         turn = partial(query_key.rotated, model, layer, positions=position)
-        query, key = (
-            turn(query_key.queries(model, layer, read)),
-            turn(query_key.keys(model, layer, read)),
-        )
+        query = turn(query_key.queries(model, layer, read))
+        key = turn(query_key.keys(model, layer, read))
         z = []
         for head in range(model.n_heads):
             group = model.value_head(head)
@@ -51,10 +49,8 @@ def manual(model, last, heads, sent, route):
         read = middle - (below if model.parallel else messages) * (not route.mlps)
         if model.architecture.ffn_norm:
             read = model.part(layer, "ffn_norm")(read)
-        ffn, norm = (
-            model.blocks[layer].mlp(read[None, None])[0, 0],
-            model.norm_after(layer, "ffn") or (lambda x: x),
-        )
+        ffn = model.blocks[layer].mlp(read[None, None])[0, 0]
+        norm = model.norm_after(layer, "ffn") or (lambda x: x)
         stream = stream + output + norm(ffn)
     return stream - messages * (not route.output)
 

@@ -199,11 +199,9 @@ BAD = {
 
 def test_bad_input_gives_a_line_and_undo_goes_step_by_step(address):
     with browser(address) as page:
-        start, good, query = (
-            fields(page),
-            text(page, "sentence"),
-            page.get_by_label("query", exact=True),
-        )
+        start = fields(page)
+        good = text(page, "sentence")
+        query = page.get_by_label("query", exact=True)
         for entry, line in BAD.items():
             query.fill(entry)
             assert text(page, "error").startswith(line) and text(page, "sentence") == good

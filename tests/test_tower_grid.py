@@ -26,10 +26,8 @@ def test_each_set_has_its_own_heads_and_directions(float64):
 
 
 def test_heads_that_lower_what_they_read_are_left_out():
-    shape, attention = (
-        ("prompt", "layer", "head"),
-        np.array([0.9, 0.5, 0.3, 0.1]).reshape(1, 2, 2, 1),
-    )
+    shape = ("prompt", "layer", "head")
+    attention = np.array([0.9, 0.5, 0.3, 0.1]).reshape(1, 2, 2, 1)
     values = {
         "attention": ((*shape, "place"), np.concatenate([attention, 0.05 + 0 * attention], -1))
     }

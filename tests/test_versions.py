@@ -60,11 +60,9 @@ def code(path: Path) -> str:
 
 def sources(lib: Path) -> dict[str, str]:
     """Measurement -> 16 hexadecimal digits of the SHA-256 over the modules that it rests on."""
-    out, imports_of, code_of = (
-        {},
-        cache(partial(imports, lib)),
-        cache(lambda module: code(path_of(lib, module))),
-    )
+    out = {}
+    imports_of = cache(partial(imports, lib))
+    code_of = cache(lambda module: code(path_of(lib, module)))
     for name, row in store.catalogue().items():
         modules = [f"towerlab.measure.{row.module}"]
         for module in modules:

@@ -44,11 +44,9 @@ class Text:
     """
 
     def __init__(self, words: dict[str, int], seed: int):
-        self.words, self.random, self.numpy = (
-            words,
-            random.Random(seed),
-            np.random.default_rng(seed),
-        )
+        self.words = words
+        self.random = random.Random(seed)
+        self.numpy = np.random.default_rng(seed)
         self.colon, self.labels = words[":"], [words[label] for label in LABELS]
         self.class_words: dict[str, list[int]] = {}  # all words of a class, for the plain lists
         self.episode_words: dict[str, list[int]] = {}  # those that may stand in an episode

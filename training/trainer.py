@@ -250,10 +250,8 @@ class Trainer:
         row = {"original": original, "weakest": min(percent["original"])}
         row |= {"balance": original - mean["imbalanced"], "order": original - mean["reordered"]}
         if self.best is None or worth(row) > worth(self.best):
-            self.best, self.best_weights = (
-                {"step": self.step, **row},
-                copy.deepcopy(self.model.state_dict()),
-            )
+            self.best = {"step": self.step, **row}
+            self.best_weights = copy.deepcopy(self.model.state_dict())
         return row
 
     def run(self, out: Path) -> None:

@@ -118,11 +118,9 @@ def live(build: Path) -> str:
 def sentences(rows: pd.DataFrame) -> list[str]:
     """The opening page's sentences of data/findings.csv, each with its chapter; "" for one whose
     verdicts are not those of `rows`: better no sentence than a wrong one."""
-    verdicts, table, out = (
-        rows.set_index(["claim", "model"])["verdict"].to_dict(),
-        claims.findings(),
-        [],
-    )
+    verdicts = rows.set_index(["claim", "model"])["verdict"].to_dict()
+    table = claims.findings()
+    out = []
     for (text, chapter), part in table[table["page"] == "intro"].groupby(
         ["sentence", "chapter"], sort=False
     ):

@@ -213,10 +213,8 @@ def charts(effect: Effect) -> alt.VConcatChart:
     bars = []
     for table, title in ((effect.answer, "probability"), (effect.attention, "attention")):
         name = table.columns[0]
-        y, offset = (
-            alt.Y(f"{name}:N", sort=list(table[name]), title=None),
-            alt.YOffset("when:N", sort=list(pair)),
-        )
+        y = alt.Y(f"{name}:N", sort=list(table[name]), title=None)
+        offset = alt.YOffset("when:N", sort=list(pair))
         colour = alt.Color("when:N", scale=alt.Scale(domain=list(pair), range=list(pair.values())))
         chart = (
             alt.Chart(table.melt(name, list(pair), "when", title))
@@ -330,13 +328,9 @@ class Playground(widgets.VBox):
         self.fields["demonstrations"].value = "\n".join(
             f"{d.text} : {d.label}" for d in prompt.demonstrations
         )
-        self.fields["query"].value, self.fields["true label"].value = (
-            prompt.query,
-            prompt.true_label,
-        )
+        self.fields["query"].value = prompt.query
+        self.fields["true label"].value = prompt.true_label
         self.fields["separator"].value = SEPARATOR[prompt.separator]
-        self.fields["heads"].value, self.fields["push"].value = (
-            ", ".join(named(state.heads)),
-            state.dose,
-        )
+        self.fields["heads"].value = ", ".join(named(state.heads))
+        self.fields["push"].value = state.dose
         self._setting = False

@@ -204,10 +204,8 @@ def shown(data: xr.Dataset, over: str = "") -> str:
 def playground(model: str, **how: str) -> widgets.VBox:
     """A button; pressed, it loads the model and gives its place to
     `towerlab.playground.Playground`."""
-    button, line = (
-        widgets.Button(description=f"Load {model}", layout={"width": "auto"}),
-        widgets.HTML(),
-    )
+    button = widgets.Button(description=f"Load {model}", layout={"width": "auto"})
+    line = widgets.HTML()
     box = widgets.VBox([button, line])
 
     def load(_) -> None:

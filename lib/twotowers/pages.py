@@ -96,10 +96,8 @@ def sentence(
         else:
             text += f", {_effect(claim, row)}"
             if row["draws"]:
-                reach, p = (
-                    round(row["share"] * row["draws"]),
-                    evidence.p_of_sets(row["share"], row["draws"]),
-                )
+                reach = round(row["share"] * row["draws"])
+                p = evidence.p_of_sets(row["share"], row["draws"])
                 of = f"{reach:,} of {row['draws']:,} different {escape(claim.control)}"
                 text += f"; control {row['control']:{_format(claim)}}, {of} reach it (p = {p:.2g})"
                 text += (

@@ -53,10 +53,8 @@ def select(
         else "random sets"
     )
     if not single:
-        values, control = (
-            _of_set(claim, values, model),
-            None if control is None else _of_set(claim, control, model),
-        )
+        values = _of_set(claim, values, model)
+        control = None if control is None else _of_set(claim, control, model)
     if given != ("none" if drawn else claim.control):
         wanted = f"'{claim.control}'" + " of its single heads, which are drawn here" * drawn
         raise TwoTowersError(

@@ -54,10 +54,8 @@ OWN_SETS = ("suite", "prompts", "seed", "dtype")
 are its own"""
 DIGITS_OF_NAMES = 6
 """Hexadecimal digits by which names of folders differ"""
-SMALL, ROUNDED = (
-    {"zlib": True, "complevel": 6},
-    {"significant_digits": 9, "quantize_mode": "BitRound"},
-)
+SMALL = {"zlib": True, "complevel": 6}
+ROUNDED = {"significant_digits": 9, "quantize_mode": "BitRound"}
 """How files are kept small; nine bits of a float's mantissa are one part in 1,024"""
 
 

@@ -62,10 +62,8 @@ def case(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             swept = torch.tensor(WEIGHTS).to(values).expand(len(values), -1)
             weights = torch.cat([attention[layer, head].to(values)[:, None], swept], 1)
             each.append(increases_with(model, capture, layer, weights[..., None] * values[:, None]))
-        of_heads, increase = (
-            torch.stack([attention[layer, head] for layer, head in heads]),
-            torch.stack(each),
-        )
+        of_heads = torch.stack([attention[layer, head] for layer, head in heads])
+        increase = torch.stack(each)
         arrays = {
             "attention": of_heads,
             "place_increase": increase[..., 0],
@@ -93,10 +91,8 @@ def increases_with(
     Args:
         vectors: each is added to what enters the layer and `before`.
     """
-    scale, start = (
-        unembed.norm_scale(capture.resid_final, model.unembedding)[0],
-        capture.resid_pre[layer, 0] + before,
-    )
+    scale = unembed.norm_scale(capture.resid_final, model.unembedding)[0]
+    start = capture.resid_pre[layer, 0] + before
 
     def log_probs(rows: Tensor) -> Tensor:
         return unembed.bs_values(

@@ -133,10 +133,8 @@ def _of_kind(
     kind: str, model: Model, pairs: Sequence[Pair], sets: Mapping[str, Heads]
 ) -> xr.Dataset:
     def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
-        base, source = (
-            LastPosition(model, batch),
-            LastPosition(model, [pairs[i].source for i in index]),
-        )
+        base = LastPosition(model, batch)
+        source = LastPosition(model, [pairs[i].source for i in index])
         at = torch.tensor([e.label_positions for e in batch])
         answered = answers_of(
             batch,

@@ -182,10 +182,8 @@ def without_position(
         scale = (widen(x).var(-1, correction=0) + norm_eps(norm)).sqrt()[..., None]
         inputs = inputs - (model.norm_gain(norm) * centred / scale).to(inputs.dtype)
     place = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
-    query, key = (
-        query_key.queries(model, layer, inputs).transpose(1, 2),
-        query_key.keys(model, layer, inputs).transpose(1, 2),
-    )
+    query = query_key.queries(model, layer, inputs).transpose(1, 2)
+    key = query_key.keys(model, layer, inputs).transpose(1, 2)
     return query_key.rotated(model, layer, query, place), query_key.rotated(
         model, layer, key, place
     )

@@ -49,10 +49,8 @@ def observations(
         arrays: name -> values.
         coordinates: of other dimensions than layer, head and prompt.
     """
-    data, of_prompts = (
-        xr.Dataset(with_dims(measurement, arrays)),
-        about([e.prompt for e in encoded]),
-    )
+    data = xr.Dataset(with_dims(measurement, arrays))
+    of_prompts = about([e.prompt for e in encoded])
     if "place" not in data.dims:
         of_prompts.pop("true", None)
     numbers = {dim: range(n) for dim, n in data.sizes.items() if dim in ("layer", "head")}
@@ -118,7 +116,8 @@ def read_prompts(
 
     Args:
         record: what a capture holds beside the last position: see `capture.RECORDABLE`.
-        read: gives name -> (batch, ...).
+        read: gives name -> (batch, ...). Where memory is short the batch is run in smaller ones and
+            read again, so it adds nothing up, and draws nothing at random whose order matters.
     """
     return read_batches(
         what, encoded, max_tokens, lambda index, batch: read(capture(model, batch, record, index))

@@ -185,11 +185,9 @@ def _paper_changes(run: Run) -> xr.Dataset:
     """The paper's sets with one demonstration fewer, in other orders, labels exchanged, another
     query: attention and answers. Of sentences, which are long, a quarter of the prompts, in the
     orders and labels that counterbalance each other."""
-    heads, encoded, names = (
-        run.measured("paper")["named_head"].values.tolist(),
-        encoded_sets(run),
-        tuple(CHANGES),
-    )
+    heads = run.measured("paper")["named_head"].values.tolist()
+    encoded = encoded_sets(run)
+    names = tuple(CHANGES)
     if run.settings.suite != "words":
         few, names = max(FEW_SENTENCES, run.n_prompts // 4), COUNTERBALANCED
         encoded = [one for one in encoded if one.prompt.block < few]

@@ -138,10 +138,8 @@ def _paper_ablations(run: Run) -> Recording:
     name, model, (choosing, judging) = "paper_ablations", run.model, _prompts(run)
     if model.n_layers * model.n_heads < 2:
         raise NotTestable("it has one head, which cannot be both a foo-head and a bar-head")
-    exchanged, tried = (
-        run.encode([exchanged_labels(e.prompt) for e in choosing]),
-        _with_exchanged(run, choosing, ALONE),
-    )
+    exchanged = run.encode([exchanged_labels(e.prompt) for e in choosing])
+    tried = _with_exchanged(run, choosing, ALONE)
     middle = min((model.n_layers + 1) // 2, model.n_layers - 1)
     foo = run.measured("paper")["increase"]
     foo = foo.isel(prompt=foo["block"].isin([e.prompt.block for e in choosing]).values).mean(

@@ -83,12 +83,10 @@ def in_parts(run: Run, name: str, recipe: Recipe, turn: str = "") -> xr.Dataset:
         turn: tells the parts of one turn from those of others.
     """
     arguments = recipe.arguments if recipe.sets is None else (recipe.sets, *recipe.arguments)
-    items, identity, parts, unit = (
-        recipe.items,
-        run.identity(name),
-        [],
-        4 if recipe.along == "prompt" else 1,
-    )
+    items = recipe.items
+    identity = run.identity(name)
+    parts = []
+    unit = 4 if recipe.along == "prompt" else 1
     size = unit * math.ceil(len(items) / unit / run.n_parts(name))
     n = math.ceil(len(items) / size)
     for first in range(0, len(items), size):
@@ -158,11 +156,9 @@ def apart(
     n = sum(map(len, control.values()))
     if not n:
         return Recording(both)
-    data, random, size = (
-        both.isel(heads=slice(-n)),
-        both.isel(heads=slice(-n, None)).drop_vars("heads"),
-        n // len(control),
-    )
+    data = both.isel(heads=slice(-n))
+    random = both.isel(heads=slice(-n, None)).drop_vars("heads")
+    size = n // len(control)
     by_set = (
         random.coarsen(heads=size)
         .construct(heads=("set", "draw"))

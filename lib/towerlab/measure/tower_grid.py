@@ -86,14 +86,10 @@ def class_directions(model: Model, encoded: Sequence[Encoded]) -> xr.Dataset:
         )
         return {"query": torch.stack(last, 1), "keys": torch.stack(labels, 2)}
 
-    vectors, variables = (
-        read_prompts("class directions", model, encoded, {"streams"}, read, 1024),
-        {},
-    )
-    asked, shown = (
-        [e.prompt.cls for e in encoded],
-        [[d.cls for d in e.prompt.demonstrations] for e in encoded],
-    )
+    vectors = read_prompts("class directions", model, encoded, {"streams"}, read, 1024)
+    variables = {}
+    asked = [e.prompt.cls for e in encoded]
+    shown = [[d.cls for d in e.prompt.demonstrations] for e in encoded]
     for name, head, classes in (("query", "head", asked), ("keys", "kv_head", shown)):
         first, second = (
             [

@@ -9,9 +9,9 @@
     >>> one.weights.shape, one.index  # (layer, batch, head, position), and which prompts these are
     (torch.Size([4, 2, 8, 14]), [0, 1])
 
-`read_all` does this with a bar and in what memory there is. Nothing in transformers is edited:
-hooks read the residual stream, and `reading_attention` sees attention where the model makes it.
-Hooks always come off again, also after an error.
+`observations.read_prompts` does this with a bar and in what memory there is. Nothing in
+transformers is edited: hooks read the residual stream, and `reading_attention` sees attention where
+the model makes it. Hooks always come off again, also after an error.
 
 Prompts of equal token length form a batch, so there is no padding. One batch holds at most
 `max_tokens` tokens (fewer where they do not fit, see `memory`), and only last-position vectors of
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +36,6 @@ from towerlab.model.memory import in_memory, run_batches
 from towerlab.model.model import Model, norm_eps, rms, widen
 from towerlab.prompts.prompt import Encoded, batches
 
-T = TypeVar("T")
 RECORDABLE = {
     "weights": ("weights", "scores"),
     "values": ("values",),
@@ -251,45 +250,14 @@ def captures(
         del contents  # or two batches would be held at once
 
 
-def read_all(
-    what: str,
-    model: Model,
-    encoded: Sequence[Encoded],
-    record: Collection[str],
-    read: Callable[[Capture], T],
-    max_tokens: int = 4096,
-) -> list[T]:
-    """What `read` gives of every batch's capture, with a bar.
-
-    Args:
-        what: the bar's words.
-        record: as of `capture`.
-        read: called with each capture. Where memory is short for what it takes out, the batch is
-            run in smaller ones and read again: so it gives something, or writes at `Capture.index`,
-            but adds nothing up, and draws nothing at random whose order matters.
-        max_tokens: of a batch.
-
-    Returns:
-        What `read` gave, in the order of `prompts.batches`.
-    """
-    out: list[T] = []
-    run_batches(
-        what,
-        encoded,
-        max_tokens,
-        lambda index, batch: out.append(read(capture(model, batch, record, index))),
-    )
-    return out
-
-
 def plain_z(model: Model, encoded: Sequence[Encoded]) -> Float[Tensor, "prompt layer head d_head"]:
     """What heads feed to W_O at the last position."""
     z = torch.empty(len(encoded), model.n_layers, model.n_heads, model.d_head, dtype=model.dtype)
 
-    def read(capture: Capture) -> None:
-        z[capture.index] = capture.attention_out_input.transpose(0, 1).cpu()
+    def run(index: list[int], batch: list[Encoded]) -> None:
+        z[index] = capture(model, batch).attention_out_input.transpose(0, 1).cpu()
 
-    read_all("plain runs", model, encoded, (), read)
+    run_batches("plain runs", encoded, 4096, run)
     return z
 
 

@@ -45,8 +45,8 @@ from towerlab.model.label_attention import Weights
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded
 
-EXCHANGES = ("query", "keys", "values", "all")
-"""What is taken from the source"""
+PARTS = {"query": "query", "keys": "key", "values": "value"}
+"""What is taken from the source -> the field of `Attention` that holds it"""
 TopAndLogProbs = tuple[Int[Tensor, "version batch"], Float[Tensor, "version batch label"]]
 """Of versions of one batch: top tokens, and log-probabilities (nats) of the true label and the
 other"""
@@ -214,41 +214,34 @@ def attend(
 def exchange(
     heads: Heads, what: str, source: Mapping[int, LayerState], at: Int[Tensor, "batch label"]
 ) -> Edit:
-    """Parts of some heads at the last position taken from another run: an interchange intervention.
+    """A part of some heads at the last position taken from another run: an interchange
+    intervention.
 
-    z' = softmax(q' k'^T) v' takes the place of each head's z. Heads that share keys (grouped-query
-    attention) keep theirs.
+    Each head's z is softmax(q k^T) v with the source's q, or the source's k or v at the label
+    positions. Heads that share keys (grouped-query attention) keep theirs.
 
     Args:
-        what: "query": q' is the source's; "keys", "values": k', v' are the source's at the label
-            positions; "all": the three.
+        what: one of PARTS.
         source: layer -> state of the other run, whose prompts are in the order of the batch that is
             edited, with their labels at the same positions.
         at: the label positions.
-
-    Raises:
-        TwoTowersError: on an unknown `what`.
     """
-    if what not in EXCHANGES:
-        raise TwoTowersError(f"what='{what}': choose one of {', '.join(EXCHANGES)}")
+    part = PARTS[what]
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
-        own, its = state.attention.of(in_layer), source[layer].attention.of(in_layer)
-        index = _index(own.key, at)
-        if what in ("query", "all"):
-            own = own._replace(query=its.query)
-        if what in ("keys", "all"):
-            own = own._replace(key=own.key.scatter(2, index, its.key.gather(2, index)))
-        if what in ("values", "all"):
-            own = own._replace(value=own.value.scatter(2, index, its.value.gather(2, index)))
-        return own.z()
+        own = state.attention.of(in_layer)
+        x, taken = (getattr(of, part) for of in (own, source[layer].attention.of(in_layer)))
+        if what != "query":
+            index = _index(x, at)
+            taken = x.scatter(2, index, taken.gather(2, index))
+        return own._replace(**{part: taken}).z()
 
     return Edit(heads, output)
 
 
 def steer(
     heads: Heads,
-    query: Mapping[int, Float[Tensor, "batch head d_head"]] | None,
+    query: Mapping[int, Float[Tensor, "batch head d_head"]],
     keys: Mapping[int, Float[Tensor, "batch kv_head label d_head"]] | None,
     at: Int[Tensor, "batch label"],
 ) -> Edit:
@@ -258,17 +251,15 @@ def steer(
 
     Args:
         query: layer -> what is added, after rotation, in units of scaled queries (its product with
-            a key is in nats); None adds nothing.
+            a key is in nats).
         keys: layer -> what is added, after rotation; None adds nothing.
         at: the label positions.
     """
 
     def output(layer: int, in_layer: list[int], state: LayerState) -> Tensor:
         own = state.attention.of(in_layer)
-        if query is not None:
-            own = own._replace(
-                query=own.query + (query[layer][:, in_layer, None] / own.scaling).to(own.query)
-            )
+        added = query[layer][:, in_layer, None] / own.scaling
+        own = own._replace(query=own.query + added.to(own.query))
         if keys is not None:
             group = state.z.shape[1] // keys[layer].shape[1]
             added = keys[layer][:, [head // group for head in in_layer]]

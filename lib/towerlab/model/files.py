@@ -22,11 +22,9 @@ from twotowers.paths import shipped_models
 
 from towerlab.model import packages
 
-WEIGHTS, INDEX, SHARDS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
-)
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
 TOKENIZER = (
     "tokenizer*",
     "vocab*",

@@ -110,10 +110,8 @@ def _header(path: Path, arrays: tuple[str, ...] = ()) -> tuple[dict[str, Any], d
         except ValueError as error:  # empty, or another file in its place
             raise EOFError(error) from None
         header = reader.GgufHeader.from_file(str(path))
-        end, size = (
-            header.data_start + max(tensor.offset + tensor.nbytes for tensor in header.tensors),
-            path.stat().st_size,
-        )
+        end = header.data_start + max(tensor.offset + tensor.nbytes for tensor in header.tensors)
+        size = path.stat().st_size
         if end > size:
             raise EOFError(f"its tensors end at byte {end:,} of {size:,}")
         return fields, {
@@ -249,10 +247,8 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     ids = {key[:3]: ggml.get(f"{key}_token_id", -1) for key in ("bos", "eos", "unknown", "padding")}
     for key, at in ids.items():
         setattr(proto.trainer_spec, f"{key}_id", at)
-    proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback = (
-        proto.trainer_spec.BPE,
-        6 in kinds,
-    )
+    proto.trainer_spec.model_type = proto.trainer_spec.BPE
+    proto.trainer_spec.byte_fallback = 6 in kinds
     proto.trainer_spec.unk_piece = proto.pieces[max(ids["unk"], 0)].piece
     proto.normalizer_spec.add_dummy_prefix = ggml.get("add_space_prefix", True)
     proto.normalizer_spec.remove_extra_whitespaces = ggml.get("remove_extra_whitespaces", False)

@@ -165,12 +165,10 @@ class _Layer:
         # The parameters stay where they are: a float32 copy of every layer at once would double the
         # model.
         self.weight, self._bias = model.output_weight(layer), model.output_bias(layer)
-        self.divide, self.x, self.z, self.ffn = (
-            divide,
-            x / divide,
-            z / divide[..., None],
-            ffn / divide,
-        )
+        self.divide = divide
+        self.x = x / divide
+        self.z = z / divide[..., None]
+        self.ffn = ffn / divide
         n, self.heads, self.d_head = z.shape
         self.full_width, (most, _) = _full_width(n, x.shape[-1], self.d_head), _sizes(x.device)
         at_once = max(1, most // n) if self.full_width else 1

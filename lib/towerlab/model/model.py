@@ -202,10 +202,8 @@ class Model:
         return None if out == module else self.part(layer, module)
 
     def _output_matrix(self, layer: int, block: str) -> Float[Tensor, "input d_model"]:
-        matrix, norm = (
-            matrix_of(self.part(layer, f"{block}_out")).detach().T,
-            self.norm_after(layer, block),
-        )
+        matrix = matrix_of(self.part(layer, f"{block}_out")).detach().T
+        norm = self.norm_after(layer, block)
         return matrix if norm is None else (matrix * self.norm_gain(norm)).to(matrix.dtype)
 
     def output_weight(self, layer: int) -> Float[Tensor, "head d_head d_model"]:

@@ -93,10 +93,8 @@ def identity_errors(model: Model, capture: Capture) -> dict[str, float]:
         compare("the sum of positions", z, capture.z[layer])
         normed = query_key.normed(model, layer, capture.stream_inputs[layer])
         # not masked
-        scores, inside = (
-            query_key.last_scores(model, layer, normed, places),
-            capture.scores[layer].isfinite(),
-        )
+        scores = query_key.last_scores(model, layer, normed, places)
+        inside = capture.scores[layer].isfinite()
         compare("a product of query and key", scores[inside], capture.scores[layer][inside])
         ffn = capture.neurons[layer] @ model.ffn_weight(layer).to(capture.neurons.device)
         compare("the sum of neurons", _plus(ffn, model.ffn_bias(layer)), capture.ffn_output[layer])

@@ -51,10 +51,8 @@ def attention_block_output(
     model: Model, layer: int, z: Float[Tensor, "batch head row d_head"]
 ) -> Float[Tensor, "batch row d_model"]:
     """What an attention block adds to the residual stream when its heads feed z to W_O."""
-    output, norm = (
-        model.part(layer, "attention_out")(z.transpose(1, 2).flatten(-2)),
-        model.norm_after(layer, "attention"),
-    )
+    output = model.part(layer, "attention_out")(z.transpose(1, 2).flatten(-2))
+    norm = model.norm_after(layer, "attention")
     return output if norm is None else norm(output)
 
 

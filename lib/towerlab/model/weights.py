@@ -55,10 +55,8 @@ _NEEDED = re.compile(
 def reading(name: str, part: str) -> Iterator[None]:
     """Without transformers' bars and reports; whatever is raised, a panic of Rust too, as one
     line."""
-    previous, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
+    previous = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     # the report is not the reader's business; faults are raised
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -120,11 +120,9 @@ def draw_blocks(
     Raises:
         TwoTowersError: for an unknown class, equal labels, and a class with fewer than k + 2 texts.
     """
-    pairs, labels, texts = (
-        list(pairs or class_pairs()),
-        list(labels or label_pairs()),
-        texts or class_words(),
-    )
+    pairs = list(pairs or class_pairs())
+    labels = list(labels or label_pairs())
+    texts = texts or class_words()
     _check(pairs, labels, texts, form.k)
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), form.k])
     rounds = -(-n // len(pairs))
