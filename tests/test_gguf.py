@@ -302,6 +302,17 @@ def test_quantisation_is_told_by_the_tensors(file_type, kind, expected, tmp_path
     assert files.describe(str(path)) == ("llama", expected)
 
 
+@pytest.mark.parametrize("kind", ["BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_a_file_of_any_quantisation_is_read(kind, tmp_path):
+    """Blocks of 32 numbers; those of 256 are in the named files. Files called Q4_K_M hold Q5_0,
+    too, where a row is no multiple of 256."""
+    hf, of = model_of("llama"), gguf.GGMLQuantizationType[kind]
+    model = loading.load(write(hf, tmp_path / "tiny.gguf", kind=of))
+    rows = hf.get_input_embeddings().weight.detach().numpy()
+    expected = gguf.dequantize(gguf.quantize(rows, of), of)
+    np.testing.assert_array_equal(model.hf.get_input_embeddings().weight.numpy(), expected)
+
+
 @pytest.mark.parametrize("length", [0, 3, 100, 2000, -40, -9000])
 def test_a_file_that_is_cut_off_is_refused(length, tmp_path):
     path = write(model_of("llama"), tmp_path / "tiny.gguf")

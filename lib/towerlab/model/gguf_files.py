@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -104,19 +104,24 @@ def as_folder(path: Path) -> Path:
 def _header(path: Path, arrays: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """All fields, and the type of every tensor. Raises TwoTowersError for a file that is damaged or
     not whole."""
+    types, end = {}, 0
     with reading(str(path), "header"):
         try:
-            fields, _ = reader.read_gguf_metadata(str(path), arrays)
+            blob = reader._mapped(str(path))
+            fields, count, at = reader._read_metadata(blob, str(path), arrays)
         except ValueError as error:  # empty, or another file in its place
             raise EOFError(error) from None
-        header = reader.GgufHeader.from_file(str(path))
-        end = header.data_start + max(tensor.offset + tensor.nbytes for tensor in header.tensors)
-        size = path.stat().st_size
-        if end > size:
-            raise EOFError(f"its tensors end at byte {end:,} of {size:,}")
-        return fields, {
-            tensor.name: GGMLQuantizationType(tensor.ggml_type).name for tensor in header.tensors
-        }
+        tensors, at = reader._read_tensor_table(blob, count, at)
+        for name, shape, number, offset in tensors:
+            kind = GGMLQuantizationType(number)
+            # Sizes are gguf's, whose kinds are all read: transformers' reader of headers knows few.
+            numbers, size = GGML_QUANT_SIZES[kind]
+            types[name] = kind.name
+            end = max(end, offset + math.prod(shape) // numbers * size)
+        align = fields.get("general.alignment", 32)
+        if (end := end + -(-at // align) * align) > len(blob):
+            raise EOFError(f"its tensors end at byte {end:,} of {len(blob):,}")
+        return fields, types
 
 
 def _convert(path: Path, folder: Path, made_from: dict[str, str]) -> None:
