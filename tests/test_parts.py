@@ -42,15 +42,22 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     states = [
         x if model.parallel else x + a for x, a in zip(slow.resid_pre, slow.attention, strict=True)
     ]
-    every = sorted(
-        ((slow.increase(states[layer], slow.neuron(layer, k), word, "frozen"), layer, k)
-         for layer in range(model.n_layers) for k in range(width)), reverse=True,
-    )[: data.sizes["neuron"]]  # fmt: skip
-    assert np.allclose(data["neuron_increase"], [value for value, *_ in every], atol=1e-9)
-    _, layer, k = every[0]
-    assert (int(data["neuron_layer"][0]), int(data["neuron_number"][0])) == (layer, k)
-    bs = unembed.bs_values(slow.neuron(layer, k), model.unembedding, slow.scale)
-    assert int(data["neuron_rank"][0]) == 1 + int((bs > bs[word]).sum())
+    neurons, raising = [], []
+    for layer, k in np.ndindex(model.n_layers, width):
+        vector = slow.neuron(layer, k)
+        bs = unembed.bs_values(vector, model.unembedding, slow.scale)
+        increase = slow.increase(states[layer], vector, word, "frozen")
+        neurons.append((increase, float(bs[word]), 1 + int((bs > bs[word]).sum()), layer, k))
+        raising.append(slow.increase(states[layer], 1e-6 * vector, word, "frozen") > 0)
+    best = sorted(neurons, reverse=True)[: data.sizes["neuron"]]
+    assert np.allclose(data["neuron_increase"], [increase for increase, *_ in best], atol=1e-9)
+    first = [int(data[f"neuron_{name}"][0]) for name in ("rank", "layer", "number")]
+    assert first == list(best[0][2:])
+    writers = sorted(neurons, key=lambda of: -of[1])[: data.sizes["writer"]]
+    writers.sort(key=lambda of: of[3:])
+    assert np.allclose(data["writer_increase"], [increase for increase, *_ in writers], atol=1e-9)
+    assert data["writer_rank"].values.tolist() == [of[2] for of in writers]
+    assert float(data["raising"]) == np.mean(raising)
 
 
 def test_heads_and_the_rest_add_up_to_what_the_neuron_reads(model):

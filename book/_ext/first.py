@@ -138,6 +138,7 @@ def findings(build: Path) -> str:
     rows, judged = evidence.read(build / "evidence"), exhibits.read(build / "evidence/exhibits")
     if rows.empty or judged.empty:
         return "<p>No chapter has written evidence yet.</p>"
+    judged = judged[~judged["item"].isin(exhibits.OF_NO_MODEL)]
     asked = judged[judged["verdict"] != exhibits.UNTESTABLE]
     of_items = asked.groupby("item", sort=False)["verdict"].agg(set)
     never = sum(exhibits.AGREES not in verdicts for verdicts in of_items)

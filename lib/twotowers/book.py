@@ -304,7 +304,7 @@ class Chapter(Measurements):
 
         Args:
             item: of data/figures.csv, whose rule judges, such as "figure 6".
-            figure: the book's own that stands beside it, such as "4.1".
+            figure: the book's own that stands beside it, such as "4.1"; "" for none.
             found: model -> (the statistic, in words what it rests on). Models left out elsewhere
                 are not testable here.
         """

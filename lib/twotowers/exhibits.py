@@ -22,6 +22,8 @@ from twotowers.data_files import Optional, Row, Text, read_table, read_written, 
 from twotowers.paths import data_folder
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
+OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")
+"""A timing, an identity and arithmetic: they say nothing of a model, so no count has them"""
 
 
 class Exhibit(Row):
@@ -85,7 +87,7 @@ def rows(
 
     Args:
         exhibit: of the paper.
-        figure: the book's own, such as "4.1".
+        figure: the book's own, such as "4.1"; "" for none.
         found: model -> the number that the rule judges, and in words what it rests on.
         untestable: model -> why it has none.
     """

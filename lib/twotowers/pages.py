@@ -213,8 +213,10 @@ def exhibits_table(rows: pd.DataFrame) -> Markdown:
         first = next((row for row in of if row), None)
         name = f'<a id="row-{exhibits.css(item)}"></a>{{index}}`!{item}`'
         if first and first["chapter"] in chapters:
-            at = f"{chapters[first['chapter']]}.html#fig-{str(first['figure']).replace('.', '-')}"
-            name += f' <br> <a href="{at}">ours: {first["figure"]}</a>'
+            figure = "" if pd.isna(first["figure"]) else first["figure"]
+            at = f"fig-{figure.replace('.', '-')}" if figure else f"paper-{exhibits.css(item)}"
+            link = f'<a href="{chapters[first["chapter"]]}.html#{at}">ours{": " * bool(figure)}'
+            name += f" <br> {link}{figure}</a>"
         says = escape(exhibit.says, quote=False) + (f" *{published}*" if published else "")
         parts = [_exhibit_cell(exhibit, row) for row in of] or [_exhibit_cell(exhibit, None)]
         lines.append("| " + " | ".join([name, says, *parts]) + " |")

@@ -15,6 +15,7 @@ Every variable has a dimension `prompt` of length one. "The word" is the true la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -116,7 +117,10 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             head's vector, nats.
         `neuron_layer`, `neuron_number`, `neuron_increase` (nats), `neuron_rank` (prompt, neuron):
             the neurons with the largest increase, and the word's rank in what each writes. They are
-            searched for among the CANDIDATES with the largest first-order increase.
+            searched for among the CANDIDATES with the largest first-order increase. `raising`
+            (prompt,): the share of all neurons whose first-order increase is above zero.
+        `writer_increase` (nats), `writer_rank` (prompt, writer): the same of the CANDIDATES that
+            write most of the word's logit.
         `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a
             gated FFN: its gate's) with what a head wrote before, as the FFN's norm with its scale
             frozen hands it on; 0 for heads that come later.
@@ -124,7 +128,8 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
 
     def read(capture: Capture) -> dict[str, Tensor]:
         vectors, (error, n) = head_vectors(model, capture), sum_of_parts(model, capture)
-        numbers, of_neurons, ranks = top_neurons(model, capture)
+        numbers, of_neurons, ranks, raising = top_neurons(model, capture)
+        _, of_writers, writer_ranks, _ = neurons_along(model, capture, word_rows(model, capture))
         alone = [increases_with(model, capture, *of) for of in enumerate(vectors)]
         last = [
             increases_with(model, capture, layer, of, of.sum(0) - of)
@@ -141,7 +146,8 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             "position_increase": torch.stack(of_positions),
             "head_to_neuron": torch.stack(to_neurons),
             "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1],
-            "neuron_increase": of_neurons, "neuron_rank": ranks,
+            "neuron_increase": of_neurons, "neuron_rank": ranks, "raising": raising,
+            "writer_increase": of_writers, "writer_rank": writer_ranks,
         }  # fmt: skip
         return {name: x[None] for name, x in every.items()}
 
@@ -178,44 +184,61 @@ def sum_of_parts(model: Model, capture: Capture) -> tuple[Tensor, int]:
     return (total - final).abs().max() / final.abs().max(), n
 
 
-def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor]:
-    """The neurons with the largest increase, largest first.
+def top_neurons(model: Model, capture: Capture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The NEURONS with the largest increase, largest first: as `neurons_along`."""
+    unembedding, word = model.unembedding, capture.true_ids[0]
+    scale, slopes = unembed.norm_scale(capture.resid_final, unembedding)[0], []
+    for x in (capture.resid_pre + before_ffn(model, capture))[:, 0]:
+        p = unembed.bs_values(x, unembedding, scale).softmax(-1)
+        row = widen(unembedding.weight[word]) - p @ widen(unembedding.weight)
+        # Its product with a vector is how fast the log-probability rises along that vector.
+        slopes.append(unembed.fold_norm(unembedding, row[None])[0] / scale)
+    numbers, increase, ranks, raising = neurons_along(model, capture, slopes)
+    largest, best = increase.topk(min(NEURONS, len(increase)))
+    return numbers[best.cpu()], largest, ranks[best], raising
+
+
+def word_rows(model: Model, capture: Capture) -> list[Float[Tensor, "d_model"]]:
+    """The word's row of E for every layer: its product with a vector is the word's logit, but for
+    the final norm's scale, which is the same for all."""
+    row = unembed.fold_norm(model.unembedding, model.unembedding.weight[capture.true_ids])[0]
+    return [row] * model.n_layers
+
+
+def before_ffn(model: Model, capture: Capture) -> Float[Tensor, "layer batch d_model"]:
+    """What is added to a layer's input before its FFN reads it: the attention's output, or nothing
+    where both run in parallel."""
+    output = capture.attention_output
+    return torch.zeros_like(output) if model.parallel else output
+
+
+def neurons_along(
+    model: Model, capture: Capture, rows: Sequence[Float[Tensor, "d_model"]]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The CANDIDATES neurons whose output has the largest product with the row of its layer.
 
     Returns:
-        Layer and number (neuron, 2), increase in nats, and the rank of the word in what each
-            writes.
+        Layer and number (neuron, 2) in this order, increase in nats, the rank of the word in what
+            each writes; and the share of all neurons whose product is above zero.
     """
-    unembedding, word, each = model.unembedding, capture.true_ids, []
-    scale = unembed.norm_scale(capture.resid_final, unembedding)[0]
-    # What an FFN adds to: the layer's input, and the attention's output unless both run in
-    # parallel.
-    before = torch.zeros_like(capture.resid_pre) if model.parallel else capture.attention_output
-    for layer, x in enumerate((capture.resid_pre + before)[:, 0]):
-        p = unembed.bs_values(x, unembedding, scale).softmax(-1)
-        row = widen(unembedding.weight[word[0]]) - p @ widen(unembedding.weight)
-        # Its product with a vector is how fast the log-probability rises along that vector.
-        slope = unembed.fold_norm(unembedding, row[None])[0] / scale
+    products, before = [], before_ffn(model, capture)[:, 0]
+    for layer, row in enumerate(rows):
         neurons = capture.neurons[layer, 0]
-        each.append(neurons * (model.ffn_weight(layer).to(neurons) @ slope.to(neurons)))
-    first_order = torch.stack(each)
-    found = first_order.flatten().topk(min(CANDIDATES, first_order.numel())).indices.tolist()
-    numbers = [divmod(i, first_order.shape[1]) for i in found]
-    vectors = [
-        capture.neurons[layer, 0, i] * model.ffn_weight(layer)[i].to(capture.neurons)
-        for layer, i in numbers
-    ]
-    of_each = zip(numbers, vectors, strict=True)
-    increase = torch.cat(
-        [
-            increases_with(model, capture, layer, v[None], before[layer, 0])
-            for (layer, _), v in of_each
-        ]
-    )
-    largest, best = increase.topk(min(NEURONS, len(increase)))
-    ranks = unembed.rank(torch.stack(vectors)[best], word.expand(len(best))[:, None], unembedding)[
-        :, 0
-    ]
-    return torch.tensor(numbers)[best.cpu()], largest.double(), ranks
+        products.append(neurons * (model.ffn_weight(layer).to(neurons) @ row.to(neurons)))
+    every = torch.stack(products)
+    found = every.flatten().topk(min(CANDIDATES, every.numel())).indices.tolist()
+    numbers = sorted(divmod(i, every.shape[1]) for i in found)
+    vectors, increase = [], []
+    for layer, of_layer in groupby(numbers, lambda number: number[0]):
+        at = [neuron for _, neuron in of_layer]
+        written = capture.neurons[layer, 0, at][:, None] * model.ffn_weight(layer)[at].to(
+            capture.neurons
+        )
+        vectors.append(written)
+        increase.append(increases_with(model, capture, layer, written, before[layer]))
+    words = capture.true_ids.expand(len(numbers))[:, None]
+    ranks = unembed.rank(torch.cat(vectors), words, model.unembedding)[:, 0]
+    return torch.tensor(numbers), torch.cat(increase).double(), ranks, (every > 0).double().mean()
 
 
 def from_heads(
