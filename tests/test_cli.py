@@ -4,6 +4,7 @@ progress say to it."""
 import errno
 import json
 import re
+import shutil
 import signal
 
 import pytest
@@ -65,6 +66,20 @@ def error_of(arguments, capsys):
     line = capsys.readouterr().err
     assert line.startswith("twotowers: ") and line.count("\n") == 1
     return line
+
+
+@pytest.mark.slow
+def test_several_models_are_measured_side_by_side(tmp_path, capfd):
+    """One that is refused stops no other, and the exit status says so."""
+    shutil.copytree(ROOT / "data/models/mini-gpt2", tmp_path / "mine")
+    models = f"mini-gpt2,no/such/x,{tmp_path / 'mine'}"
+    few = ["--blocks=1", "--locate=1", "--k=1", "--separator=space", f"--out={tmp_path / 'out'}"]
+    assert cli.main(["measure", "locating", "--model", models, *few]) == 2
+    assert {path.parts[-3] for path in tmp_path.glob("out/*/*/locating.nc")} == {
+        "mini-gpt2",
+        "mine",
+    }
+    assert "no/such/x" in capfd.readouterr().err
 
 
 def read_only(path, *_, **__):
