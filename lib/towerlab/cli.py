@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
     measure = commands.add_parser(
         "measure",
-        help="measure a model, or several (--model ONE,ANOTHER); what is there is not measured again",
+        help="measure a model, or several (--model ONE,ANOTHER); nothing is measured twice",
     )
     measure.add_argument("names", nargs="*", metavar="NAME", help="of measurements (default: all)")
     measure.add_argument(
