@@ -57,7 +57,7 @@ def run(suite):
 def rests_on(name):
     """The model, and texts and versions of a chapter's measurements, recorded ones too."""
     suites = about[name].get("suites", [settings.suite])
-    return [(s, run(s).fingerprint, store.texts(s), store.versions(m)) for s in suites for m in about[name].get("measurements", [])]
+    return [(s, run(s).fingerprint, store.digits(store.drawn_from(s)), store.versions(m)) for s in suites for m in about[name].get("measurements", [])]
 
 def number(name):
     """04-attention-weights -> 4: the chapter of its claims in data/claims.csv."""

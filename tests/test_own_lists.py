@@ -12,7 +12,7 @@ from towerlab import building
 from towerlab.measure.chain import Run
 from towerlab.model import own_tokenizer
 from towerlab.prompts import blocks, sentences
-from twotowers import forms, pages, store
+from twotowers import forms, pages, recorded, store
 from twotowers.forms import Form
 from twotowers.paths import HOME
 from twotowers.settings import Settings
@@ -56,7 +56,7 @@ def change(home, file, old, new, encoding="utf8"):
 
 def test_a_list_saved_in_another_way_is_the_same_list(home):
     change(home, "words/words.csv", "coffee,", "café,")
-    before = store.texts("words")
+    before = store.drawn_from("words")
     for old, new, encoding in (
         ("\n", "\r\n", "utf8"),
         ("\r\n", "\r", "utf8"),
@@ -64,11 +64,35 @@ def test_a_list_saved_in_another_way_is_the_same_list(home):
     ):
         path = home / "data/words/words.csv"
         path.write_bytes(path.read_bytes().decode("utf-8-sig").replace(old, new).encode(encoding))
-        assert store.texts("words") == before
+        assert store.drawn_from("words") == before
     change(home, "words/words.csv", "café", unicodedata.normalize("NFD", "café"))
-    assert store.texts("words") == before and "café" in {row.word for row in blocks.words()}
+    assert store.drawn_from("words") == before and "café" in {row.word for row in blocks.words()}
     change(home, "words/words.csv", "love,", "loves,")
-    assert store.texts("words") != before
+    assert store.drawn_from("words") != before
+
+
+def test_recorded_models_stay_while_what_they_were_drawn_from_is_there(home):
+    """One more label pair, class pair, class or stop word changes nothing of them; another word
+    does."""
+    (home / "data/measurements").symlink_to(ROOT / "data/measurements")
+    before = store.identity("heads", Settings(), "m@0")
+    for file, more in (
+        ("labels.csv", "blick,fnord,nonsense"),
+        ("words.csv", "eins,zahl,0,0\nzwei,farbe,0,0"),
+        ("pairs.csv", "zahl,farbe"),
+        ("stop_words.txt", "fnord"),
+    ):
+        path = home / "data/words" / file
+        path.write_text(f"{path.read_text('utf8')}{more}\n", "utf8")
+        forget()
+        assert recorded.open_recorded("smollm2-135m", "words", "heads") is not None
+        # What is measured now is drawn from more.
+        assert store.identity("heads", Settings(), "m@0") != before
+        before = store.identity("heads", Settings(), "m@0")
+    change(home, "words/words.csv", "love,", "loves,")
+    words = "drawn from 'sentiment .*' of data/words/words.csv, which is gone"
+    refused(words, recorded.open_recorded, "smollm2-135m", "words", "heads")
+    assert "--blocks" not in recorded.command("smollm2-135m", "words", ["answers"])
 
 
 @pytest.mark.parametrize(

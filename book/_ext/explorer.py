@@ -59,7 +59,8 @@ def reader(model: str, suite: str, folder: Path) -> Read:
             except TwoTowersError:  # of an older form
                 return None
             origin = json.loads(of.data.attrs["identity"])
-            if (origin["texts"], origin["versions"]) != (store.texts(suite), store.versions(name)):
+            texts = store.digits(store.drawn_from(suite))
+            if (origin["texts"], origin["versions"]) != (texts, store.versions(name)):
                 return None
         if of is None or store.NOT_TESTABLE in of.data.attrs:
             return None

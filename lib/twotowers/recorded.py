@@ -7,14 +7,15 @@
     >>> open_recorded("smollm2-135m", "words", "none such")     # None
 
 A file may come from anyone. So it is refused, in one line, where it is larger than it should be, of
-other texts or an older version, of another model than its folder says, or names heads that the
-model does not have.
+texts that are no more or an older version, of another model than its folder says, or names heads
+that the model does not have.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Attributes(BaseModel):
     model: str
     fingerprint: str
     identity: Json[dict[str, Any]]
+    drawn_from: Json[dict[str, list[str]]]
     parameters: PositiveInt
     layers: PositiveInt
     heads: PositiveInt
@@ -106,8 +108,9 @@ def command(model: str, suite: str, names: Sequence[str]) -> str:
     )
     of_prompts = {store.about(name).on == "prompts" for name in names}
     for are_prompts, like, option in ((False, "heads", "blocks"), (True, "paper", "prompts")):
-        if are_prompts in of_prompts and (of := open_recorded(model, suite, like)):
-            text += f" --{option} {store.origin(of)[option]}"
+        with suppress(TwoTowersError):  # one that cannot be read is named where it is opened
+            if are_prompts in of_prompts and (of := open_recorded(model, suite, like)):
+                text += f" --{option} {store.origin(of)[option]}"
     return text
 
 
@@ -126,7 +129,14 @@ def _check_origin(attributes: Mapping[str, Any], model: str, suite: str, name: s
             if key in Settings.model_fields and key != "model"
         }
     )
-    for key, today in json.loads(store.identity(name, own, about.fingerprint)).items():
+    drawn, now = about.drawn_from, store.drawn_from(suite)
+    for file, entries in drawn.items():
+        if gone := [entry for entry in entries if entry not in now.get(file, ())]:
+            raise TwoTowersError(
+                f"it was drawn from '{gone[0]}' of data/{file}, which is gone: restore it, "
+                "or record the model again"
+            )
+    for key, today in json.loads(store.identity(name, own, about.fingerprint, drawn)).items():
         if about.identity.get(key) != today:
             raise TwoTowersError(
                 f"its {key} is {about.identity.get(key)}, and would be {today} now: record it again"

@@ -7,19 +7,21 @@
     >>> Laboratory(Settings()).name         # its `recording("heads")`: from its file, else measured
     'mini-gpt2'
 
-A file says in its attribute `identity` what made it: the model, the settings, the texts, and the
-versions of its code and of all it needs. One rule says when it is stale: when one of these is
-another now. Current versions stand in data/versions.csv, so that no file needs the laboratory (the
-package `towerlab`) to be judged.
+A file says in its attribute `identity` what made it: the model, the settings, digits of what its
+prompts were drawn from (the attribute `drawn_from`), and the versions of its code and of all it
+needs. One rule says when it is stale: when one of these is another now; of a recorded file, when
+something that it was drawn from is no more. Current versions stand in data/versions.csv, so that no
+file needs the laboratory (the package `towerlab`) to be judged.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib
 import json
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,7 +43,8 @@ TEXTS = {
     "sentences": ("sentences/own.csv", *LABELS),
     "published": ("sentences/files.csv", *LABELS),  # the SHA-256 of every published file
 }
-"""Suite -> the files in data that say what its prompts are made of"""
+"""Suite -> the files in data that say what its prompts are drawn from"""
+DrawnFrom = Mapping[str, Sequence[str]]
 LABORATORY = "towerlab.measure.chain"
 NOT_TESTABLE = "not_testable"
 """Attribute of a file that holds nothing: why the measurement has no meaning for the model"""
@@ -116,22 +119,46 @@ def versions(name: str) -> dict[str, int]:
     return dict(sorted(every.items()))
 
 
-def texts(suite: str) -> str:
-    """12 hexadecimal digits of the SHA-256 over the files that the prompts of a suite are made
-    of."""
-    every = "".join(read_text(data_folder() / file) for file in TEXTS[suite])
-    return hashlib.sha256(every.encode()).hexdigest()[:12]
+def drawn_from(suite: str) -> DrawnFrom:
+    """What the prompts of a suite are drawn from: file -> its entries. These are its lines; of a
+    file of texts each class, with digits of its texts; of the stop words each word.
+
+        >>> drawn_from("sentences")["words/labels.csv"][0]
+        'foo,bar,nonsense'
+    """
+    out = {}
+    for file in TEXTS[suite]:
+        head, *lines = filter(None, read_text(data_folder() / file).split("\n"))
+        if file.endswith(".txt"):
+            out[file] = " ".join([head, *lines]).split()
+        elif "class" in (columns := head.split(",")):
+            classes: dict[str, list[str]] = {}
+            for line, cells in zip(lines, csv.reader(lines), strict=False):
+                classes.setdefault(cells[columns.index("class")], []).append(line)
+            out[file] = [f"{cls} {digits(of)}" for cls, of in classes.items()]
+        else:
+            out[file] = lines
+    return out
 
 
-def identity(name: str, settings: Settings, fingerprint: str) -> str:
+def digits(of: object) -> str:
+    """12 hexadecimal digits of the SHA-256 of something as JSON."""
+    return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:12]
+
+
+def identity(
+    name: str, settings: Settings, fingerprint: str, drawn: DrawnFrom | None = None
+) -> str:
     """What decides the numbers of a measurement, as JSON.
 
     Args:
         name: of the measurement.
         settings: all of them.
         fingerprint: of the model.
+        drawn: what its prompts were drawn from; today's lists by default.
     """
-    made_from = {"model": fingerprint, "texts": texts(settings.suite), "versions": versions(name)}
+    drawn = drawn_from(settings.suite) if drawn is None else drawn
+    made_from = {"model": fingerprint, "texts": digits(drawn), "versions": versions(name)}
     return json.dumps(about(name).deciding(settings.deciding()) | made_from, sort_keys=True)
 
 

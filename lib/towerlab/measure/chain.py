@@ -14,6 +14,7 @@ what was made otherwise is made again. No torch until something is measured.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
 import time
@@ -205,6 +206,7 @@ class Run:
         model, about = self.model, store.about(name)
         return {
             "measurement": name, "version": about.version, "identity": identity,
+            "drawn_from": json.dumps(store.drawn_from(self.settings.suite)),
             "model": self.name, "fingerprint": self.fingerprint, "quantisation": model.quantisation,
             "parameters": sum(p.numel() for p in model.hf.parameters()), "layers": model.n_layers,
             "heads": model.n_heads, "key_value_heads": model.n_key_value_heads,
