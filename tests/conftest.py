@@ -131,6 +131,8 @@ TINY = {
                                  "low_freq_factor": 1.0,
                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 16}),
     "mistral": dict(**_SMALL, sliding_window=6),
+    "seed_oss": dict(**_SMALL, head_dim=8),
+    "helium": dict(**_SMALL, head_dim=4),
     "qwen2": dict(**_SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "qwen3": dict(**_SMALL, head_dim=8),
     "gpt_neox": dict(**_NEOX, use_parallel_residual=True),

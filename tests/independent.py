@@ -169,7 +169,7 @@ class Formulas:
         )
         size = 2 * cos.shape[1]
         out = x.copy()
-        if self.kind == "gptj":
+        if self.kind in ("gptj", "helium"):
             first, second = x[..., 0:size:2], x[..., 1:size:2]
             out[..., 0:size:2] = first * cos - second * sin
             out[..., 1:size:2] = second * cos + first * sin

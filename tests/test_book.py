@@ -110,7 +110,7 @@ def test_too_few_blocks_are_not_a_model_that_does_not_learn():
         pages.not_learned(Interval(0.5, (20, 9), 0.45, 0.56))
         == "does not learn the task: accuracy 50% [45%, 56%]"
     )
-    assert pages.not_learned(Interval(1.0, (1, 1))).startswith("too few blocks")
+    assert pages.not_learned(Interval(1.0, (1, 1))).startswith("too few class pairs")
     assert pages.share(Interval(0.02, (8, 3), -0.1, 0.2)) == "2% [0% (cut), 20%]"
 
 

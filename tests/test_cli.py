@@ -35,6 +35,7 @@ BAD = [
     (["measure", "--device-map", "banana"], "device_map 'banana': Input should be 'auto'"),
     (["measure", "--model", ""], "model '': Value should have at least 1 item"),
     (["measure", "--labels", "foo"], "'foo' is no pair"),
+    (["measure", "--labels", "foo/bar,bar/foo"], "a pair stands twice"),
     (["measure", "--separator", "comma"], "should be 'space' or"),
     (["measure", "--k=-1"], "greater than or equal to 1"),
     (["measure", "haeds"], "no measurement 'haeds': choose one of"),

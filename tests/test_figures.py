@@ -29,5 +29,7 @@ def test_a_chart_of_nothing_is_drawn_too():
         figures.curves(nothing, "x", group="group", x_title="x", y_title="y"),
     ):
         assert chart.to_dict()["facet"]["field"] == "model"
+    steps = alt.Chart().mark_point().encode(y="x:N")
+    assert "<svg" in figures.svg(figures.facets(steps, nothing, height=alt.Step(9)).to_dict())
     some = pd.DataFrame({"model": ["a"], "x": [1]})
     assert figures.below([some, some]).equals(pd.concat([some, some]))

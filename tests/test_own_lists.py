@@ -111,6 +111,8 @@ def test_recorded_models_stay_while_what_they_were_drawn_from_is_there(home):
             "fo\u2060o,bar",
             r"labels\.csv' .*line 2: it holds U\+2060",
         ),
+        ("words/labels.csv", "baz,qux", "bar,foo", r"line 4: this pair stands before"),
+        ("words/labels.csv", "baz,qux", "b/az,qux", r"line 4: '/' stands between"),
         (
             "sentences/own.csv",
             "by the lake",

@@ -194,7 +194,7 @@ def _tell(below: Path, good: bool, failures: Sequence[Path]) -> None:
     elif not good and not failures:
         log = below / "log/snakemake.txt"
         print(
-            f"twotowers: a measurement failed, see above or {log}; what needs it stays as it was",
+            f"twotowers: it failed before the chapters, see above or {log}; what is there stays",
             file=sys.stderr,
         )
     else:

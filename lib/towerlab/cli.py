@@ -31,7 +31,9 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="twotowers", description=__doc__.splitlines()[0])
+    top = argparse.ArgumentParser(
+        prog="twotowers", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     commands = top.add_subparsers(dest="do", required=True, metavar="COMMAND")
     measure = commands.add_parser(
         "measure",
@@ -224,6 +226,8 @@ def guarded(do: Callable[[], int]) -> int:
         )
         return 2
     except ModuleNotFoundError as error:  # `pip install .` has the analysis alone
+        if str(error.name).startswith("towerlab."):
+            raise
         print(f"twotowers: there is no {error.name}: pip install .[measure]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -292,8 +292,14 @@ class Chapter(Measurements):
                 if not of.low > pages.CHANCE
             ]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        if commands := "; ".join(self.lacking().values()):
-            caption += f" Not recorded, so not everywhere; this makes it: {commands}."
+        there = [*drawn["model"]] if isinstance(drawn, pd.DataFrame) and "model" in drawn else []
+        lacking = [
+            command
+            for model, command in self.lacking().items()
+            if not any(str(name).startswith((model, shown_name(model))) for name in there)
+        ]
+        if lacking:
+            caption += f" Not recorded, so not everywhere; this makes it: {'; '.join(lacking)}."
         table = isinstance(shown, Styler)
         display(HTML(shown.to_html()) if table else shown.properties(description=caption))
         text = f"<b>{'Table' if table else 'Figure'} {number}.</b> {escape(caption)}"

@@ -135,6 +135,11 @@ def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> lis
         raise damaged(path, str(error)) from None
     if not lines:
         raise damaged(path, "it has no rows")
+    wanted = {field.alias or name: field for name, field in row.model_fields.items()}
+    needed = {name for name, field in wanted.items() if field.is_required()}
+    if not needed <= {*lines[0]} <= {*wanted, None}:
+        there = ",".join(map(str, lines[0]))[:60]
+        raise damaged(path, f"its columns are {there}, and not {','.join(wanted)}", 1)
     rows: list[AnyRow] = []
     line_of: dict[tuple[str, ...], int] = {}
     for line, cells in enumerate(lines, 2):

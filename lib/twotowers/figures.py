@@ -145,7 +145,7 @@ def facets(
         free: "x", "y" or "xy": along these axes each panel has its own scale.
     """
     if table.empty:
-        chart = alt.Chart().mark_point()  # Altair cannot tell of which types nothing is
+        chart, height = alt.Chart().mark_point(), 0  # Altair cannot tell of which types nothing is
     table = table.assign(model=table["model"].map(shown_name))
     across, down = "model", row
     if row and table["model"].nunique() > SIDE_BY_SIDE:

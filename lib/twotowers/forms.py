@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import model_validator
 
-from twotowers.data_files import Row, read_table, unseen
+from twotowers.data_files import Row, damaged, read_table, unseen
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 
@@ -42,13 +42,19 @@ class LabelPair(Row):
         labels = {self.first, self.second}
         if not (labels == {""} if self.kind == OWN_NAMES else len(labels - {""}) == 2):
             raise ValueError(f"give two different labels, or none for {OWN_NAMES}")
+        if "/" in self.first + self.second:
+            raise ValueError("'/' stands between the labels of a pair: give words without it")
         return self
 
 
 @cache
 def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
     """Label pairs of data/words/labels.csv of some kinds, such as "foo/bar", and OWN_NAMES."""
-    rows = read_table(data_folder() / "words" / "labels.csv", LabelPair, ("first", "second"))
+    path = data_folder() / "words" / "labels.csv"
+    rows = read_table(path, LabelPair, ("first", "second"))
+    for i, row in enumerate(rows):
+        if any({of.first, of.second} == {row.first, row.second} for of in rows[:i]):
+            raise damaged(path, "this pair stands before, the other way round", i + 2)
     return tuple(
         OWN_NAMES if row.kind == OWN_NAMES else f"{row.first}/{row.second}"
         for row in rows

@@ -30,6 +30,7 @@ class Measurements:
         self.model = self._laboratories[settings.suite].name
         self._open: dict[tuple[str, str, str], dict[str, Recording]] = {}
         self._settings_of: dict[tuple[str, str, str], Any] = {}
+        self._told: set[tuple[str, str]] = set()
 
     def measured(
         self, name: str, suite: str | None = None, labels: str | None = None
@@ -82,7 +83,11 @@ class Measurements:
                 elif model != self.model:
                     self.not_recorded.setdefault(model, {}).setdefault(suite, []).append(name)
             except TwoTowersError as error:
-                pages.note(f"Left out: {error}.")
+                # The same is wrong with many files of a model where its texts are gone.
+                reason = model, str(error).partition(": ")[2]
+                if reason not in self._told:
+                    pages.note(f"Left out: {error}.")
+                self._told.add(reason)
         settings = self.settings.model_copy(update={"suite": suite})
         if self.model not in files or not store.serves(files[self.model], settings):
             files[self.model] = self._laboratories.setdefault(

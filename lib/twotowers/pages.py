@@ -53,7 +53,8 @@ def not_learned(accuracy: Interval) -> str:
     why = (
         "does not learn the task"
         if accuracy.high < LEARNS
-        else "too few blocks to tell whether it learns the task"
+        else f"too few {'blocks' if accuracy.n[0] > 1 else 'class pairs'} to tell whether it "
+        "learns the task"
     )
     return f"{why}: accuracy {share(accuracy)}"
 

@@ -43,6 +43,8 @@ def _pairs(value: Any) -> list[str]:
             )
         if pair != OWN_NAMES:
             check_labels(labels, labels[0])
+    if len({frozenset(pair.split("/")) for pair in pairs}) < len(pairs):
+        raise ValueError("a pair stands twice; blocks have both of its assignments: leave one out")
     return pairs
 
 

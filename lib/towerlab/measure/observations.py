@@ -61,8 +61,14 @@ def with_dims(measurement: str, arrays: Arrays) -> dict[str, Any]:
     """Arrays with the dimensions that the schema gives to the variables of a measurement, in its
     order.
     """
-    dims = {name: about.dims for name, about in variables()[measurement].items()}
+    dims = {name: about.dims for name, about in variables().get(measurement, {}).items()}
     dims = dict.fromkeys(ANSWERS, dims.get("logit_difference", ("prompt",))) | dims
+    for name, x in arrays.items():
+        if not isinstance(x, tuple) and np.ndim(x) != len(dims.get(name, ())):
+            raise TwoTowersError(
+                f"'{name}' of {measurement} has {np.ndim(x)} dimensions, and "
+                f"{len(dims.get(name, ()))} in data/variables.csv: correct its line there"
+            )
 
     def of(name: str, x: Any) -> Any:
         return (

@@ -143,6 +143,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "seed_oss": _LLAMA,
+    "helium": replace(_LLAMA, rotates_neighbours=True),
     # 1 where a layer does rotate, whatever the name says
     "smollm3": replace(_LLAMA, rotating_layers="no_rope_layers"),
     "phi3": replace(

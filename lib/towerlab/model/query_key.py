@@ -120,6 +120,8 @@ def _cos_sin(model: Model, layer: int, positions: Tensor) -> tuple[Tensor, Tenso
         )
     like = torch.empty(0, dtype=model.dtype, device=next(rotary.buffers()).device)
     cos, sin = rotary(like, positions.reshape(1, -1).to(like.device), *kind)
+    if model.architecture.rotates_neighbours:  # an angle for two neighbours, not for two halves
+        cos, sin = (x.chunk(2, -1)[0].repeat_interleave(2, -1) for x in (cos, sin))
     return cos.reshape(*positions.shape, -1), sin.reshape(*positions.shape, -1)
 
 

@@ -88,7 +88,8 @@ def paper_prompts(
     for cls in texts or name.split("/"):
         if (there := len((texts or class_words()).get(cls, ()))) < 2 * K:
             raise TwoTowersError(
-                f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}"
+                f"the set {name} needs {2 * K} texts of the class '{cls}', there are {there}: "
+                "keep the book's classes in data/words/words.csv, and add yours"
             )
     halves = {
         cls: _halves(of, np.random.default_rng([seed, _SEED, *cls.encode()]))
