@@ -89,13 +89,11 @@ def one_by_one(
 
     Returns:
         `attention_difference` (query_of, prompt, layer, head): attention on labels of the query's
-        class minus
-            that on the others, with the prompt's own query and with that of the prompt with
-            exchanged labels; keys are the prompt's own. A query that knows the query's text alone
-            keeps its attention_difference (text part); one that asks for the label that is about to
-            be said
-            turns round (label part). NaN where labels do not stand at the same positions once they
-            are exchanged.
+            class minus that on the others, with the prompt's own query and with that of the prompt
+            with exchanged labels; keys are the prompt's own. A query that knows the query's text
+            alone keeps the difference (text part); one that asks for the label that is about to be
+            said turns round (label part). NaN where labels do not stand at the same positions once
+            they are exchanged.
         `effect` (contrast, prompt, layer, head): logit difference (true minus other label, nats) of
             the plain run minus that under one edit of one head at the last position, so towards the
             other label. "attention swapped": its sums of attention on the two classes' labels
@@ -105,10 +103,9 @@ def one_by_one(
         `direct_effect` (contrast, prompt, layer, head): the same with all else held at the plain
             run, so that only what the head itself writes reaches the final norm, which is
             recomputed.
-        `logit_difference_all_swapped` (swapped_position, prompt): with the attention_differences of
-        all
-            heads swapped at once, at the positions of POSITIONS. Each has the weights of the plain
-            run, swapped; values are those of the run. `logit_difference` (prompt,) is plain.
+        `logit_difference_all_swapped` (swapped_position, prompt): with the attention of all heads
+            swapped at once, at the positions of POSITIONS. Each has the weights of the plain run,
+            swapped; values are those of the run. `logit_difference` (prompt,) is plain.
 
     Raises:
         TwoTowersError: for blocks that are not whole, and as `measure.heads`.
@@ -199,7 +196,7 @@ def _differences(last: LastPosition, final: Tensor) -> Float[Tensor, "*versions 
 def _attention_differences(
     last: LastPosition, other: LastPosition, places: Places
 ) -> Float[Tensor, "batch layer head"]:
-    """Preferences of the last position with the queries of another run."""
+    """Attention differences of the last position with the queries of another run."""
     each = []
     for layer, state in last.plain.items():
         weights = state.attention._replace(query=other.plain[layer].attention.query).weights()
