@@ -10,6 +10,10 @@ from twotowers import book, exhibits
 from twotowers.exhibits import AGREES, DISAGREES, IN_PART, UNTESTABLE, judge
 
 
+def test_what_says_nothing_of_a_model_is_named_as_the_table_names_it():
+    assert {*exhibits.OF_NO_MODEL} <= {*exhibits.exhibits()}
+
+
 def test_every_exhibit_of_both_versions_has_its_line():
     every = exhibits.exhibits()
     first = (
