@@ -53,10 +53,12 @@ def test_every_number_is_that_of_the_slow_reference(model, monkeypatch):
     assert np.allclose(data["neuron_increase"], [increase for increase, *_ in best], atol=1e-9)
     first = [int(data[f"neuron_{name}"][0]) for name in ("rank", "layer", "number")]
     assert first == list(best[0][2:])
-    writers = sorted(neurons, key=lambda of: -of[1])[: data.sizes["writer"]]
-    writers.sort(key=lambda of: of[3:])
-    assert np.allclose(data["writer_increase"], [increase for increase, *_ in writers], atol=1e-9)
-    assert data["writer_rank"].values.tolist() == [of[2] for of in writers]
+    candidates = sorted(neurons, key=lambda of: -of[1])[: data.sizes["candidate"]]
+    candidates.sort(key=lambda of: of[3:])
+    assert np.allclose(
+        data["candidate_increase"], [increase for increase, *_ in candidates], atol=1e-9
+    )
+    assert data["candidate_rank"].values.tolist() == [of[2] for of in candidates]
     assert float(data["raising"]) == np.mean(raising)
 
 

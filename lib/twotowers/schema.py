@@ -33,7 +33,7 @@ OF_PROMPTS = {"pair", "labels", "cls", "true_label", "order", "block", "true_fir
 BESIDE = {
     "prompt": OF_PROMPTS, "listed_head": {"listed_head", "layer", "head"}, "place": {"true"},
     "sender": {"sender_layer", "sender_head"}, "draw": {"draw", "control"},
-    "component": set(), "position": set(), "neuron": set(), "writer": set(),
+    "component": set(), "position": set(), "neuron": set(), "candidate": set(),
 }  # fmt: skip
 """Dimension -> coordinates that stand with it; others have one of their own name. A place is a
 demonstration"""

@@ -119,8 +119,8 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             the neurons with the largest increase, and the word's rank in what each writes. They are
             searched for among the CANDIDATES with the largest first-order increase. `raising`
             (prompt,): the share of all neurons whose first-order increase is above zero.
-        `writer_increase` (nats), `writer_rank` (prompt, writer): the same of the CANDIDATES that
-            write most of the word's logit.
+        `candidate_increase` (nats), `candidate_rank` (prompt, candidate): the same of the
+            CANDIDATES that write most of the word's logit.
         `head_to_neuron` (prompt, neuron, layer, head): inner product of the neuron's subkey (of a
             gated FFN: its gate's) with what a head wrote before, as the FFN's norm with its scale
             frozen hands it on; 0 for heads that come later.
@@ -129,7 +129,9 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
     def read(capture: Capture) -> dict[str, Tensor]:
         vectors, (error, n) = head_vectors(model, capture), sum_of_parts(model, capture)
         numbers, of_neurons, ranks, raising = top_neurons(model, capture)
-        _, of_writers, writer_ranks, _ = neurons_along(model, capture, word_rows(model, capture))
+        _, of_candidates, candidate_ranks, _ = neurons_along(
+            model, capture, word_rows(model, capture)
+        )
         alone = [increases_with(model, capture, *of) for of in enumerate(vectors)]
         last = [
             increases_with(model, capture, layer, of, of.sum(0) - of)
@@ -147,7 +149,7 @@ def parts(model: Model, encoded: Encoded, heads: Sequence[Head]) -> xr.Dataset:
             "head_to_neuron": torch.stack(to_neurons),
             "neuron_layer": numbers[:, 0], "neuron_number": numbers[:, 1],
             "neuron_increase": of_neurons, "neuron_rank": ranks, "raising": raising,
-            "writer_increase": of_writers, "writer_rank": writer_ranks,
+            "candidate_increase": of_candidates, "candidate_rank": candidate_ranks,
         }  # fmt: skip
         return {name: x[None] for name, x in every.items()}
 
