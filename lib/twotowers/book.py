@@ -278,12 +278,10 @@ class Chapter(Measurements):
         since they do not learn the task or too few blocks tell; and, with the command that makes
         it, what recorded models lack.
         """
-        drawn = getattr(shown, "data", None)
-        caption += (
-            " Nothing to draw: no model has these numbers."
-            if isinstance(drawn, pd.DataFrame) and drawn.empty
-            else ""
-        )
+        data = getattr(shown, "data", None)
+        drawn = data if isinstance(data, pd.DataFrame) else None
+        if drawn is not None and drawn.empty:
+            caption += " Nothing to draw: no model has these numbers."
         if self.is_open("heads"):
             learned = {model: of.learned for model, of in self.models.items()}
             chance = [
@@ -292,7 +290,7 @@ class Chapter(Measurements):
                 if not of.low > pages.CHANCE
             ]
             caption += f" In no verdict: {', '.join(chance)}." if chance else ""
-        there = [*drawn["model"]] if isinstance(drawn, pd.DataFrame) and "model" in drawn else []
+        there = () if drawn is None or "model" not in drawn else drawn["model"]
         lacking = [
             command
             for model, command in self.lacking().items()

@@ -232,9 +232,8 @@ class Run:
         """A shipped miniature has the label pairs that it was trained on."""
         if self.settings.model in shipped_models():
             return label_pairs(("nonsense",))
-        return (
-            label_pairs() if self.settings.suite == "words" else label_pairs(("nonsense", "plain"))
-        )
+        words = self.settings.suite == "words"
+        return label_pairs() if words else label_pairs(("nonsense", "plain"))
 
     @cached_property
     def unsayable(self) -> Mapping[str, str]:
