@@ -92,7 +92,7 @@ for name in about:
             given=[word for pair in given.items() for word in ("-r", *map(str, pair))] if "measurements" in about[name] and not own(name) else [],
         log: f"_build/log/{name}.txt",
         threads: THREADS
-        shell:
+        shell:  # a kernel's reply can be missed (once in thousands of cells); after the timeout it is found, and the chapter goes on
             "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
-            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
+            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar --execution-timeout 900 2> {log:q}; "
             "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"
