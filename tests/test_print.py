@@ -11,7 +11,7 @@ pytestmark = [needs_browser, pytest.mark.slow]
 DARK = """<style>html { --pst-color-text-base: #eee; --pst-color-background: #111 }
 body { color: var(--pst-color-text-base) }</style>"""
 BODY = """<body class="bd-article"><p>t</p>
-<table class="ladder"><tr><td class="holds">holds</td></tr></table>
+<table class="verdicts"><tr><td class="holds">holds</td></tr></table>
 <b class="verdict agrees">agrees</b>
 <div id="heads" class="heads"><i class="heads-bar right"></i></div>
 <div class="tinker"><i class="tinker-bar"></i></div>"""

@@ -112,7 +112,7 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
         "code",
     }
     rows = rows.assign(claim="learned", statement=text, chapter=text, unit=text)
-    assert set(Page(pages.ladder(rows).data).tags) <= {
+    assert set(Page(pages.verdict_table(rows).data).tags) <= {
         "table",
         "tr",
         "th",

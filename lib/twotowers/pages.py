@@ -148,7 +148,7 @@ def _chapters() -> dict[str, str]:
     return {chapter_number(path.stem): path.stem for path in book_folder().glob("*-*.ipynb")}
 
 
-def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
+def verdict_table(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
     """Claims x models, the verdict in each cell.
 
     Args:
@@ -171,12 +171,12 @@ def ladder(rows: pd.DataFrame, only: Sequence[str] = ()) -> HTML:
         lines.append(
             f'<tr><th scope="row" title="{escape(claim.measure)}">{link}{source}</th>{parts}</tr>'
         )
-    return HTML(f'<table class="ladder">{"".join(lines)}</table>')
+    return HTML(f'<table class="verdicts">{"".join(lines)}</table>')
 
 
 def _cell(claim: Claim, row: Mapping[Hashable, Any], numbers: bool) -> str:
-    """A cell of the ladder: the verdict in its colour, and what it rests on, below it or where it
-    is pointed at."""
+    """A cell of the verdict table: the verdict in its colour, and what it rests on, below it or
+    where it is pointed at."""
     verdict = escape(row["verdict"])
     if verdict in ("", NOT_TESTABLE):
         detail = row.get("note", "")
