@@ -108,7 +108,8 @@ def test_a_claim_s_sentence_and_a_caption_are_text(text, model):
         "ul",
         "li",
         "b",
-        "small",
+        "details",
+        "summary",
         "code",
     }
     rows = rows.assign(claim="learned", statement=text, chapter=text, unit=text)

@@ -107,10 +107,10 @@ def sentence(exhibit: Exhibit, of_models: list[dict]) -> str:
         verdict = f'<b class="{css(row["verdict"])}">{row["verdict"]}</b>'
         lines += f"<li>{escape(shown_name(row['model']))}: {verdict}, {escape(row['words'])}</li>"
     says = f"<p><b>The paper's {item}.</b> {escape(exhibit.says)}</p>"
-    rule = f"Rule of {exhibit.rule}: {exhibit.statistic}. From {exhibit.agrees:g} on it agrees, "
+    rule = f"{escape(exhibit.statistic)}. From {exhibit.agrees:g} on it agrees, "
     rule += f"from {exhibit.part:g} on in part."
-    small = f"<p><small>{escape(rule)}</small></p>"
-    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul>{small}</div>'
+    folded = f"<details><summary>Rule of {exhibit.rule}</summary>{rule}</details>"
+    return f'<div class="claim paper" id="paper-{css(item)}">{says}<ul>{lines}</ul>{folded}</div>'
 
 
 def css(text: str) -> str:

@@ -86,7 +86,7 @@ def sentence(
         elsewhere: models whose random sets are of other layers.
 
     Returns:
-        HTML; in small, what the numbers rest on.
+        HTML; folded, what the numbers rest on.
     """
     items, alike = "", {shown_name(model) for model in elsewhere}
     rests_on: dict[str, list[str]] = {}
@@ -114,10 +114,10 @@ def sentence(
     for model, commands in missing.items():
         code = f"<code>{escape(commands)}</code>"
         items += f"<li>{escape(shown_name(model))}: not recorded; {code} makes it</li>"
-    small = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
-    small = f"<p><small>{small}</small></p>" if small else ""
+    every = "; ".join(f"{', '.join(models)}: {what}" for what, models in rests_on.items())
+    folded = f"<details><summary>Prompts</summary>{every}</details>" if every else ""
     says = f"<p>{escape(claim.statement)}</p>"
-    return f'<div class="claim" id="claim-{claim.id}">{says}<ul>{items}</ul>{small}</div>'
+    return f'<div class="claim" id="claim-{claim.id}">{says}<ul>{items}</ul>{folded}</div>'
 
 
 def all_evidence() -> pd.DataFrame:
