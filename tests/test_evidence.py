@@ -67,8 +67,10 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
         (UP, {}, claims.HOLDS, {}),
         (DOWN, {}, claims.FAILS, {}),
         (NEAR_ZERO, {}, claims.ABSENT, {}),
+        ([0.08, -0.04, -0.08, 0.04], {}, claims.ABSENT, {}),  # by its 90% interval, not its 95%
         (WIDE, {}, claims.UNDECIDED, {}),
         (LITTLE, {}, claims.SMALL, {}),  # clear of zero, 0.09 where 0.1 would matter
+        ([0.56, 0.6, 0.58, 0.62], {}, claims.SMALL, {"null": 0.5}),  # as far above its null
         (LITTLE, {"control": random_sets(UP)}, claims.SMALL, {}),
         (UP, {"control": random_sets(USUAL, high=1)}, claims.HOLDS, {}),  # one of twenty is allowed
         (UP, {"control": random_sets(USUAL, high=2)}, claims.NOT_SPECIFIC, {}),
@@ -82,6 +84,7 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
         (UP, {"choice": 11.0}, claims.SMALL, NATS),
         (UP, {"choice": 10.0}, claims.HOLDS, NATS),
         (UP, {"choice": 11.0}, claims.HOLDS, {}),
+        ([0.5] * 4, {}, claims.UNDECIDED, HALF),
         ([0.501, 0.5, 0.499, 0.5], {}, claims.UNDECIDED, HALF),  # a threshold has no absent
         ([0.505, 0.505, 0.504, 0.506], {}, claims.HOLDS, HALF),
     ],

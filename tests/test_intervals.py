@@ -8,7 +8,7 @@ import xarray as xr
 from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from twotowers.intervals import mean, means, ratio
+from twotowers.intervals import linear_ratio, mean, means, ratio, table
 
 
 def prompts(values, pair, labels):
@@ -22,7 +22,8 @@ def test_with_one_factor_it_is_students_t_over_cluster_means():
     low, high = scipy.stats.t.interval(0.95, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
     for result in (mean(values, ["pair"]), mean(values)):  # one label pair only: class pairs alone
         np.testing.assert_allclose([result.estimate, result.low, result.high], [3.0, low, high])
-        assert result.low < result.low90 < result.high90 < result.high
+        narrow = scipy.stats.t.interval(0.9, 3, loc=3.0, scale=of_clusters.std(ddof=1) / 2)
+        np.testing.assert_allclose([result.low90, result.high90], narrow)
         np.testing.assert_allclose(result.p, scipy.stats.ttest_1samp(of_clusters, 0).pvalue)
     assert mean(values, ["pair"]).n == (4,) and mean(values).n == (4, 1)
 
@@ -71,6 +72,14 @@ def test_a_negative_variance_is_the_larger_one_way(first):
     np.testing.assert_allclose(
         mean(values).high - mean(values).estimate, scipy.stats.t.ppf(0.975, 1) * error
     )
+
+
+def test_the_covariance_of_a_ratio_is_that_along_it():
+    """What the whole does not explain has a negative two-way variance, and the part has not."""
+    whole = prompts([1010.0, 1010.0, 990.0, 990.0], "aabb", "xyxy")
+    part = whole / 2 + [2.0, -1.0, -1.0, 2.0]
+    result, near = ratio(part, whole), mean(linear_ratio(part, whole))
+    np.testing.assert_allclose(result.high - result.low, near.high - near.low, rtol=0.05)
 
 
 def test_equal_values_one_cluster_and_none():
@@ -140,6 +149,16 @@ def test_the_same_share_everywhere_has_no_spread():
     whole = prompts([10.0, 12.0, 11.0], "abc", "xxx")
     result = ratio(whole / 4, whole)
     np.testing.assert_allclose([result.low, result.estimate, result.high], 0.25)
+
+
+@pytest.mark.parametrize("clusters", [["pair", "labels"], ["labels"]])
+def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
+    part = prompts([1.0, 2.0, 4.0, 2.5], "aabb", "xyxy")
+    for whole in (None, part + 9):
+        of = mean(part, clusters) if whole is None else ratio(part, whole, clusters)
+        given = None if whole is None else {"m": whole}
+        row = table({"m": part}, whole=given, clusters=clusters).loc[0]
+        assert [*row[["value", "low", "high"]]] == [of.estimate, of.low, of.high]
 
 
 def test_means_of_many_equal_the_mean_of_each():
