@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import tiny_blocks
 import torch
+import xarray as xr
 from conftest import ROOT, refused, word_tokenizer
 from towerlab.measure import chain
 from towerlab.measure.observations import answers_of
 from towerlab.model import loading
+from twotowers import store
+from twotowers.recording import Recording
 from twotowers.settings import Settings
 
 
@@ -75,3 +78,22 @@ def test_answers_that_are_not_finite_are_refused():
         torch.tensor([0]),
         torch.tensor([[0.0, float("nan")]]),
     )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"blocks": 8}, {"prompts": 8}, {"locate": 8}, {"k": 2}, {"separator": "space"},
+        {"labels": "foo/bar"}, {"top_k": 3}, {"seed": 1}, {"dtype": "bfloat16"}, {"device": "cuda"},
+    ],  # fmt: skip
+)
+def test_what_decides_numbers_is_in_the_identity_and_a_recorded_file_stands_for_no_other(given):
+    plain, other = Settings(), Settings.of(given)
+    of_words, of_sets = (store.identity(name, plain, "m@0") for name in ("heads", "paper"))
+    recorded = Recording(xr.Dataset(attrs={"identity": of_words}), None)
+    (name,) = given
+    assert (store.identity("heads", other, "m@0") != of_words) == (
+        name not in {"prompts", "device"}
+    )
+    assert (store.identity("paper", other, "m@0") != of_sets) == (name in {"prompts", "seed", "dtype"})
+    assert store.serves(recorded, other) == (name in {*store.NUMBERS, "device"})
