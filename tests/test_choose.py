@@ -1,13 +1,17 @@
 """Rules that choose forms and heads, and matched controls."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray as xr
 from conftest import ROOT, refused
+from towerlab.measure.chain import Run
+from towerlab.measure.sets import random_sets
 from twotowers import choose
 from twotowers.heads import Head
+from twotowers.settings import Settings
 
 
 def grid(accuracy):
@@ -47,6 +51,14 @@ def heads(attention, writing):
     )  # fmt: skip
 
 
+def test_of_a_form_that_is_given_in_part_the_rest_is_chosen():
+    run = Run(Settings(k=4))
+    run.__dict__["measured"] = lambda name: grid(
+        {(2, "space"): 9, (4, "space"): 5, (4, "line break"): 6}
+    )
+    assert run.form == (4, "line break")
+
+
 def test_heads_by_writing_write_and_those_by_attention_attend():
     four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
     sets = choose.head_sets(four, k=2)
@@ -64,6 +76,14 @@ def test_controls_come_from_other_groups(group):
         assert len(set(control)) == len(heads)
         assert not {(a, b // group) for a, b in control} & {(a, b // group) for a, b in heads}
         assert [layer for layer, _ in control] == [2, 2, 3] or group == 3
+
+
+def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
+    model = SimpleNamespace(n_layers=3, n_heads=6, n_key_value_heads=3)
+    run = Run(Settings())
+    run.__dict__["model"] = model
+    drawn = random_sets(run, {"a": [Head(1, 0)]}, draws=60)["a"]
+    assert {head for of in drawn for head in of} == {Head(1, h) for h in (2, 3, 4, 5)}
 
 
 def test_controls_of_a_full_layer_come_from_the_next():
