@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
-from tolerances import LOGITS, PINNED, differences
+from tolerances import HUNDREDTHS, LOGITS, PINNED, SHOWN, differences
 from twotowers import book, exhibits
 from twotowers.data_files import shown_name
 from twotowers.paths import shipped_models
 
-GOLDEN, SHOWN = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv"
+GOLDEN, FIGURES = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv"
 MODELS = (*shipped_models(), "smollm2-135m")  # the second has every measurement
 ARBITRARY = ("4.5",)  # principal components have any sign
 ROUNDED = ("10.2", "11.2")  # to hundredths, before the test sees them
@@ -72,10 +72,10 @@ def test_evidence_and_figures_are_those_of_the_golden_tables(
     number = chapter.partition("-")[0].lstrip("0")
     columns = ["shown", "model", "column", "rows", "mean"]
     came = pd.DataFrame(shown, columns=columns).assign(chapter=number)
-    golden, of_shown = (pd.read_csv(path, dtype={"chapter": str}) for path in (GOLDEN, SHOWN))
+    golden, of_shown = (pd.read_csv(path, dtype={"chapter": str}) for path in (GOLDEN, FIGURES))
     mine, its = golden["chapter"] == number, of_shown["chapter"] == number
     if request.config.getoption("--pin"):
-        for path, old, new in ((GOLDEN, golden[~mine], result), (SHOWN, of_shown[~its], came)):
+        for path, old, new in ((GOLDEN, golden[~mine], result), (FIGURES, of_shown[~its], came)):
             pinned = pd.concat([old, new]).sort_values("chapter", kind="stable")
             pinned.to_csv(path, index=False, float_format="%.6g")
         return
@@ -85,9 +85,9 @@ def test_evidence_and_figures_are_those_of_the_golden_tables(
         .fillna({"model": ""})
         .merge(came, how="outer", on=columns[:-1], suffixes=("_was", "_is"))
     )
-    atol = np.where(both["shown"].isin(ROUNDED), 0.02, 1e-4)
+    atol = np.where(both["shown"].isin(ROUNDED), HUNDREDTHS, LOGITS)
     was, now = (both[name].astype(float) for name in ("mean_was", "mean_is"))
-    close = np.isclose(was, now, rtol=5e-3, atol=atol, equal_nan=True)
+    close = np.isclose(was, now, rtol=SHOWN, atol=atol, equal_nan=True)
     only = both[["chapter_was", "chapter_is"]].isna().any(axis=1)
     assert both[~close | only].empty, both[~close | only].to_string()
 

@@ -18,6 +18,11 @@ INTERVAL = 0.001
 SETS = 0.005
 """the share of random sets that reach as much: sets that tie with the heads in question may change
 sides"""
+SHOWN = 0.02
+"""numbers that a figure shows, as a share of themselves: one prompt of some hundred may change
+sides"""
+HUNDREDTHS = 0.02
+"""the same where a table has them rounded to hundredths"""
 
 NUMBERS = [
     f"{name}{end}" for name in ("effect", "control", "difference") for end in ("", "_low", "_high")
