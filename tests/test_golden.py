@@ -43,7 +43,7 @@ def means(number: str, table: pd.DataFrame) -> list[tuple]:
     of = table["model"].astype(str) if "model" in table else pd.Series("", table.index)
     parts = {m: table[of.str.startswith((m, shown_name(m)))] for m in MODELS if of.any()}
     return [
-        (number, model, column, len(part), (part[column] * range(1, 1 + len(part))).mean())
+        (number, model, column, len(part), (part[column] * np.arange(1, 1 + len(part))).mean())
         for model, part in (parts or {"": table}).items()
         for column in part.select_dtypes("float")
         if len(part)
