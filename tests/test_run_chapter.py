@@ -14,9 +14,10 @@ def test_a_message_whose_wake_up_was_lost_is_found(monkeypatch):
     monkeypatch.setattr(run_chapter, "SECONDS", 0.3)
 
     async def answer():
-        with zmq.asyncio.Context() as context:
-            client, session = context.socket(zmq.DEALER), Session(key=b"")
-            kernel = zmq.Context.shadow(context.underlying).socket(zmq.ROUTER)
+        context, session = zmq.asyncio.Context(), Session(key=b"")
+        client = context.socket(zmq.DEALER)
+        kernel = zmq.Context.shadow(context.underlying).socket(zmq.ROUTER)
+        try:
             client.connect(f"tcp://127.0.0.1:{kernel.bind_to_random_port('tcp://127.0.0.1')}")
             await client.send(b"hello")
             name, _ = kernel.recv_multipart()
@@ -29,9 +30,9 @@ def test_a_message_whose_wake_up_was_lost_is_found(monkeypatch):
             raw = zmq.Socket.shadow(client.underlying)
             while not raw.get(zmq.EVENTS) & zmq.POLLIN:  # which takes the wake-up away
                 pass
-            message = await asyncio.wait_for(waiting, 20)
-            kernel.close()
-            client.close()
-            return message
+            return await asyncio.wait_for(waiting, 20)
+        finally:
+            kernel.close(linger=0)
+            client.close(linger=0)
 
     assert asyncio.run(answer())["msg_type"] == "execute_reply"
