@@ -63,10 +63,17 @@ def test_heads_by_writing_write_and_those_by_attention_attend():
     four = heads([(0.9, 0.1), (0.5, 0.4), (0.3, 0.3), (0.4, 0.1)], [1.0, 0.2, 0.5, 0.05])
     sets = choose.head_sets(four, k=2)
     assert sets["by writing"] == [(0, 0), (0, 2)] and sets["by attention"] == [(0, 0), (0, 3)]
+    np.testing.assert_allclose(choose.attention_difference(four)[0, 0], [0.8, 0.1, 0, 0.3])
+
+
+def test_the_increase_that_chooses_is_that_of_the_frozen_norm():
+    norms = xr.Dataset({"increase": ("norm", [1.0, 2.0])}, {"norm": ["frozen", "recomputed"]})
+    assert choose.with_increase(xr.Dataset(), norms)["increase"] == 1
 
 
 def test_a_rule_may_name_no_heads():
-    assert choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))["by writing"] == []
+    sets = choose.head_sets(heads([(0.2, 0.2)] * 3, [0.05, 0.0, 0.01]))
+    assert sets["by writing"] == sets["by attention"] == []
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
@@ -89,7 +96,7 @@ def test_random_sets_of_a_model_have_none_of_the_key_value_groups_of_a_set():
 def test_controls_of_a_full_layer_come_from_the_next():
     controls = choose.matched_sets([Head(1, h) for h in range(4)], 3, 4, 1, draws=3)
     assert all({layer for layer, _ in heads} == {2} for heads in controls)
-    refused("too few", choose.matched_sets, [Head(0, h) for h in range(4)], 1, 4, 1, draws=1)
+    refused("too few", choose.matched_sets, [Head(0, h) for h in range(3)], 1, 4, 1, draws=1)
 
 
 def test_heads_by_effect_have_the_largest_of_either_sign():

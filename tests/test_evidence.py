@@ -66,11 +66,13 @@ NATS, HALF = {"unit": "nats", "smallest": None}, {"null": 0.5, "smallest": 0.0}
     [
         (UP, {}, claims.HOLDS, {}),
         (DOWN, {}, claims.FAILS, {}),
+        ([-0.06, -0.1, -0.08, -0.12], {}, claims.FAILS, {}),  # clear of zero, however little
         (NEAR_ZERO, {}, claims.ABSENT, {}),
         ([0.08, -0.04, -0.08, 0.04], {}, claims.ABSENT, {}),  # by its 90% interval, not its 95%
         (WIDE, {}, claims.UNDECIDED, {}),
         (LITTLE, {}, claims.SMALL, {}),  # clear of zero, 0.09 where 0.1 would matter
         ([0.56, 0.6, 0.58, 0.62], {}, claims.SMALL, {"null": 0.5}),  # as far above its null
+        ([0.5] * 4, {}, claims.HOLDS, {"smallest": 0.5}),  # just as much as would matter
         (LITTLE, {"control": random_sets(UP)}, claims.SMALL, {}),
         (UP, {"control": random_sets(USUAL, high=1)}, claims.HOLDS, {}),  # one of twenty is allowed
         (UP, {"control": random_sets(USUAL, high=2)}, claims.NOT_SPECIFIC, {}),
@@ -182,7 +184,7 @@ def one_turn(values):
 
 
 def two_sets(heads):
-    return [[(1, 0)] * len(heads), [(1, 2)] * len(heads)]
+    return [[(1, head) for _, head in heads], [(1, 2)] * len(heads)]
 
 
 def of_claim(cells, values, control=None, turns=one_turn):
@@ -193,14 +195,14 @@ def of_claim(cells, values, control=None, turns=one_turn):
 
 @pytest.mark.parametrize(
     ("n_heads", "sets", "verdict"),
-    [(4, 1, claims.UNDECIDED), (6, 6, claims.UNDECIDED), (9, 21, claims.HOLDS)],
+    [(6, 1, claims.UNDECIDED), (7, 4, claims.UNDECIDED), (9, 20, claims.HOLDS)],
 )
 def test_a_model_so_small_that_random_sets_repeat(n_heads, sets, verdict):
-    """Two heads of a model of one layer: of the others there are so many pairs, whatever the number
-    of draws."""
-    heads = [Head(0, 0), Head(0, 1)]
+    """Three heads of a model of one layer: of the others there are so many sets, whatever the
+    number of draws."""
+    heads = [Head(0, 0), Head(0, 1), Head(0, 2)]
     noise = np.random.default_rng(0).normal(scale=0.01, size=(16, 1, n_heads))
-    noise[:, :, :2] += 1
+    noise[:, :, :3] += 1
     values = (
         prompts([0.0] * 4).expand_dims(layer=1, head=n_heads).transpose("prompt", "layer", "head")
         + noise
@@ -230,6 +232,7 @@ def test_each_prompt_is_judged_by_the_heads_of_its_turn_and_keeps_its_place():
     np.testing.assert_allclose(
         effect, prompts(UP) + np.where(np.isin(effect["pair"], ["b", "d"]), 20, 10)
     )
+    np.testing.assert_allclose(control[0], effect)  # each has its own partner in its turn
     assert control.dims == ("draw", "prompt") and set(effect.coords) == {"pair", "labels"}
     assert compare(claim(control="random sets"), "m", effect, control=control).prompts == 16
 
@@ -321,9 +324,10 @@ def test_means_over_sets_equal_a_loop():
 
 
 def test_holms_p_values_by_hand():
-    p = pd.Series([0.03, np.nan, 0.01, 0.02, 0.5])
-    # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.5
-    np.testing.assert_allclose(evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.5])
+    p = pd.Series([0.03, np.nan, 0.01, 0.02, 0.7])
+    # 4 x 0.01, 3 x 0.02, 2 x 0.03, 0.7
+    np.testing.assert_allclose(evidence.holm(p), [0.06, np.nan, 0.04, 0.06, 0.7])
+    assert evidence.holm(pd.Series([0.7, 0.8])).tolist() == [1, 1]
 
 
 def test_evidence_is_read_with_p_corrected_model_by_model(tmp_path):

@@ -153,12 +153,12 @@ def test_the_same_share_everywhere_has_no_spread():
 
 @pytest.mark.parametrize("clusters", [["pair", "labels"], ["labels"]])
 def test_a_table_has_the_95_percent_bounds_of_each_mean_and_share(clusters):
-    part = prompts([1.0, 2.0, 4.0, 2.5], "aabb", "xyxy")
+    part = prompts([1.0, 2.0, 4.0, 2.5, 3.0], "aabbc", "xyxyx")
     for whole in (None, part + 9):
         of = mean(part, clusters) if whole is None else ratio(part, whole, clusters)
         given = None if whole is None else {"m": whole}
         row = table({"m": part}, whole=given, clusters=clusters).loc[0]
-        assert [*row[["value", "low", "high"]]] == [of.estimate, of.low, of.high]
+        assert [*row[["value", "low", "high", "n"]]] == [of.estimate, of.low, of.high, of.n[0]]
 
 
 def test_means_of_many_equal_the_mean_of_each():
@@ -182,3 +182,7 @@ def test_means_of_many_equal_the_mean_of_each():
 )
 def test_what_has_no_interval_is_refused(values, message):
     refused(message, mean, values)
+
+
+def test_a_table_refuses_values_that_are_missing_in_part():
+    refused("1 of 3 values are missing", table, {"m": prompts([1.0, np.nan, 2.0], "abc", "xxx")})
