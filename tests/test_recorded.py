@@ -104,6 +104,11 @@ def head_beyond(folder: Path) -> None:
         data["layer"][0] = 99
 
 
+def head_misnamed(folder: Path) -> None:
+    with netCDF4.Dataset(folder / "words/towers.nc", "a") as data:
+        data["head"][0] = (data["head"][0] + 1) % 9
+
+
 ODD = [
     (lambda f: change(f, "singles", parameters=None), "its attribute parameters "),
     (lambda f: change(f, "singles", layers="many"), "its attribute layers 'many'"),
@@ -141,6 +146,7 @@ ODD = [
     (tag_in_a_name, "its 'pair' holds a sign of HTML"),
     (huge, "it would take 22 GiB"),
     (head_beyond, "its 'layer' does not count from 0 to 29"),
+    (head_misnamed, "its 'listed_head' are not the names of its heads"),
 ]
 
 
