@@ -249,3 +249,21 @@ def test_a_disk_that_says_no_is_told_and_a_reader_still_sees_the_chapter(
     chapter.close()
     monkeypatch.setenv("TWOTOWERS_EVIDENCE", str(tmp_path / "file"))
     refused("cannot write .*make room there", chapter.close)
+
+
+def test_models_come_smallest_first_and_a_file_of_other_settings_stands_for_none(
+    chapter, monkeypatch
+):
+    for model, parameters in zip("abc", (3, 1, 2), strict=True):
+        chapter.files[model, "heads"].data.attrs["parameters"] = parameters
+    assert [*chapter.measured("heads")] == ["b", "c", "a"]
+    monkeypatch.setattr(store.Laboratory, "recording", lambda self, name: dataset(9.0))
+    others = book.open({"model": "a", "k": 4})  # the files say k = 2
+    assert others.measured("heads")["a"].logit_difference.min() > 8
+
+
+def test_another_suite_has_measurements_of_its_own(chapter, monkeypatch):
+    lead = {"words": 3.0, "sentences": 1.0}
+    monkeypatch.setattr(recorded, "open_recorded", lambda model, suite, name: dataset(lead[suite]))
+    words, sentences = (chapter.measured("heads", suite)["a"].logit_difference for suite in lead)
+    assert words.mean() > 2 > sentences.mean()
