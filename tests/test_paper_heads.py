@@ -43,6 +43,7 @@ def test_the_twelve_are_taken_in_turn_and_halved_by_their_leaning():
         np.linspace(2.0, 2.7, 8),
     )  # mean 2.5, whichever
     bar[0, 0] += 1  # the first by mean increase
+    foo[7, 7] -= 1
     lost[7, :8] = np.arange(8.0)
     lost[:4] = np.nan
     heads, raise_foo, raise_bar = twelve({"foo": foo, "bar": bar}, lost)

@@ -84,7 +84,10 @@ def test_prompts_have_labels_of_one_kind():
         (lambda d: d.drop_vars("logit_difference"), "it lacks logit_difference"),
         (lambda d: d.drop_vars("pair"), "it lacks pair"),
         (lambda d: d.assign(more=d["says"]), "more is not in the schema"),
-        (lambda d: d.isel(heads=0), r"'logit_difference' is over \(.*\), not \(.*heads.*\)"),
+        (
+            lambda d: d.isel(heads=0).expand_dims("place"),
+            r"'logit_difference' is over \(.*\), not \(.*heads.*\)",
+        ),
         (
             lambda d: d.assign(says=d["says"].astype(float).assign_attrs(d["says"].attrs)),
             "'says' is no int",
