@@ -9,7 +9,7 @@ from independent import Formulas, log_softmax
 from tolerances import LOGITS
 from towerlab.measure.ablations import EDGES, ablations, closed_edges, knockouts, single_ablations
 from towerlab.measure.answers import answers
-from towerlab.measure.heads import heads, increases
+from towerlab.measure.heads import heads, increases, of_norms
 from towerlab.measure.interchanges import interchanges, pairs_of
 from towerlab.measure.label_reads import label_reads, towers
 from towerlab.measure.tower_grid import class_directions, tower_grid
@@ -110,6 +110,8 @@ def test_increases(pair, norm, times, float64):
     model, by_hand, encoded, runs = pair
     data = increases(model, encoded[:4] * times, norm=norm)
     check_increases(data, model, by_hand, list(zip(encoded, runs, strict=True))[:2], norm)
+    both = of_norms(model, encoded[:4])["increase"].sel(norm=norm)
+    np.testing.assert_allclose(both, data["increase"][:4], **NEAR)
 
 
 @pytest.mark.slow
@@ -138,14 +140,18 @@ def test_what_heads_write(pair, float64):
     for i, (e, run) in enumerate(zip(encoded[:2], runs, strict=False)):
         check_answer(written.isel(prompt=i), e, run)
         sign = np.where(e.prompt.is_true, 1, -1)
+
+        def lead(x, e=e, run=run):
+            logits = by_hand.projected(x, by_hand.scale_of(run.final))
+            return np.subtract(*logits[list(e.label_pair)])
+
+        blocks = [[lead(x) for x in of] for of in zip(run.attention, run.ffn, strict=True)]
+        np.testing.assert_allclose(written["block_logit_difference"][i], blocks, **NEAR)
         for layer, h in np.ndindex(model.n_layers, by_hand.heads):
             at = run.weights[layer][h, -1][list(e.label_positions)]
             got = written.isel(prompt=i, layer=layer, head=h)
             shares = [by_hand.vector(run, layer, h, run.v[layer][h, p]) for p in e.label_positions]
-            leads = [
-                np.subtract(*by_hand.projected(x, by_hand.scale_of(run.final))[list(e.label_pair)])
-                for x in shares
-            ]
+            leads = [*map(lead, shares)]
             expected = {
                 "attention": at,
                 "contribution": at @ leads,
