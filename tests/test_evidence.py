@@ -320,6 +320,8 @@ def test_means_over_sets_equal_a_loop():
         np.testing.assert_allclose(
             result[draw], np.mean([values[..., layer, head] for layer, head in heads], axis=0)
         )
+    values[0, 0, 0, 1] = np.nan
+    assert over_sets(values, sets)[0, 0, 0].isnull()  # none is left out in silence
     assert over_sets(values, [[]]).isnull().all() and over_sets(values, []).sizes["draw"] == 0
 
 
