@@ -30,11 +30,8 @@ PINNED = {
         [2, 9307, 236787, 46293, 107, 31756, 236787, 3029, 107, 21029, 236787],
         ["a", "▁▁", "2"], {0: -15.254061, 1000: 0.26155, 20000: 6.306149},
     ),
-    "qwen2.5-coder-0.5b-q4_k_m": (
-        "cat: foo\nFrance: bar\ndog:", [4616, 25, 15229, 198, 49000, 25, 3619, 198, 18457, 25],
-        ["a", "Ġ", "Ġ", "2"], {},
-    ),
 }  # fmt: skip
+PINNED["qwen2.5-coder-0.5b-q4_k_m"] = PINNED["qwen2.5-coder-1.5b"]
 GPT2 = {"model": "gpt2", "pre": "gpt-2",
         "tokens": [chr(33 + i) for i in range(VOCABULARY - 1)] + ["AB"], "merges": ["A B"],
         "token_type": [1] * VOCABULARY}  # fmt: skip

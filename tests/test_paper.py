@@ -171,12 +171,13 @@ def test_heads_are_listed_by_mean_increase_and_read_as_label_reads_does(words):
 
 
 def test_sums_are_kept_of_some_heads_and_means_of_all(words):
+    encoded = encoded_of(words)[::-1]  # sets in an order that no sorting gives
     data = attention_in(
-        shared_tiny("gpt2"), encoded_of(words), CHANGES, lambda prompts: encode_all(prompts, words)
+        shared_tiny("gpt2"), encoded, CHANGES, lambda prompts: encode_all(prompts, words)
     )
     few = summed_up(data, ["1-0", "0-1"])
     by_hand = (
-        data["attention_true"].sel(condition="true first").isel(prompt=slice(2, 4)).mean("prompt")
+        data["attention_true"].sel(condition="true first").isel(prompt=slice(2)).mean("prompt")
     )
     assert np.allclose(few["mean_attention_true"].sel(change="true first", word_set="b/a"), by_hand)
     of_head = data["attention_other"].isel(layer=0, head=1).rename(condition="change")

@@ -7,7 +7,7 @@ Rules of 2026-11-22, written before any judging block was run (data/rules.csv):
 - **located**: the TOP heads by mean contribution (what they add to the logit difference from label
   positions).
 - **by writing**: the TOP heads by mean writing (attention times reading of a label, whichever it
-  is), each at least WRITES nats.
+  is), each above WRITES nats.
 - **by attention**: the TOP heads by mean attention difference (labels of the query's class minus
   the others).
 - **by increase**: the TOP heads by the paper's mean increase, where it is given (`with_increase`).
