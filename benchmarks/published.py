@@ -21,9 +21,9 @@ from towerlab.model.capture import Capture, capture
 from towerlab.model.increase import increases_along
 from towerlab.model.model import Model
 from towerlab.prompts.prompt import Encoded, Prompt
-from twotowers.data_files import Row, Text, read_table
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
+from twotowers.tables import Row, Text, read_table
 
 SOURCE = "authors' notebook"
 HUB = {"gpt2-large": "openai-community/gpt2-large", "llama-7b": "huggyllama/llama-7b"}

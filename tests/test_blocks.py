@@ -7,7 +7,7 @@ from conftest import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from towerlab.prompts.blocks import about, class_pairs, draw_blocks
-from twotowers.forms import OWN_NAMES, Form, label_pairs
+from twotowers.settings import OWN_NAMES, Form, label_pairs
 
 FORM = Form(2, "space")
 

@@ -13,8 +13,8 @@ from chapter_runs import CHAPTERS, evidence_of
 from conftest import ROOT
 from tolerances import HUNDREDTHS, LOGITS, PINNED, SHOWN, differences
 from twotowers import book, exhibits
-from twotowers.data_files import shown_name
 from twotowers.paths import shipped_models
+from twotowers.tables import shown_name
 
 GOLDEN, FIGURES = ROOT / "tests/golden.csv", ROOT / "tests/shown.csv"
 MODELS = (*shipped_models(), "smollm2-135m")  # the second has every measurement

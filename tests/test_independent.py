@@ -17,8 +17,8 @@ from towerlab.model import loading
 from towerlab.model.unembed import NORMS
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers.forms import Form
 from twotowers.heads import Head
+from twotowers.settings import Form
 
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
 ONE, EVERY = {"num_key_value_heads": 1}, {"num_key_value_heads": 4}

@@ -12,16 +12,15 @@ from towerlab import building
 from towerlab.measure.chain import Run
 from towerlab.model import own_tokenizer
 from towerlab.prompts import blocks, sentences
-from twotowers import forms, pages, recorded, store
-from twotowers.forms import Form
+from twotowers import pages, recorded, settings, store
 from twotowers.paths import HOME
-from twotowers.settings import Settings
+from twotowers.settings import Form, Settings
 
 READERS = (
     blocks.class_pairs,
     blocks.words,
     blocks.class_words,
-    forms.label_pairs,
+    settings.label_pairs,
     sentences.class_pairs,
     sentences.class_texts,
 )

@@ -18,8 +18,8 @@ from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.paper_sets import CASE
 from towerlab.prompts.prompt import encode, encode_all
 from twotowers import figures
-from twotowers.forms import Form
 from twotowers.heads import Head
+from twotowers.settings import Form
 
 ABLATED = (Head(0, 1), Head(1, 1))
 

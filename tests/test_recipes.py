@@ -18,9 +18,8 @@ from towerlab.measure.sets import OTHER_HALVES, other_halves
 from towerlab.prompts.blocks import class_pairs, draw_blocks
 from towerlab.prompts.variants import factorial
 from twotowers import choose, schema
-from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.settings import Settings
+from twotowers.settings import Form, Settings
 from twotowers.store import about, catalogue, kept, load, versions
 
 

@@ -5,8 +5,7 @@ import pytest
 from conftest import shared
 from towerlab.measure.chain import Run
 from towerlab.prompts import sentences
-from twotowers.forms import Form
-from twotowers.settings import Settings
+from twotowers.settings import Form, Settings
 
 FILES = {
     "sst2": (b"0\tDull .\n1\tA joy\n\nbroken\n", [("negative", "Dull ."), ("positive", "A joy")]),

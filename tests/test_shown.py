@@ -9,15 +9,15 @@ import pytest
 import yaml
 from conftest import ROOT
 from towerlab.building import listed
-from twotowers import data_files, figures, pages, recorded
-from twotowers.data_files import shown_name
+from twotowers import figures, pages, recorded, tables
+from twotowers.tables import shown_name
 
-FIVE = list(data_files.shown_names())
+FIVE = list(tables.shown_names())
 
 
 def test_every_recorded_model_has_a_name_of_its_own_for_pages():
     assert {*recorded.recorded_models(), "mini-gpt2"} <= {*FIVE} and len(
-        {*data_files.shown_names().values()}
+        {*tables.shown_names().values()}
     ) == len(FIVE)
     assert (
         shown_name("smollm2-135m, 18-6") == "SmolLM2-135M, 18-6"
@@ -27,10 +27,10 @@ def test_every_recorded_model_has_a_name_of_its_own_for_pages():
 
 
 def test_without_the_repository_models_keep_their_names(monkeypatch):
-    monkeypatch.setattr(data_files, "has_data", lambda: False)
-    data_files.shown_names.cache_clear()
+    monkeypatch.setattr(tables, "has_data", lambda: False)
+    tables.shown_names.cache_clear()
     assert shown_name("smollm2-135m") == "smollm2-135m"
-    data_files.shown_names.cache_clear()
+    tables.shown_names.cache_clear()
 
 
 @pytest.mark.parametrize("models", [3, 5])

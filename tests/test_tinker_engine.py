@@ -19,9 +19,8 @@ from towerlab.playground import head_logit_differences, true_label
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
-from twotowers.forms import Form
 from twotowers.heads import Head
-from twotowers.settings import Settings
+from twotowers.settings import Form, Settings
 
 pytestmark = needs_browser
 ODD = [

@@ -8,7 +8,7 @@ from conftest import refused
 from towerlab.prompts import variants
 from towerlab.prompts.blocks import about, draw_blocks
 from towerlab.prompts.prompt import Demonstration, Prompt
-from twotowers.forms import Form
+from twotowers.settings import Form
 
 PROMPT = Prompt(
     tuple(Demonstration(t, lab, c) for t, lab,

@@ -4,7 +4,7 @@ word."""
 from conftest import word_tokenizer
 from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.prompt import encode_all
-from twotowers.forms import Form
+from twotowers.settings import Form
 
 TEXTS = {"a": [f"a{i}" for i in range(12)], "b": [f"b{i}" for i in range(12)]}
 FORM = Form(2, "space")

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from twotowers import choose, intervals, recorded, recording, store
-from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
+from twotowers.tables import shown_name
 
 SCRIPTS = (
     "heads-data.js",

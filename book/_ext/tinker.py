@@ -17,8 +17,8 @@ from towerlab.measure.chain import LOCATING
 from towerlab.measure.tower_grid import BLOCKS
 from towerlab.prompts.blocks import class_pairs, class_words, draw_blocks
 from twotowers import choose
-from twotowers.forms import Form, label_pairs
 from twotowers.paths import data_folder
+from twotowers.settings import Form, label_pairs
 
 MODEL = "mini-gpt2"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")

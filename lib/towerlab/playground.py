@@ -28,8 +28,8 @@ from torch import Tensor
 from twotowers import figures
 from twotowers.errors import TwoTowersError
 from twotowers.explore import alert
-from twotowers.forms import SEPARATORS
 from twotowers.heads import Head, check_inside, named
+from twotowers.settings import SEPARATORS
 
 from towerlab.measure.conditions import true_first
 from towerlab.model import loading

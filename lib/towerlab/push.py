@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from twotowers import choose
 from twotowers.errors import TwoTowersError
-from twotowers.forms import SEPARATORS, Form
 from twotowers.heads import Head
+from twotowers.settings import SEPARATORS, Form
 
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.tower_grid import BLOCKS, class_directions

@@ -42,14 +42,13 @@ from twotowers import (
     store,
 )
 from twotowers.claims import Claim
-from twotowers.data_files import shown_name
 from twotowers.disk import written
 from twotowers.errors import NotTestable, TwoTowersError
 from twotowers.evidence import EvidenceRow
-from twotowers.forms import Form
 from twotowers.heads import Head, Heads
 from twotowers.measurements import Measurements
-from twotowers.settings import Settings
+from twotowers.settings import Form, Settings
+from twotowers.tables import shown_name
 
 DRAWS = 1000
 

@@ -27,8 +27,8 @@ import pandas as pd
 import xarray as xr
 
 from twotowers.errors import NotTestable
-from twotowers.forms import Form
 from twotowers.heads import Head, listed
+from twotowers.settings import Form
 
 TOP = 5
 MOST_K = 4

@@ -2,7 +2,7 @@
 
     claims()["learned"].statement       # 'The model learns the classes from the demonstrations.'
 
-Each table is read through one model (`data_files`): a wrong cell is named with its line.
+Each table is read through one model (`tables`): a wrong cell is named with its line.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal
 import pandas as pd
 from pydantic import Field, model_validator
 
-from twotowers.data_files import Optional, Row, Text, damaged, read_table
 from twotowers.paths import data_folder
+from twotowers.tables import Optional, Row, Text, damaged, read_table
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"

@@ -39,10 +39,10 @@ from twotowers.claims import (
     Claim,
     claims,
 )
-from twotowers.data_files import read_written
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Heads
 from twotowers.intervals import Interval, check_clusters, mean, means, ratio
+from twotowers.tables import read_written
 
 LEAST, MOST = 20, 0.05
 SHARE_OF_CHOICE = 0.05

@@ -18,8 +18,8 @@ from pathlib import Path
 import pandas as pd
 from pydantic import model_validator
 
-from twotowers.data_files import Optional, Row, Text, read_table, read_written, shown_name
 from twotowers.paths import data_folder
+from twotowers.tables import Optional, Row, Text, read_table, read_written, shown_name
 
 AGREES, IN_PART, DISAGREES, UNTESTABLE = "agrees", "in part", "does not agree", "not testable"
 OF_NO_MODEL = ("section 6.2", "appendix E, sum", "appendix E, toy example")

@@ -20,9 +20,9 @@ import xarray as xr
 from IPython.display import HTML, display
 
 from twotowers import figures, pages
-from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.heads import Head, named
+from twotowers.tables import shown_name
 
 Files = Mapping[str, xr.Dataset]
 ALL, LABORATORY = "all", "towerlab.playground"

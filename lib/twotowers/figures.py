@@ -23,7 +23,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from twotowers.data_files import shown_name
+from twotowers.tables import shown_name
 
 # Okabe and Ito's palette: told apart by colour-blind readers, on light and dark pages.
 BLUE, ORANGE, GREEN, PINK, SKY = "#2a87c4", "#d9691e", "#1f9e77", "#c678a8", "#56b4c9"

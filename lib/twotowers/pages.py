@@ -23,10 +23,10 @@ from pandas.io.formats.style import Styler
 
 from twotowers import claims, evidence, exhibits, figures
 from twotowers.claims import NOT_TESTABLE, Claim
-from twotowers.data_files import shown_name
 from twotowers.errors import TwoTowersError
 from twotowers.intervals import Interval
 from twotowers.paths import book_folder, chapter_number, evidence_folder
+from twotowers.tables import shown_name
 
 CHANCE, LEARNS = 0.5, 0.6
 """Accuracy between two labels by guessing; and one that a model which does not learn the task

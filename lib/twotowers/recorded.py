@@ -24,12 +24,12 @@ import xarray as xr
 from pydantic import BaseModel, Json, PositiveInt, ValidationError
 
 from twotowers import store
-from twotowers.data_files import first_fault
 from twotowers.errors import TwoTowersError
 from twotowers.heads import named
 from twotowers.paths import data_folder
 from twotowers.recording import Recording
 from twotowers.settings import Settings
+from twotowers.tables import first_fault
 
 LIMIT = 2**30
 """Bytes that a file may take once it is unpacked, of which the largest here take a tenth"""

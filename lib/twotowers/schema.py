@@ -21,10 +21,10 @@ from typing import Annotated, Literal
 import xarray as xr
 from pydantic import BeforeValidator
 
-from twotowers.data_files import Row, Text, read_table
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.recording import Recording
+from twotowers.tables import Row, Text, read_table
 
 OPTIONAL = {"query", "text"}
 """Texts are left out where they are not ours to pass on"""

@@ -30,12 +30,12 @@ import xarray as xr
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from twotowers import schema
-from twotowers.data_files import Optional, Row, Text, read_table, read_text
 from twotowers.disk import deferred_signals, written
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, is_own, slug
 from twotowers.recording import Recording, each_part, own, with_shared
 from twotowers.settings import Settings
+from twotowers.tables import Optional, Row, Text, read_table, read_text
 
 LABELS = ("words/labels.csv", "words/stop_words.txt")
 TEXTS = {

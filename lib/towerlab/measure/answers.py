@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from twotowers import choose
 from twotowers.errors import TwoTowersError
-from twotowers.forms import SEPARATORS, Form
+from twotowers.settings import SEPARATORS, Form
 
 from towerlab.measure.chain import JUDGING, Run
 from towerlab.measure.observations import answers_of, observations, read_batches

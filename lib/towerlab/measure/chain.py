@@ -30,11 +30,10 @@ import xarray as xr
 from twotowers import choose, schema, store
 from twotowers.disk import check_writable
 from twotowers.errors import NotTestable, TwoTowersError, Unavailable
-from twotowers.forms import SEPARATORS, Form, label_pairs
 from twotowers.heads import Head
 from twotowers.paths import data_folder, is_own, shipped_models, slug
 from twotowers.recording import Recording, each_part, with_shared
-from twotowers.settings import Settings
+from twotowers.settings import SEPARATORS, Form, Settings, label_pairs
 from twotowers.store import NOT_TESTABLE
 
 from towerlab.measure.recipe import Recipe, load_made, make

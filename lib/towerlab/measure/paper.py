@@ -17,8 +17,8 @@ import numpy as np
 import xarray as xr
 from twotowers import choose
 from twotowers.errors import NotTestable, TwoTowersError
-from twotowers.forms import SEPARATORS
 from twotowers.heads import Head
+from twotowers.settings import SEPARATORS
 
 from towerlab.measure.chain import QUICK_PROMPTS, Run
 from towerlab.measure.conditions import attention_in

@@ -29,8 +29,8 @@ from transformers.models.auto.tokenization_auto import (
 )
 from transformers.tokenization_utils_base import generate_merges
 from twotowers.errors import TwoTowersError
-from twotowers.forms import OWN_NAMES, SEPARATORS, label_pairs
 from twotowers.paths import data_folder
+from twotowers.settings import OWN_NAMES, SEPARATORS, label_pairs
 
 from towerlab.model import files
 from towerlab.model.weights import reading

@@ -27,10 +27,10 @@ from typing import Annotated, BinaryIO
 
 from filelock import FileLock
 from pydantic import PositiveInt, StringConstraints
-from twotowers import data_files
-from twotowers.data_files import Text
+from twotowers import tables
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, shipped_models
+from twotowers.tables import Text
 
 from towerlab.cache import CACHE, user_cache
 
@@ -44,7 +44,7 @@ PIP = (
 )
 
 
-class PackagedModel(data_files.Row):
+class PackagedModel(tables.Row):
     """One row of the catalogue.
 
     `package` has {} for the number of the part where there are several; `member` is how the name of
@@ -74,7 +74,7 @@ def catalogue() -> dict[str, PackagedModel]:
     """Name -> row of data/models/catalog.csv. Raises TwoTowersError for a damaged table."""
     return {
         row.name: row
-        for row in data_files.read_table(
+        for row in tables.read_table(
             data_folder() / "models" / "catalog.csv", PackagedModel, ("name",)
         )
     }

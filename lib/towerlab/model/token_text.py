@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from twotowers import data_files
+from twotowers import tables
 from twotowers.paths import data_folder
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def stop_words() -> frozenset[str]:
     """English words that say nothing about a topic: articles, pronouns, prepositions,
     auxiliaries."""
     path = data_folder() / "words" / "stop_words.txt"
-    words = data_files.read_text(path).split()
+    words = tables.read_text(path).split()
     if odd := next((word for word in words if not re.fullmatch(r"[a-z']+", word)), None):
-        raise data_files.damaged(path, f"{odd[:20]!r} is no word in lower case")
+        raise tables.damaged(path, f"{odd[:20]!r} is no word in lower case")
     return frozenset(words)
 
 

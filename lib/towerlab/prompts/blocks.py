@@ -20,10 +20,10 @@ from functools import cache
 
 import numpy as np
 from pydantic import Field
-from twotowers.data_files import ClassName, Row, Text, damaged, read_table
 from twotowers.errors import TwoTowersError
-from twotowers.forms import OWN_NAMES, SEPARATORS, Form, label_pairs
 from twotowers.paths import data_folder
+from twotowers.settings import OWN_NAMES, SEPARATORS, Form, label_pairs
+from twotowers.tables import ClassName, Row, Text, damaged, read_table
 
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode_all
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from twotowers.errors import TwoTowersError
-from twotowers.forms import SEPARATORS, check_labels
+from twotowers.settings import SEPARATORS, check_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

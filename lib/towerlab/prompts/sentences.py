@@ -28,9 +28,9 @@ from urllib.parse import quote
 
 import pooch
 from pydantic import Field
-from twotowers.data_files import ClassName, Row, Text, damaged, read_table
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
+from twotowers.tables import ClassName, Row, Text, damaged, read_table
 
 from towerlab.cache import user_cache
 from towerlab.progress import say

@@ -8,10 +8,10 @@ import pytest
 from conftest import refused
 from pydantic import Field, model_validator
 from towerlab.prompts import blocks
-from twotowers import forms
-from twotowers.data_files import Row, Text, read_table
+from twotowers import settings
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
+from twotowers.tables import Row, Text, read_table
 
 GOOD = 'id,class,size,note\na,one,2.5,\nb,two,1e3,"said, so"\n'
 
@@ -135,7 +135,7 @@ def test_the_lists_of_words_classes_and_labels(tmp_path, monkeypatch, file, chan
     text = (data_folder() / "words" / file).read_text()
     assert change[0] in text
     (tmp_path / "words" / file).write_text(text.replace(*change, 1))
-    for module in (blocks, forms):
+    for module in (blocks, settings):
         monkeypatch.setattr(module, "data_folder", lambda: tmp_path)
     read = {
         "words.csv": blocks.words,
