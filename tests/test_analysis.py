@@ -34,14 +34,13 @@ sys.meta_path.insert(0, Absent())
 import twotowers
 for module in pkgutil.iter_modules(twotowers.__path__):
     importlib.import_module(f"twotowers.{module.name}")
-from twotowers import book, choose, explore, recorded
+from twotowers import book, choose, recorded
 from twotowers.errors import TwoTowersError
 chapter = book.open({"model": "smollm2-135m"})
 heads = chapter.measured("heads")
 assert set(heads) == set(recorded.recorded_models()) and choose.head_sets(heads["smollm2-135m"])
 book.display = lambda _: None
 chapter.explore("heads", "attention")
-explore.playground("mini-gpt2")
 try:
     book.open({"model": "mini-gpt2", "out": "/nowhere"}).measured("heads")
 except TwoTowersError as error:

@@ -19,14 +19,16 @@ from twotowers import book, explore
 MODEL = "smollm2-135m"
 
 
-def cells(name):
-    """Explorer's and the playground's cells of a chapter, as they stand there."""
-    every = json.loads((ROOT / f"book/{name}.ipynb").read_text("utf8"))["cells"]
-    return {cell["id"]: cell for cell in every if cell["id"] in ("explore", "playground")}
+def explorer_cell(path):
+    """The cell of a chapter's explorer, as it stands there."""
+    every = json.loads(path.read_text("utf8"))["cells"]
+    return next((cell for cell in every if cell["id"] == "explore"), None)
 
 
 CHAPTERS = {
-    path.stem: of for path in sorted((ROOT / "book").glob("*-*.ipynb")) if (of := cells(path.stem))
+    path.stem: cell
+    for path in sorted((ROOT / "book").glob("*-*.ipynb"))
+    if (cell := explorer_cell(path))
 }
 
 
@@ -70,18 +72,14 @@ def shown(monkeypatch):
 @pytest.fixture
 def explorer(chapter, shown, request):
     """The explorer of a chapter, on a recorded model."""
-    exec("".join(CHAPTERS[request.param]["explore"]["source"]), {"chapter": chapter})
+    exec("".join(CHAPTERS[request.param]["source"]), {"chapter": chapter})
     return shown
 
 
-def test_six_chapters_have_widgets_and_two_the_playground():
+def test_six_chapters_have_an_explorer():
     assert [name[:2] for name in CHAPTERS] == ["01", "03", "04", "06", "11", "12"]
-    assert [name[:2] for name, of in CHAPTERS.items() if "playground" in of] == ["04", "06"]
-    tags = {
-        cell["id"]: cell["metadata"]["tags"] for of in CHAPTERS.values() for cell in of.values()
-    }
     # a page has one line, that of a widget
-    assert tags == {"explore": ["remove-input"], "playground": ["remove-cell"]}
+    assert all(cell["metadata"]["tags"] == ["remove-input"] for cell in CHAPTERS.values())
 
 
 @pytest.mark.parametrize("explorer", CHAPTERS, indirect=True)
@@ -174,22 +172,6 @@ def one_file():
 def test_texts_are_escaped(shown):
     explore.explorer({"a": one_file()}, "pair")
     assert "&lt;b&gt;" in shown.html and "<b>" not in shown.html
-
-
-def test_the_playground_is_loaded_when_its_button_is_pressed(monkeypatch):
-    monkeypatch.setattr(explore, "LABORATORY", "towerlab.nowhere")
-    box = explore.playground("mini-gpt2", device="cpu", dtype="float32")
-    button, line = box.children
-    button.click()
-    assert "No module named" in line.value and not button.disabled
-    monkeypatch.undo()
-    of_nothing = explore.playground("no/such/model<b>")
-    of_nothing.children[0].click()
-    assert (
-        "role='alert'" in of_nothing.children[1].value and "<b>" not in of_nothing.children[1].value
-    )
-    button.click()
-    assert box.children[0].sentence.value.startswith("<b>The model says")
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,21 @@
-"""The playground for running notebooks: its numbers against measurements and slow references, and
-its widgets."""
+"""Effects of zeroed heads against measurements and slow references, and the playground notebook."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from conftest import refused, word_tokenizer
-from plain_hooks import run
+from conftest import ROOT, refused, word_tokenizer
+from towerlab.effects import SCENES, SWITCH_OFF, zeroing_effect
 from towerlab.measure.ablations import ablations
 from towerlab.measure.heads import heads as measure_heads
-from towerlab.measure.tower_grid import BLOCKS, class_directions, tower_grid
 from towerlab.model.capture import capture
-from towerlab.model.edits import edited, steer
-from towerlab.playground import SCENES, SWITCH_OFF, Playground, State, explore, push, true_label
-from towerlab.prompts.blocks import draw_blocks
 from towerlab.prompts.paper_sets import CASE
-from towerlab.prompts.prompt import encode, encode_all
+from towerlab.prompts.prompt import encode
 from twotowers import figures
 from twotowers.heads import Head
-from twotowers.settings import Form
 
-ABLATED = (Head(0, 1), Head(1, 1))
+ZEROED = (Head(0, 1), Head(1, 1))
 
 
 @pytest.fixture
@@ -34,28 +28,22 @@ def model(tiny_model, float64):
 
 
 def test_numbers_equal_those_of_the_measurements(model):
-    effect, encoded = explore(model, State(CASE, ABLATED)), [encode(CASE, model.tokenizer)]
+    effect, encoded = zeroing_effect(model, CASE, ZEROED), [encode(CASE, model.tokenizer)]
     plain = measure_heads(model, encoded)
-    answers = ablations(model, encoded, {"these": ABLATED}).isel(prompt=0)
+    answers = ablations(model, encoded, {"these": ZEROED}).isel(prompt=0)
     table = effect.answer.set_index("token")
     for when, which in (("before", "none"), ("after", "these")):
         for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
             assert np.log(table.loc[label, when]) == pytest.approx(
                 float(answers[name].sel(heads=which)), abs=1e-9
             )
-    weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ABLATED], 0)
+    weights = np.mean([plain["attention"].values[0, layer, head] for layer, head in ZEROED], 0)
     # kept in float32
     assert effect.attention["before"].to_numpy() == pytest.approx(weights, abs=1e-6)
-    assert list(effect.attention["demonstration"]) == [
-        "1. love : bar",
-        "2. like : bar",
-        "3. eight : foo",
-        "4. two : foo",
-    ]
 
 
 def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_norm(model):
-    effect, encoded = explore(model, State(CASE, ABLATED)), encode(CASE, model.tokenizer)
+    effect, encoded = zeroing_effect(model, CASE, ZEROED), encode(CASE, model.tokenizer)
     plain = capture(model, [encoded])
     ids = [encoded.label_ids[label] for label in ("foo", "bar")]
 
@@ -69,96 +57,64 @@ def test_a_heads_logit_difference_is_the_effect_of_its_vector_under_a_frozen_nor
     for row in effect.heads.itertuples():
         vector = plain.z[row.layer, 0, row.head] @ model.output_weight(row.layer)[row.head]
         assert row.before == pytest.approx(difference(vector), abs=1e-9)
-        assert row.after == 0 or (row.layer, row.head) not in ABLATED
+        assert row.after == 0 or (row.layer, row.head) not in ZEROED
 
 
 def test_nothing_changes_without_heads_and_unknown_ones_are_refused(model):
-    effect = explore(model, State(CASE))
+    effect = zeroing_effect(model, CASE)
     for table in (effect.answer, effect.attention, effect.heads):
         assert (table["before"] == table["after"]).all()
-    refused("is not in", explore, model, State(CASE, (Head(9, 9),)))
+    refused("is not in", zeroing_effect, model, CASE, [Head(9, 9)])
 
 
-def test_the_true_label_follows_the_querys_class():
-    rows = [("love", "bar"), ("eight", "foo"), ("qwx", "baz")]
-    assert [true_label(rows, query) for query in ("one", "hate", "river", "qwx")] == [
-        "foo",
-        "bar",
-        None,
-        None,
-    ]
-    # demonstrations of its class do not agree
-    assert true_label([*rows, ("two", "bar")], "one") is None
+@pytest.fixture(scope="module")
+def notebook():
+    """The names of book/playground.ipynb after all its cells ran."""
+    cells = json.loads((ROOT / "book/playground.ipynb").read_text("utf8"))["cells"]
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    return names
 
 
-def test_a_push_is_a_row_of_the_grid_of_chapter_11(model):
-    heads, query = push(model, CASE)
-    blocks = draw_blocks(
-        BLOCKS, Form(2, "space"), seed=[0, 1], pairs=["sentiment/number"], labels=["foo/bar"]
-    )
-    directions = class_directions(model, encode_all(blocks, model.tokenizer))
-    encoded = encode(CASE, model.tokenizer)
-    data = tower_grid(model, [encoded], {"these": (heads, directions)}, (0.0, 1.5))
-    data = data.sel(query_coefficient=1.5, key_coefficient=0).squeeze()
-    effect = explore(model, State(CASE, dose=1.5))
-    table = effect.answer.set_index("token")["after"]
-    for label, name in (("foo", "log_prob_true"), ("bar", "log_prob_other")):
-        assert np.log(table[label]) == pytest.approx(float(data[name]), abs=1e-6)
-    vectors = {layer: 1.5 * x for layer, x in query.items()}
-    with edited(model, steer(heads, vectors, None, torch.tensor([encoded.label_positions]))):
-        given = run(model, encoded)["attention"]
-    scores = [
-        given[layer].key[0, model.value_head(h)]
-        @ (given[layer].query[0, h, -1] * given[layer].scaling + vectors[layer][0, h])
-        for layer, h in heads
-    ]
-    weights = torch.stack(scores).softmax(-1).mean(0)[list(encoded.label_positions)]
-    assert effect.attention["after"].to_numpy() == pytest.approx(weights.numpy(), abs=1e-6)
-    refused(
-        "two classes",
-        explore,
-        model,
-        State(replace(CASE, demonstrations=CASE.demonstrations[2:] * 2, query="qwx"), dose=1.0),
-    )
+@pytest.fixture
+def fields(notebook):
+    """Its fields by name, as they are at first."""
+    notebook["fill"](CASE, [])
+    return {field.description: field for field in notebook["fields"]}
 
 
-def test_widgets_change_the_numbers(model):
-    play = Playground(model)
-    assert play.state().prompt.text == CASE.text
-    play.fields["heads"].value = "0-1, 1-1"
-    assert play.effect.answer.equals(explore(model, replace(play.state(), heads=ABLATED)).answer)
-    assert not play.effect.answer["before"].equals(play.effect.answer["after"])
-    play.fields["demonstrations"].value = "love : foo\ntwo : bar"
-    assert play.state().prompt.true_label == "bar" and len(play.effect.attention) == 2
-    play.fields["true label"].value = "foo"  # what is typed stays, until a text changes
-    assert play.state().prompt.true_label == "foo"
-    last = play.effect
-    for field, value in (
-        ("query", ""),
-        ("heads", "9-9"),
-        ("heads", "x<b>"),
-        ("demonstrations", "love"),
-    ):
-        good = play.fields[field].value
-        play.fields[field].value = value
-        assert (
-            "role='alert'" in play.error.value
-            and "<b>" not in play.error.value
-            and play.effect is last
-        )
-        play.fields[field].value = good
-        assert play.error.value == ""
-        last = play.effect
+def test_fields_change_the_result_and_the_true_label_follows_the_query(notebook, fields):
+    read, first = notebook["read"], notebook["picture"].value
+    assert (read()[0].text, read()[1]) == (CASE.text, [])
+    fields["heads"].value = "3-1, 3-2"
+    assert notebook["picture"].value != first
+    assert "with 3-1, 3-2 zeroed it says" in notebook["sentence"].value
+    fields["query"].value = "hate"
+    assert read()[0].true_label == "bar"
+    fields["true label"].value = "foo"  # what is typed stays, until a text changes
+    assert read()[0].true_label == "foo"
+    fields["examples"].value = "love : foo\neight : bar\ntwo : foo\nqwx : foo"
+    fields["query"].value = "one"  # the examples of its class do not agree
+    assert read()[0].true_label == "foo"
+    for name, value in (("query", ""), ("heads", "9-9"), ("heads", "x<b>"), ("examples", "love")):
+        good = fields[name].value
+        fields[name].value = value
+        shown = notebook["sentence"].value
+        assert "role='alert'" in shown and "<b>" not in shown
+        fields[name].value = good
+        assert notebook["sentence"].value.startswith("<b>The model says")
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_every_scene_changes_the_numbers(model, scene):
-    play = Playground(model)
-    before = play.effect
-    play.scenes[scene].click()
-    assert play.error.value == "" and not play.effect.answer["after"].equals(before.answer["after"])
-    assert (len(play.state().heads) > 1) == (scene == SWITCH_OFF)
-    assert (play.state().prompt.true_label == "bar") == (scene == "Swap the labels")
+@pytest.mark.parametrize("scene", [*SCENES, SWITCH_OFF])
+def test_every_scene_changes_the_result(notebook, fields, scene):
+    before = notebook["picture"].value
+    next(button for button in notebook["buttons"] if button.description == scene).click()
+    prompt, heads = notebook["read"]()
+    assert notebook["picture"].value != before
+    assert (len(heads) > 1) == (scene == SWITCH_OFF)
+    assert (prompt.true_label == "bar") == (scene == "Swap the labels")
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from browser import (
     refuses,
     text,
 )
+from towerlab.effects import SCENES, SWITCH_OFF, head_logit_differences
 from towerlab.measure.heads import heads as measure_heads
 from towerlab.measure.heads import increases
 from towerlab.model.capture import capture
 from towerlab.model.edits import edited, everywhere, zero
 from towerlab.model.loading import load
-from towerlab.playground import SCENES, head_logit_differences
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import encode_all
 from twotowers import choose
@@ -95,7 +95,9 @@ def test_scenes_are_guessed_first_and_say_what_the_model_does(address):
     expected = ["bar", "foo", "foo", "bar", "foo", "", "bar"]
     with browser(address) as page:
         buttons = page.locator(".tinker-scenes button")
-        assert buttons.all_text_contents() == list(SCENES)  # those of the playground in notebooks
+        # those of the playground in notebooks, and one
+        names = [*SCENES, SWITCH_OFF, "Push the query towards the other class"]
+        assert buttons.all_text_contents() == names
         for i, answer in enumerate(expected):
             buttons.nth(i).click()
             before = text(page, "told")

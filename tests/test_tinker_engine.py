@@ -8,6 +8,7 @@ import pytest
 import torch
 from browser import PUSHED, browser, needs_browser, one_browser, tinker  # noqa: F401
 from tolerances import LOGITS
+from towerlab.effects import head_logit_differences
 from towerlab.measure.chain import LOCATING, Run
 from towerlab.measure.tower_grid import BLOCKS, COEFFICIENTS, class_directions, tower_grid
 from towerlab.model.attention import changing_z
@@ -15,7 +16,7 @@ from towerlab.model.capture import capture
 from towerlab.model.increase import increases_along
 from towerlab.model.loading import load
 from towerlab.model.unembed import norm_scale
-from towerlab.playground import head_logit_differences, true_label
+from towerlab.prompts.blocks import class_words
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from towerlab.prompts.prompt import Demonstration, Prompt, encode_all
 from towerlab.prompts.variants import exchanged_labels
@@ -86,6 +87,14 @@ def random_prompts(tokenizer, n: int) -> list[Prompt]:
     return out
 
 
+def true_label(prompt: Prompt) -> str:
+    """The label of the demonstrations of the query's class; "" where they do not agree."""
+    classes = {word: cls for cls, words in class_words().items() for word in words}
+    cls = classes.get(prompt.query)
+    labels = {d.label for d in prompt.demonstrations if cls and classes.get(d.text) == cls}
+    return labels.pop() if len(labels) == 1 else ""
+
+
 def close(ours, theirs) -> None:
     torch.testing.assert_close(
         torch.tensor(ours, dtype=torch.float64), theirs.double().cpu(), rtol=0, atol=LOGITS
@@ -108,9 +117,7 @@ def test_the_engine_equals_pytorch_on_random_prompts(address):
         )
         e, exchanged = encode_all([p, exchanged_labels(p)], model.tokenizer, model.context)
         assert (tuple(result["ids"]), tuple(result["labelAt"])) == (e.ids, e.label_positions)
-        assert result["label"] == (
-            true_label([(d.text, d.label) for d in p.demonstrations], p.query) or ""
-        )
+        assert result["label"] == true_label(p)
         plain, source = capture(model, [e], {"weights"}), capture(model, [exchanged])
         close(result["logits"], plain.logits[0])
         close(result["again"], plain.logits[0])

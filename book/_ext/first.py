@@ -19,8 +19,8 @@ import tinker
 import vl_convert
 import xarray as xr
 import yaml
+from towerlab.effects import SCENES, SWITCH_OFF, strongest, zeroing_effect
 from towerlab.model import loading
-from towerlab.playground import SCENES, SWITCH_OFF, State, explore, strongest
 from towerlab.prompts.paper_sets import CASE as EXAMPLE
 from twotowers import claims, evidence, exhibits
 from twotowers.heads import Head
@@ -68,10 +68,11 @@ def live(build: Path) -> str:
     three buttons."""
     model = loading.load(tinker.MODEL)
     named, _ = tinker.heads(tinker.latest(build))
-    heads = tuple(map(Head.parse, named)) or strongest(explore(model, State(EXAMPLE)).heads)
-    off = {SWITCH_OFF: heads}
+    heads = tuple(map(Head.parse, named)) or strongest(zeroing_effect(model, EXAMPLE).heads)
     effects = {
-        scene: explore(model, State(SCENES[scene](EXAMPLE), off.get(scene, ())))
+        scene: zeroing_effect(model, SCENES[scene](EXAMPLE))
+        if scene in SCENES
+        else zeroing_effect(model, EXAMPLE, heads)
         for scene in BUTTONS
     }
     plain, many = effects[SWITCH_OFF], NUMBERS[len(heads)]

@@ -1,7 +1,6 @@
 """Widgets around what a chapter opened: choose a model, a head and prompts, and see the numbers.
 
     chapter.explore("looks", "effect", "direct_effect", over="pair")    # in a running notebook
-    playground(model)                # a button, which loads the model when it is pressed
 
 On a page of the book, where no Python runs, one line stands in their place (`book/_ext/stage.py`).
 See `table` for the numbers of a file. No torch here.
@@ -9,7 +8,6 @@ See `table` for the numbers of a file. No torch here.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from html import escape
 
@@ -25,7 +23,7 @@ from twotowers.heads import Head, named
 from twotowers.tables import shown_name
 
 Files = Mapping[str, xr.Dataset]
-ALL, LABORATORY = "all", "towerlab.playground"
+ALL = "all"
 LISTED = ("listed_head", "named_head")  # dimensions of single heads by their names
 PROMPTS = ("text", "query", "pair", "labels")  # coordinates by which prompts are chosen
 
@@ -199,21 +197,3 @@ def shown(data: xr.Dataset, over: str = "") -> str:
     ).set_caption(escape(caption))
     bars = {"align": "zero", "color": [figures.ORANGE, figures.BLUE], "props": "width: 7em;"}
     return styler.bar(axis=None if grid else 0, **bars).to_html()
-
-
-def playground(model: str, **how: str) -> widgets.VBox:
-    """A button; pressed, it loads the model and gives its place to
-    `towerlab.playground.Playground`."""
-    button = widgets.Button(description=f"Load {model}", layout={"width": "auto"})
-    line = widgets.HTML()
-    box = widgets.VBox([button, line])
-
-    def load(_) -> None:
-        button.disabled, line.value = True, "Loading ..."
-        try:
-            box.children = [importlib.import_module(LABORATORY).Playground(model, **how)]
-        except (TwoTowersError, ImportError) as error:
-            button.disabled, line.value = False, alert(error)
-
-    button.on_click(load)
-    return box

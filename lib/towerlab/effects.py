@@ -1,0 +1,133 @@
+"""Effects of a changed prompt and of zeroed heads on the answer, the attention and the heads.
+
+    >>> effect = zeroing_effect(loading.load("mini-gpt2"), CASE, [Head(3, 7)])
+    >>> list(effect.attention["demonstration"])
+    ['1. love : bar', '2. like : bar', '3. eight : foo', '4. two : foo']
+    >>> [demonstration.label for demonstration in SCENES["Swap the labels"](CASE).demonstrations]
+    ['foo', 'foo', 'bar', 'bar']
+
+The opening page and book/playground.ipynb show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from twotowers.heads import Head, check_inside, named
+
+from towerlab.measure.conditions import true_first
+from towerlab.model.capture import Capture, capture, logit_difference_rows
+from towerlab.model.edits import edited, everywhere, zero
+from towerlab.model.model import Model
+from towerlab.prompts.prompt import Prompt, encode
+from towerlab.prompts.variants import exchanged_labels, one_fewer
+
+TOP_TOKENS = 5  # number of tokens in a table of answers, besides the labels
+TOP_HEADS = 5  # number of heads whose attention is shown where none is zeroed
+
+
+def mix_classes(prompt: Prompt) -> Prompt:
+    """Return the prompt with the labels of its first and last demonstration exchanged."""
+    first, *rest, last = prompt.demonstrations
+    first, last = replace(first, label=last.label), replace(last, label=first.label)
+    return replace(prompt, demonstrations=(first, *rest, last))
+
+
+SCENES: dict[str, Callable[[Prompt], Prompt]] = {
+    "Swap the labels": exchanged_labels,
+    "Move the matching examples away": true_first,
+    "Remove one": one_fewer,
+    "Mix two classes": mix_classes,
+    "A query of neither class": lambda prompt: replace(prompt, query="river"),
+}
+"""Name of a change -> the change."""
+SWITCH_OFF = "Switch off the heads that add most"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Tables with columns before and after.
+
+    `answer`: probability of each label and of the top tokens. `attention`: mean attention of some
+    heads from the last position to each label. `heads`: `head_logit_differences`. `sentence`: the
+    answer in words.
+    """
+
+    answer: pd.DataFrame
+    attention: pd.DataFrame
+    heads: pd.DataFrame
+    sentence: str
+
+
+@torch.inference_mode()
+def zeroing_effect(model: Model, prompt: Prompt, heads: Sequence[Head] = ()) -> Effect:
+    """Return the effect of zeroing heads at all positions, in two forward passes.
+
+    Args:
+        model: Any model.
+        prompt: A prompt with labels.
+        heads: Heads to zero. The attention is theirs, or that of the `strongest` heads.
+
+    Returns:
+        The answer, attention and logit differences before and after.
+
+    Raises:
+        TwoTowersError: If a head is outside the model.
+    """
+    check_inside(heads, model.n_layers, model.n_heads, model.name)
+    encoded = encode(prompt, model.tokenizer, model.context)
+    before = capture(model, [encoded], {"weights"})
+    with edited(model, zero(heads, everywhere([encoded]))):
+        after = capture(model, [encoded], {"weights"})
+    runs = {"before": before, "after": after}
+
+    p = {when: run.logits[0].double().softmax(-1).cpu().numpy() for when, run in runs.items()}
+    top = np.argsort(-p["after"], kind="stable")[:TOP_TOKENS].tolist()
+    tokens = list(dict.fromkeys([*encoded.label_ids.values(), *top]))
+    answer = pd.DataFrame({"token": [_token_text(model, token) for token in tokens]})
+
+    by_head = {when: head_logit_differences(run, model) for when, run in runs.items()}
+    index = np.indices(by_head["before"].shape).reshape(2, -1)
+    table = pd.DataFrame({"layer": index[0], "head": index[1]})
+    for when in runs:
+        answer[when] = p[when][tokens]
+        table[when] = by_head[when].flatten().cpu().numpy()
+
+    layer, head = zip(*(heads or strongest(table)), strict=True)
+    texts = [f"{i}. {d.text} : {d.label}" for i, d in enumerate(prompt.demonstrations, 1)]
+    attention = pd.DataFrame({"demonstration": texts})
+    for when, run in runs.items():
+        mean = run.weights[layer, 0, head].double().mean(0)
+        attention[when] = mean[list(encoded.label_positions)].cpu().numpy()
+
+    said = [f"“{_token_text(model, int(x.argmax()))}” ({x.max():.0%})" for x in p.values()]
+    change = f"; with {', '.join(named(heads))} zeroed it says {said[1]}" if heads else ""
+    return Effect(answer, attention, table, f"The model says {said[0]}{change}.")
+
+
+def strongest(heads: pd.DataFrame) -> tuple[Head, ...]:
+    """Return the TOP_HEADS heads that add most to the logit difference."""
+    rows = heads.nlargest(TOP_HEADS, "before")
+    return tuple(map(Head, rows["layer"].tolist(), rows["head"].tolist()))
+
+
+def head_logit_differences(capture: Capture, model: Model) -> Float[Tensor, "layer head"]:
+    """Return what each head adds to the logit of true minus other label (nats), norm frozen."""
+    row = logit_difference_rows(capture, model)[0]
+    weights = [model.output_weight(layer).to(row) for layer in range(model.n_layers)]
+    return torch.stack(
+        [
+            torch.einsum("hk,hkd,d->h", z[0].to(row), weight, row)
+            for z, weight in zip(capture.z, weights, strict=True)
+        ]
+    )
+
+
+def _token_text(model: Model, token: int) -> str:
+    return model.tokenizer.decode([token]).strip() or "␣"
