@@ -26,7 +26,7 @@ PYTHON, LIB = sys.executable, Path(twotowers.__file__).parents[1]
 given = {name: value for name, value in config.items() if name in Settings.model_fields}
 settings = Settings.of(given)
 MODEL, OUT, THREADS = Run(settings).name, settings.out, int(config.get("threads", 1))
-LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building", "run_chapter")]
+LIB_OF_CHAPTERS = [str(p) for p in LIB.glob("*/*.py") if p.stem not in ("cli", "building")]
 TABLES = itertools.chain.from_iterable(map(data_folder().glob, ("*.csv", "registered/*.csv", "models/names.csv")))
 DATA_OF_CHAPTERS = [str(p) for p in TABLES if p.stem != "versions"]
 PAGES = [str(p) for p in Path("book").rglob("*") if p.suffix in (".md", ".py", ".js", ".css", ".html", ".svg", ".png")]
@@ -94,5 +94,5 @@ for name in about:
         threads: THREADS
         shell:
             "export TWOTOWERS_EVIDENCE=_build/evidence; rm -f {params.part:q}.* {params.failed:q}; part={params.part:q}.$$.ipynb; "
-            "if {PYTHON:q} -m towerlab.run_chapter {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
+            "if {PYTHON:q} -m papermill {input[0]:q} $part -k python3 -l python {params.given:q} --no-progress-bar 2> {log:q}; "
             "then mv $part {output[0]:q}; echo '{rule}: done' >&2; else touch $part; mv $part {params.failed:q}; exit 1; fi"

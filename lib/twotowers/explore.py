@@ -15,7 +15,6 @@ import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 import xarray as xr
-from IPython.display import HTML, display
 
 from twotowers import figures, pages
 from twotowers.errors import TwoTowersError
@@ -169,19 +168,24 @@ def explorer(files: Files, over: str = "", model: str = "") -> widgets.VBox:
             control.options = offered
             control.value = before if before in offered else offered[0]
 
-    def show(model: str, **chosen: str) -> None:
-        data = files[model]
+    def show(change: dict | None = None) -> None:
+        data = files[of_model.value]
         try:
-            for name, value in chosen.items():
-                data = choose(data, name, value or "")
-            display(HTML(shown(data, over)))
+            for name in [*controls][1:]:
+                data = choose(data, name, controls[name].value or "")
+            below.value = shown(data, over)
         except TwoTowersError as error:
-            display(HTML(alert(error)))
+            below.value = alert(error)
 
+    # Not an Output widget: papermill can wait for ever for a cell that displays one, since nbclient
+    # then sends a message on the channel that it waits on.
+    below = widgets.HTML()
     of_model.observe(offer, "value")
-    shown_below = widgets.interactive_output(show, controls)
+    for control in controls.values():
+        control.observe(show, "value")
+    show()
     return widgets.VBox(
-        [widgets.HBox([*controls.values()], layout={"flex_flow": "row wrap"}), shown_below]
+        [widgets.HBox([*controls.values()], layout={"flex_flow": "row wrap"}), below]
     )
 
 
