@@ -30,6 +30,7 @@ from twotowers import claims, evidence, recorded, store
 from twotowers.errors import TwoTowersError
 from twotowers.paths import book_folder, chapter_number, data_folder
 from twotowers.settings import Settings
+from twotowers.tables import read_csv
 
 COLUMNS = [
     "claim",
@@ -121,7 +122,7 @@ def record(run: Run, table: pd.DataFrame) -> None:
     claim."""
     path, seed = data_folder() / "seeds.csv", run.settings.seed
     blocks = json.loads(_recording(run, "heads").attrs["identity"])["blocks"]
-    old, rows = pd.read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
+    old, rows = read_csv(path), table.assign(model=run.name, seed=seed, blocks=blocks)
     again = (old["model"] == run.name) & (old["seed"] == seed) & old["claim"].isin(rows["claim"])
     short = rows[old.columns].map(
         lambda value: float(f"{value:.4g}") if isinstance(value, float) else value
@@ -138,9 +139,8 @@ def beside_predictions(rows: pd.DataFrame) -> pd.DataFrame:
     A prediction whose claim is not testable on the model is neither hit nor miss, nor is one of a
     claim whose rule is younger: it is of the rule before.
     """
-    predictions = pd.read_csv(
-        data_folder() / "preregistration.csv", usecols=["claim", "predicted", "probability", "date"]
-    )
+    predictions = read_csv(data_folder() / "preregistration.csv")
+    predictions = predictions[["claim", "predicted", "probability", "date"]]
     table = rows[[name for name in COLUMNS if name in rows]].merge(
         predictions, on="claim", how="left"
     )

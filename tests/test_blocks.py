@@ -75,7 +75,7 @@ def test_coordinates_tell_what_a_prompt_is():
     "wrong, message",
     [
         (dict(pairs=["animal/nothing"]), "no class 'nothing'"),
-        (dict(labels=["foo/foo"]), "equal labels or fewer than two"),
+        (dict(labels=["foo/foo"]), "the labels 'foo', 'foo' cannot"),
         (dict(form=Form(40, "space")), "smaller k"),
     ],
 )

@@ -55,7 +55,7 @@ def cell(column, value, line=3):
         (cell("null", "O"), "line 3: null 'O'"),
         (cell("smallest", "0", 2), "line 2: give a 'smallest' above 0"),
         (cell("smallest", "", 5), "line 5: only where the unit is nats may 'smallest' be empty"),
-        (cell("id", "learned"), "line 3: id 'learned' stands in line 2, too"),
+        (cell("id", "learned"), "line 3: id 'learned' twice"),
         (
             cell("heads", "writer", 6),
             "line 6: heads 'writer': Input should be '', 'located', 'by writing'",

@@ -1,5 +1,4 @@
-"""Lists of one's own: equal however they were saved, and what is wrong in them is told with file
-and line."""
+"""Lists of one's own: equal however they were saved. What is wrong in them: test_tables.py."""
 
 import csv
 import shutil
@@ -94,59 +93,22 @@ def test_recorded_models_stay_while_what_they_were_drawn_from_is_there(home):
     assert "--blocks" not in recorded.command("smollm2-135m", "words", ["answers"])
 
 
-@pytest.mark.parametrize(
-    "file, old, new, words",
-    [
-        (
-            "words/words.csv",
-            "happy,",
-            "hap\u200bpy,",
-            r"words\.csv' is damaged \(line 5: it holds U\+200B \(ZERO WIDTH SPACE\)",
-        ),
-        ("words/words.csv", "happy,", "hap\u00adpy,", r"line 5: it holds U\+00AD \(SOFT HYPHEN\)"),
-        (
-            "words/labels.csv",
-            "foo,bar",
-            "fo\u2060o,bar",
-            r"labels\.csv' .*line 2: it holds U\+2060",
-        ),
-        ("words/labels.csv", "baz,qux", "bar,foo", r"line 4: this pair stands before"),
-        ("words/labels.csv", "baz,qux", "b/az,qux", r"line 4: '/' stands between"),
-        (
-            "sentences/own.csv",
-            "by the lake",
-            "by the\u00a0lake",
-            r"own\.csv' .*line 2: it holds U\+00A0",
-        ),
-        ("words/words.csv", "happy,sentiment", "happy,senti/ment", r"line 5: class 'senti/ment'"),
-        (
-            "words/words.csv",
-            "happy,sentiment,1,0",
-            "two,sentiment,1,0",
-            r"'two' stands in line \d+, too, and is not marked",
-        ),
-        (
-            "words/pairs.csv",
-            "sentiment,number",
-            "spam,ham",
-            r"pairs\.csv' .*line 2: the class 'spam' has no word",
-        ),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_line(home, file, old, new, words):
-    change(home, file, old, new)
-    run = Run(
-        Settings.of(
-            {"suite": "sentences" if "own" in file else "words", "k": 2, "separator": "space"}
-        )
+def test_a_word_of_two_classes_is_drawn_for_neither(home):
+    assert "happy" in blocks.class_words()["sentiment"] and "two" in blocks.class_words()["number"]
+    change(home, "words/words.csv", "happy,sentiment", "two,sentiment")
+    assert "two" not in {word for words in blocks.class_words().values() for word in words}
+
+
+def test_words_classes_and_labels_that_look_missing_are_words(home):
+    change(home, "words/words.csv", "happy,", "null,")
+    change(home, "words/words.csv", ",sentiment,", ",NA,")
+    change(home, "words/pairs.csv", "sentiment,", "NA,")
+    change(home, "words/labels.csv", "foo,bar", "None,nan")
+    assert "null" in blocks.class_words()["NA"] and blocks.class_pairs()[0] == "NA/number"
+    (prompt, *_) = blocks.draw_blocks(
+        1, Form(1, "space"), seed=0, labels=settings.label_pairs()[:1]
     )
-    refused(words, lambda: run.blocks(2, 1))
-
-
-def test_letters_that_need_a_joiner_keep_it_and_labels_are_looked_at_too(home):
-    change(home, "words/words.csv", "happy,", "می\u200cخواهم,")
-    blocks.words()
-    refused(r"holds U\+200B", Settings.of, {"labels": "fo\u200bo/bar"})
+    assert prompt.dataset == "NA/number" and prompt.labels == ("None", "nan")
 
 
 def test_a_run_on_words_needs_no_sentences_and_one_on_sentences_names_what_is_missing(home):

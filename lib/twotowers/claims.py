@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from twotowers.paths import data_folder
-from twotowers.tables import Optional, Row, Text, damaged, read_table
+from twotowers.tables import Optional, Row, Text, read_csv, read_table, unreadable
 
 HOLDS, SMALL, NOT_SPECIFIC, ABSENT = "holds", "small", "not specific", "absent"
 FAILS, UNDECIDED, NOT_TESTABLE = "does not hold", "undecided", "not testable"
@@ -81,7 +81,7 @@ def findings() -> pd.DataFrame:
         TwoTowersError: for a claim that is no more, and a verdict that a sentence names twice.
     """
     path, first = data_folder() / "findings.csv", ["page", "sentence", "chapter"]
-    table = pd.read_csv(path, dtype=str)
+    table = read_csv(path, str)
     rows = table.assign(**table[first].ffill())  # these stand in the first line of a sentence
     faults = {
         "no such claim in data/claims.csv": ~rows["claim"].isin(claims()),
@@ -95,5 +95,5 @@ def findings() -> pd.DataFrame:
     }
     for what, wrong in faults.items():
         if wrong.any():
-            raise damaged(path, what, int(wrong.argmax()) + 2)
+            raise unreadable(path, what, int(wrong.argmax()) + 2)
     return rows

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from twotowers.errors import TwoTowersError
 from twotowers.paths import build_folder, data_folder
-from twotowers.tables import Row, damaged, first_fault, read_table, unseen
+from twotowers.tables import Row, first_fault, read_table, unreadable
 
 OWN_NAMES = "class names"
 """The label pair that is the two classes' own names; one assignment is natural, the other exchanges
@@ -47,106 +47,84 @@ class LabelPair(Row):
     second: str
     kind: Literal["nonsense", "plain", "class names"]
 
-    @model_validator(mode="after")
-    def _two_labels(self) -> LabelPair:
-        labels = {self.first, self.second}
-        if not (labels == {""} if self.kind == OWN_NAMES else len(labels - {""}) == 2):
-            raise ValueError(f"give two different labels, or none for {OWN_NAMES}")
-        if "/" in self.first + self.second:
-            raise ValueError("'/' stands between the labels of a pair: give words without it")
-        return self
+    def __str__(self) -> str:
+        return OWN_NAMES if self.kind == OWN_NAMES else f"{self.first}/{self.second}"
 
 
 @cache
 def label_pairs(kinds: tuple[str, ...] = ("nonsense", "plain", OWN_NAMES)) -> tuple[str, ...]:
-    """Label pairs of data/words/labels.csv of some kinds, such as "foo/bar", and OWN_NAMES."""
+    """Return the label pairs of data/words/labels.csv of some kinds, such as "foo/bar"."""
     path = data_folder() / "words" / "labels.csv"
-    rows = read_table(path, LabelPair, ("first", "second"))
-    for i, row in enumerate(rows):
-        if any({of.first, of.second} == {row.first, row.second} for of in rows[:i]):
-            raise damaged(path, "this pair stands before, the other way round", i + 2)
-    return tuple(
-        OWN_NAMES if row.kind == OWN_NAMES else f"{row.first}/{row.second}"
-        for row in rows
-        if row.kind in kinds
-    )
+    rows = read_table(path, LabelPair)
+    try:
+        _check_pairs([str(row) for row in rows])
+    except TwoTowersError as error:
+        raise unreadable(path, str(error)) from None
+    return tuple(str(row) for row in rows if row.kind in kinds)
 
 
-def check_labels(labels: Sequence[str], true_label: str) -> None:
-    """Raise TwoTowersError unless `labels` are two or more different words and `true_label` is one
-    of them."""
-    if len(labels) < 2 or len(set(labels)) != len(labels):
+def check_labels(labels: Sequence[str]) -> None:
+    """Raise TwoTowersError unless labels are two or more different words."""
+    if len({*labels}) != max(2, len(labels)) or any(not x or x != x.strip() for x in labels):
         raise TwoTowersError(
-            f"equal labels or fewer than two ({', '.join(labels)}): give different ones, "
-            "such as foo, bar"
-        )
-    for label in labels:
-        if sign := unseen(label):
-            raise TwoTowersError(
-                f"the label {label!r} holds {sign}, which cannot be seen: write the word again"
-            )
-        if not label or label != label.strip():
-            raise TwoTowersError(
-                f"the label {label!r} is empty or has spaces at its edges: give a plain word"
-            )
-    if true_label not in labels:
-        raise TwoTowersError(
-            f"the true label '{true_label}' is not in play: choose one of {', '.join(labels)}"
+            f"the labels {', '.join(map(repr, labels))} cannot be used: expected two or more "
+            "different words without spaces at their edges; choose labels such as foo, bar"
         )
 
 
-AUTO = (None, "", "auto")
+def _check_pairs(pairs: Sequence[str]) -> None:
+    for labels in (pair.split("/") for pair in pairs if pair != OWN_NAMES):
+        if len(labels) != 2:
+            raise TwoTowersError(
+                f"'{'/'.join(labels)}' is no label pair: write two words such as foo/bar, and "
+                "several pairs with commas between them"
+            )
+        check_labels(labels)
+    different = {frozenset(pair.split("/")) for pair in pairs}
+    if len(different) < len(pairs):
+        raise TwoTowersError(
+            f"a label pair is there twice in {', '.join(pairs)}: leave one out, since blocks have "
+            "both assignments of a pair"
+        )
+
+
 OUT = "_build/measurements"
 MOST = 100_000
-"""Of anything that is counted: so many blocks take days"""
+"""Maximum of anything that is counted: so many blocks take days"""
 
 
 def _auto(value: Any) -> Any:
-    """ "auto" means: chosen by rule."""
-    return None if value in AUTO else value
+    """Return None for "auto", which means: chosen by rule."""
+    return None if value == "auto" else value
 
 
 def _pairs(value: Any) -> list[str]:
-    """ "foo/bar,left/right" or a list -> label pairs; auto or nothing: all."""
-    texts = (
-        value if isinstance(value, list | tuple) else [] if value in AUTO else str(value).split(",")
-    )
-    pairs = [str(text).strip() for text in texts]
-    for pair in pairs:
-        labels = pair.split("/")
-        if pair != OWN_NAMES and len(labels) != 2:
-            raise ValueError(
-                f"'{pair}' is no pair: write such as foo/bar, several separated by commas"
-            )
-        if pair != OWN_NAMES:
-            check_labels(labels, labels[0])
-    if len({frozenset(pair.split("/")) for pair in pairs}) < len(pairs):
-        raise ValueError("a pair stands twice; blocks have both of its assignments: leave one out")
+    """Return label pairs from a list or a text such as "foo/bar,left/right"; none for "auto"."""
+    texts = value if isinstance(value, list | tuple) else str(value).split(",")
+    pairs = [] if value == "auto" else [str(text).strip() for text in texts]
+    _check_pairs(pairs)
     return pairs
 
 
 def _name(value: Any) -> Any:
-    """A name that looks like a whole number is a name (papermill's -p makes a number of it); "~" is
-    the home folder."""
+    """Return a name, also one that looks like a whole number (papermill's -p makes a number of it).
+
+    "~" becomes the home folder.
+    """
     if isinstance(value, float):
         raise ValueError(
             "papermill's -p makes a number of such a name: give it as text, with -r in place of -p"
         )
-    return (
-        os.path.expanduser(str(value))
-        if isinstance(value, int | str) and not isinstance(value, bool)
-        else value
-    )
+    return os.path.expanduser(str(value)) if type(value) in (int, str) else value
 
 
 def _out(value: Any) -> Any:
-    """The default folder hangs on the project, any other on where the command was called."""
-    value = _name(value)
-    return str(build_folder() / "measurements") if value == OUT else value
+    """Return the default folder inside the project, any other as it was given."""
+    return str(build_folder() / "measurements") if value == OUT else _name(value)
 
 
 def _none(value: Any) -> Any:
-    return None if value in ("", "none", "None") else value
+    return None if value in ("none", "None") else value
 
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -179,18 +157,22 @@ class Settings(BaseModel):
     """of every draw"""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """of the weights"""
-    device: Annotated[str, Field(min_length=1)] = "cpu"
+    device: str = "cpu"
     """cpu, cuda, cuda:1 or mps"""
     device_map: Annotated[
         Literal["auto", "balanced", "balanced_low_0", "sequential"] | None, BeforeValidator(_none)
     ] = None
     """auto: spread the model over all devices, whatever `device` says; none: do not"""
-    out: Annotated[str, BeforeValidator(_out), Field(min_length=1, validate_default=True)] = OUT
+    out: Annotated[str, BeforeValidator(_out), Field(validate_default=True)] = OUT
     """folder of the measurements"""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Settings:
-        """Checked. Raises TwoTowersError, in one line that names the remedy."""
+        """Return settings from values as they were typed; an empty value is the default.
+
+        Raises:
+            TwoTowersError: If a setting is unknown or its value cannot be used.
+        """
         for name in values.keys() - cls.model_fields:
             near = difflib.get_close_matches(name, cls.model_fields, 1)
             remedy = (
@@ -198,7 +180,8 @@ class Settings(BaseModel):
             )
             raise TwoTowersError(f"unknown parameter '{name}': {remedy}")
         try:
-            return cls(**values)
+            given = {n: v for n, v in values.items() if n == "model" or v not in ("", None)}
+            return cls(**given)
         except ValidationError as error:
             raise TwoTowersError(first_fault(error)) from None
 

@@ -1,4 +1,4 @@
-"""The book's own tables, read strictly: what is damaged is named with its line, never half used.
+"""CSV files: one reader for tables, and one for rows that are checked and named by their line.
 
     >>> class Pair(Row):
     ...     first: Text
@@ -6,16 +6,16 @@
     >>> read_table(data_folder() / "words" / "pairs.csv", Pair, unique=("first", "second"))[0].first
     'sentiment'
 
-No torch here.
+Names and words are always text, and only an empty cell is missing: a model or a word may be called
+`null`, `NA` or `360`. No torch here.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -33,8 +33,10 @@ from pydantic import (
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder, has_data
 
-NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
-"""Of a model, where a text begins with one"""
+NAMES = dict.fromkeys(("model", "chapter", "figure", "claim", "item", "word", "class"), str)
+"""Columns that are text, whatever is in them"""
+MODEL_NAME = re.compile(r"^[\w.-]+(?=$|[,: ])", re.ASCII)
+"""Name of a model at the beginning of a text"""
 
 
 class Row(BaseModel):
@@ -63,119 +65,79 @@ Optional = Annotated[float | None, BeforeValidator(lambda cell: None if cell == 
 """A number, or an empty cell"""
 
 
-def damaged(path: Path, what: str, line: int | None = None) -> TwoTowersError:
-    """The error for a file, or for one line of it.
-
-    Args:
-        path: of the file.
-        what: is wrong.
-        line: its number, from 1.
-    """
+def unreadable(path: Path, what: str, line: int = 0) -> TwoTowersError:
+    """Return the error for a file, or for one of its lines (counted from 1)."""
     at = f"line {line}: " if line else ""
     return TwoTowersError(
-        f"'{path}' is damaged ({at}{what}): correct it, or restore it from the repository"
+        f"cannot read '{path}' ({at}{what}): correct it, or restore it from the repository"
     )
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8 text, equal however it was saved: without a mark at its beginning, with plain
-    line ends and composed letters.
+    """Return a text file, equal however it was saved: with plain line ends and composed letters.
 
-    Raises TwoTowersError when it is missing, empty, or something else.
+    Raises:
+        TwoTowersError: If the file is missing or is not UTF-8.
     """
     try:
-        text = unicodedata.normalize("NFC", path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise TwoTowersError(
-            f"there is no '{path}' ({error.strerror}): restore it from the repository"
-        ) from None
-    except UnicodeDecodeError:
-        raise damaged(path, "it is no UTF-8 text") from None
-    if not text.strip() or "\0" in text:
-        raise damaged(path, "it is empty, or no text")
-    return text
+        return unicodedata.normalize("NFC", path.read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, str(error)) from None
 
 
-def unseen(text: str) -> str:
-    """The first character that a reader cannot see, and a tokenizer does, by code and name; or
-    ""."""
-    for sign in "" if text.isascii() and text.isprintable() else text:
-        # Letters of some scripts need joiners.
-        joins = sign in "\u200c\u200d" and not re.sub("[\u200c\u200d]", "", text).isascii()
-        if (
-            not joins
-            and sign != " "
-            and unicodedata.category(sign) in ("Cc", "Cf", "Co", "Zl", "Zp", "Zs")
-        ):
-            return f"U+{ord(sign):04X} ({unicodedata.name(sign, 'a control character')})"
-    return ""
+def read_csv(path: Path, dtype: type[str] | Mapping[str, type[str]] = NAMES) -> pd.DataFrame:
+    """Return a CSV file as a table. Every CSV file of the project is read here.
+
+    Args:
+        path: Path of the file.
+        dtype: `str` if all columns are text. By default numbers are numbers and `NAMES` are text.
+
+    Raises:
+        TwoTowersError: If the file cannot be read.
+    """
+    text = io.StringIO(read_text(path))
+    try:
+        return pd.read_csv(text, dtype=dtype, keep_default_na=False, na_values=[""])
+    except ValueError as error:
+        raise unreadable(path, str(error).strip()) from None
 
 
 def read_table(path: Path, row: type[AnyRow], unique: Sequence[str] = ()) -> list[AnyRow]:
-    """The lines of a CSV file, in their order.
+    """Return the rows of a CSV file in their order; row i is in line i + 2.
 
     Args:
-        path: of the file.
-        row: what a line is.
-        unique: columns that no two lines may have alike together, such as ("id",).
-
-    Returns:
-        Entry i stands in line i + 2, for a cell holds no line break.
+        path: Path of the file.
+        row: Class of a row.
+        unique: Columns whose cells together differ between all rows, such as ("id",).
 
     Raises:
-        TwoTowersError: naming file and line, for other columns, lines of another length, open
-            quotes, a cell that `row` does not take, and a line that stands twice.
+        TwoTowersError: If a column is unknown or missing, `row` refuses a cell, or a row is there
+            twice. The error names the line.
     """
-    text = read_text(path)
-    if not text.endswith("\n"):
-        raise damaged(path, "its last line is cut off")
-    try:
-        lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise damaged(path, str(error)) from None
-    if not lines:
-        raise damaged(path, "it has no rows")
-    wanted = {field.alias or name: field for name, field in row.model_fields.items()}
-    needed = {name for name, field in wanted.items() if field.is_required()}
-    if not needed <= {*lines[0]} <= {*wanted, None}:
-        there = ",".join(map(str, lines[0]))[:60]
-        raise damaged(path, f"its columns are {there}, and not {','.join(wanted)}", 1)
-    rows: list[AnyRow] = []
-    line_of: dict[tuple[str, ...], int] = {}
-    for line, cells in enumerate(lines, 2):
-        if None in cells or None in cells.values():
-            raise damaged(path, "it has more cells than there are columns, or fewer", line)
-        if sign := unseen("".join(cells.values())):  # a line break where a quote is left open
-            raise damaged(path, f"it holds {sign}, which cannot be seen", line)
+    table, rows = read_csv(path, str).fillna(""), []
+    for line, cells in enumerate(table.to_dict("records"), 2):
         try:
             rows.append(row.model_validate(cells))
         except ValidationError as error:
-            raise damaged(path, first_fault(error), line) from None
-        key = tuple(cells[name] for name in unique)
-        if unique and line_of.setdefault(key, line) != line:
-            raise damaged(
-                path,
-                f"{', '.join(unique)} '{', '.join(key)}' stands in line {line_of[key]}, too",
-                line,
-            )
+            raise unreadable(path, first_fault(error), line) from None
+    if unique and (twice := table.duplicated([*unique])).any():
+        cells = ", ".join(table.loc[twice.argmax(), [*unique]])
+        raise unreadable(path, f"{', '.join(unique)} '{cells}' twice", int(twice.argmax()) + 2)
     return rows
 
 
 def read_written(
     folder: Path, column: str, known: Iterable[str], columns: Sequence[str]
 ) -> pd.DataFrame:
-    """The rows that chapters wrote to a folder, in the order of what they are about.
+    """Return the rows that chapters wrote to a folder, in the order of `known`.
 
     Args:
-        folder: of CSV files.
-        column: which says what a row is about, such as "claim".
-        known: its entries, in order; rows of others are left out.
-        columns: of a table without rows, where no chapter wrote any.
+        folder: Folder of CSV files.
+        column: Column that is sorted, such as "claim".
+        known: Entries of `column`, in order; rows with other entries are left out.
+        columns: Columns of the table if no chapter wrote any row.
     """
-    parts = [
-        pd.read_csv(path, dtype={"chapter": str, "figure": str})
-        for path in sorted(folder.glob("*.csv"))
-    ]
+    parts = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
     rows = pd.concat(parts or [pd.DataFrame(columns=columns)])
     order = {entry: i for i, entry in enumerate(known)}
     rows = rows[rows[column].isin(order)]
@@ -185,33 +147,27 @@ def read_written(
 
 
 def first_fault(error: ValidationError) -> str:
-    """What pydantic says of the first wrong value, such as a cell or a setting, or of all of them
-    together."""
+    """Return pydantic's message about the first wrong value, such as a cell or a setting."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return f"{first['loc'][0]} {str(first['input'])[:40]!r}: {message}" if first["loc"] else message
 
 
-class ShownName(Row):
-    """A line of data/models/names.csv."""
-
-    name: Text
-    shown: Text
-
-
 @cache
 def shown_names() -> dict[str, str]:
-    """What pages call a model: name -> name with its size. Empty where the package was installed
-    away from its data."""
-    path = data_folder() / "models" / "names.csv" if has_data() else None
-    return (
-        {}
-        if path is None
-        else {row.name: row.shown for row in read_table(path, ShownName, ("name",))}
-    )
+    """Return the names of models with their sizes, as pages show them, by name.
+
+    There are none if the package was installed away from its data.
+    """
+    if not has_data():
+        return {}
+    return dict(read_csv(data_folder() / "models" / "names.csv")[["name", "shown"]].values)
 
 
 def shown_name(text: str) -> str:
-    """A model's name as pages show it; what stands after it stays: "smollm2-135m, 18-6" ->
-    "SmolLM2-135M, 18-6"."""
-    return NAME.sub(lambda match: shown_names().get(match[0], match[0]), text, count=1)
+    """Return a text with the name of a model at its beginning as pages show it.
+
+    >>> shown_name("smollm2-135m, 18-6")
+    'SmolLM2-135M, 18-6'
+    """
+    return MODEL_NAME.sub(lambda match: shown_names().get(match[0], match[0]), text, count=1)

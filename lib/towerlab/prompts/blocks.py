@@ -23,7 +23,7 @@ from pydantic import Field
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.settings import OWN_NAMES, SEPARATORS, Form, label_pairs
-from twotowers.tables import ClassName, Row, Text, damaged, read_table
+from twotowers.tables import ClassName, Row, Text, read_table, unreadable
 
 from towerlab.prompts.prompt import Demonstration, Encoded, Prompt, encode_all
 
@@ -51,48 +51,37 @@ DONORS = {"labels exchanged": 2, "texts exchanged": 1, "both exchanged": 3}
 
 @cache
 def class_pairs() -> tuple[str, ...]:
-    """The 20 disjoint pairs of classes of data/words/pairs.csv, such as "animal/country"; the
-    paper's come first.
+    """Return the pairs of classes of data/words/pairs.csv, such as "animal/country".
 
-    Raises TwoTowersError for a class that stands twice: pairs are the clusters of every interval.
+    The paper's pairs come first.
+
+    Raises:
+        TwoTowersError: If a class has no word of its own, or is in two pairs: pairs are the
+            clusters of every interval.
     """
     path = data_folder() / "words" / "pairs.csv"
     rows = read_table(path, ClassPair)
-    line_of: dict[str, int] = {}
-    for line, row in enumerate(rows, 2):
-        for cls in (row.first, row.second):
-            if cls in line_of:
-                raise damaged(path, f"the class '{cls}' stands in line {line_of[cls]}, too", line)
-            if cls not in class_words():
-                raise damaged(path, f"the class '{cls}' has no word of its own in words.csv", line)
-            line_of[cls] = line
+    for cls, n in Counter(cls for row in rows for cls in (row.first, row.second)).items():
+        if n > 1 or cls not in class_words():
+            what = f"class '{cls}': expected in one pair, and with words of its own in words.csv"
+            raise unreadable(path, what)
     return tuple(f"{row.first}/{row.second}" for row in rows)
 
 
 @cache
 def words() -> tuple[Word, ...]:
-    """The lines of data/words/words.csv. Raises TwoTowersError for a word of two classes that is
-    not marked as ambiguous."""
+    """Return the rows of data/words/words.csv."""
     path = data_folder() / "words" / "words.csv"
-    rows = read_table(path, Word, ("word", "class"))
-    line_of: dict[str, int] = {}
-    for line, row in enumerate(rows, 2):
-        if line_of.setdefault(row.word, line) != line and not row.ambiguous:
-            raise damaged(
-                path,
-                f"the word '{row.word}' stands in line {line_of[row.word]}, too, and is not marked "
-                "as ambiguous",
-                line,
-            )
-    return tuple(rows)
+    return tuple(read_table(path, Word, ("word", "class")))
 
 
 @cache
 def class_words() -> Mapping[str, list[str]]:
-    """Class -> its words that belong to no other class, in the order of words.csv."""
+    """Return the words of each class that are in no other class, in the order of words.csv."""
+    count = Counter(row.word for row in words())
     out: dict[str, list[str]] = {}
     for row in words():
-        if not row.ambiguous:
+        if count[row.word] == 1:
             out.setdefault(row.cls, []).append(row.word)
     return dict(sorted(out.items()))
 

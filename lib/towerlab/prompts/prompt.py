@@ -63,7 +63,7 @@ class Prompt:
     def __post_init__(self) -> None:
         object.__setattr__(self, "demonstrations", tuple(self.demonstrations))
         object.__setattr__(self, "labels", tuple(self.labels))
-        check_labels(self.labels, self.true_label)
+        check_labels(self.labels)
         if self.separator not in SEPARATORS.values():
             raise TwoTowersError(
                 f"separator={self.separator!r}: give one of {list(SEPARATORS.values())}"
@@ -74,10 +74,10 @@ class Prompt:
                     f"the text {text!r} is empty or has spaces at its edges: strip it or leave it "
                     "out"
                 )
-        for label in (d.label for d in self.demonstrations):
+        for label in (self.true_label, *(d.label for d in self.demonstrations)):
             if label not in self.labels:
                 raise TwoTowersError(
-                    f"a demonstration has the label '{label}': give one of {', '.join(self.labels)}"
+                    f"unknown label '{label}' in a prompt: give one of {', '.join(self.labels)}"
                 )
 
     @property

@@ -30,7 +30,7 @@ import pooch
 from pydantic import Field
 from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
-from twotowers.tables import ClassName, Row, Text, damaged, read_table
+from twotowers.tables import ClassName, Row, Text, read_table, unreadable
 
 from towerlab.cache import user_cache
 from towerlab.progress import say
@@ -122,7 +122,7 @@ def class_pairs(suite: str) -> tuple[str, ...]:
     known = tuple(pair for pair in PAIRS[suite] if {*pair.split("/")} <= {*classes})
     rest = [cls for cls in classes if cls not in "/".join(known).split("/")]
     if len(classes) < 2:
-        raise damaged(path, f"it has one class alone, {classes[0]}")
+        raise unreadable(path, f"it has one class alone, {classes[0]}")
     if len(rest) % 2:
         say(
             f"{path.name}: the class {rest[-1]} is left out, since there is no other to pair it "
