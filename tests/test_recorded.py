@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from tags import Page
 from towerlab import cli
+from towerlab.prompts import sentences
 from twotowers import book, pages, recorded, store
 from twotowers.recording import Recording, each_part
 
@@ -176,7 +177,8 @@ def test_the_name_of_a_folder_is_no_tag(home, notes):
 def test_what_cannot_be_had_is_not_recorded(home, tmp_path, monkeypatch, capfd):
     """Without the published sets nothing is left that would be taken for a measurement."""
     monkeypatch.setenv("TWOTOWERS_DATA", str(tmp_path / "none"))
-    (tmp_path / "none").mkdir()
+    monkeypatch.setattr(sentences, "SERVER", "http://127.0.0.1:9")
+    sentences.set_texts.cache_clear()
     assert cli.main(["record", "mini-gpt2", "paper", "--suite", "published", "--prompts", "2"]) == 2
     assert (
         "paper is not recorded: no published set of sentences can be had" in capfd.readouterr().err

@@ -18,11 +18,6 @@ FILES = {
         b"comment;isHate\nyou; 0.5\nyou;0.5\nnice;0.49\nno;2\n",
         [("hate", "you"), ("acceptable", "nice")],
     ),
-    "financial": (b"Sales rose @ home@positive\nx@y\n", [("positive", "Sales rose @ home")]),
-    "amazon": (
-        b"__label__1 Bad: very bad\n__label__2 Good\n",
-        [("negative", "Bad: very bad"), ("positive", "Good")],
-    ),
 }
 
 

@@ -1,10 +1,8 @@
-"""Sentences in place of words (paper: v1 appendices A to D): sixty of the book's own, and six
-published sets.
+"""Sentences in place of words (paper: v1 appendices A to D): our own, and four published sets.
 
-A published file comes from the folder named by TWOTOWERS_DATA where that is set; else from the
-cache (TWOTOWERS_CACHE, by default the system's cache folder), downloaded there once.
-data/sentences/files.csv pins each to a commit and its SHA-256. No published sentence is in this
-repository, nor in any measurement (data/sentences/README.md).
+The published files are in the folder TWOTOWERS_DATA, by default the system's cache folder, and are
+downloaded there once. data/sentences/files.csv pins each to a commit and its SHA-256. No published
+sentence is in this repository or in any measurement (data/sentences/README.md).
 
     >>> class_pairs("sentences")
     ('negative/positive', 'science/sport')
@@ -32,7 +30,6 @@ from twotowers.errors import TwoTowersError
 from twotowers.paths import data_folder
 from twotowers.tables import ClassName, Row, Text, read_table, unreadable
 
-from towerlab.cache import user_cache
 from towerlab.progress import say
 from towerlab.prompts import blocks
 
@@ -41,42 +38,31 @@ PAIRS = {
     "published": (
         "sst2 negative/sst2 positive", "trec human/trec location", "trec entity/trec number",
         "agnews world/agnews sports", "agnews business/agnews technology",
-        "ethos acceptable/ethos hate", "financial negative/financial positive",
-        "amazon negative/amazon positive",
+        "ethos acceptable/ethos hate",
     ),
 }  # fmt: skip
-"""Suite -> its class pairs. They share no class, since class pairs are the clusters of every
-interval"""
+"""Class pairs of each suite. No class is in two of them, since class pairs are the clusters of
+every interval"""
 MOST_WORDS = 60
-"""Longer texts of the published sets are left out, so that eight demonstrations fit into 1,024
-tokens or so"""
+"""Maximum number of words of a published sentence, so that eight demonstrations fit into about
+1,024 tokens"""
 DATA = "TWOTOWERS_DATA"
 SERVER = "https://raw.githubusercontent.com"
-_SENTIMENT = {"0": "negative", "1": "positive"}
-_FINANCIAL = {cls: cls for cls in ("negative", "neutral", "positive")}
 _TREC = {
-    "ABBR": "abbreviation",
-    "DESC": "description",
-    "ENTY": "entity",
-    "HUM": "human",
-    "LOC": "location",
-    "NUM": "number",
-}
+    "ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human",
+    "LOC": "location", "NUM": "number",
+}  # fmt: skip
 _AGNEWS = {"1": "world", "2": "sports", "3": "business", "4": "technology"}
 # The share of annotators who said hate, to its first digit: hate from a half on.
-_ETHOS = {f"{tenths / 10}": "hate" if tenths >= 5 else "acceptable" for tenths in range(11)} | {
-    "0": "acceptable",
-    "1": "hate",
-}
+_ETHOS = {f"{tenths / 10}": "hate" if tenths >= 5 else "acceptable" for tenths in range(11)}
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "sst2": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _SENTIMENT),
+    "sst2": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", {"0": "negative", "1": "positive"}),
     "trec": ("latin-1", r"(?P<cls>[A-Z]+)(:\S*)? (?P<text>.*)", _TREC),
     "agnews": ("utf8", r"(?P<cls>.)\t(?P<text>.*)", _AGNEWS),
-    "ethos": ("utf8", r"(?P<text>.*)\t(?P<cls>[01](\.\d)?)\d*", _ETHOS),
-    "financial": ("latin-1", r"(?P<text>.*)@(?P<cls>\w+)", _FINANCIAL),
-    "amazon": ("utf8", r"__label__(?P<cls>\d) (?P<text>.*)", {"1": "negative", "2": "positive"}),
+    "ethos": ("utf8", r"(?P<text>.*)\t(?P<cls>[01](\.\d)?)\d*",
+              _ETHOS | {"0": "acceptable", "1": "hate"}),
 }  # fmt: skip
-"""Published set -> encoding of its file, form of a line, and what its classes are called here"""
+"""Encoding of the file of each published set, pattern of a line, and names of its classes"""
 TABLES = {"agnews": ",", "ethos": ";"}
 """Sets whose files are CSV -> what separates cells; read as lines of the first cell, a tab and the
 others"""
@@ -207,34 +193,26 @@ def pins() -> dict[str, Pin]:
 
 
 def fetch(name: str) -> bytes:
-    """The file of a published set. Raises TwoTowersError when it cannot be had, and when it is
-    another than the pinned one."""
+    """Return the file of a published set, which is downloaded if it is not in the folder yet.
+
+    Raises:
+        TwoTowersError: If the file is another than the pinned one, or cannot be downloaded.
+    """
     pin = pins()[name]
-    remedy = f"set {DATA} to a folder that holds {pin.file}"
-    if folder := os.environ.get(DATA):
-        path = Path(folder).expanduser() / pin.file
-        if not path.is_file():
-            raise TwoTowersError(
-                f"{DATA}='{folder}' lacks {pin.file}: put it there, or unset {DATA} to download it"
-            )
-        if pooch.file_hash(str(path)) != pin.sha256:
-            raise TwoTowersError(
-                f"'{path}' is not the pinned file (another SHA-256): {remedy} as published, or "
-                "unset it"
-            )
-        return path.read_bytes()
+    path = Path(os.environ.get(DATA) or pooch.os_cache("twotowers")).expanduser() / pin.file
+    if path.is_file() and pooch.file_hash(path) != pin.sha256:
+        raise TwoTowersError(
+            f"'{path}' is not the pinned file: expected the SHA-256 {pin.sha256[:12]}...; move it "
+            "away to download it again"
+        )
     url = f"{SERVER}/{pin.repository}/{pin.commit}/{quote(pin.path)}"
-    kept = user_cache() / pin.file
-    pooch.get_logger().setLevel("WARNING")  # its notices would stand in the pages of the book
+    pooch.get_logger().setLevel("WARNING")  # pages of the book would show its notices
     try:
         return Path(
-            pooch.retrieve(url, f"sha256:{pin.sha256}", kept.name, kept.parent)
+            pooch.retrieve(url, f"sha256:{pin.sha256}", path.name, path.parent)
         ).read_bytes()
-    except (OSError, ValueError) as error:
-        # pooch raises ValueError for another SHA-256, and throws the file away.
-        reason = (
-            "another SHA-256 than the pinned one" if "hash" in str(error) else type(error).__name__
-        )
+    except (OSError, ValueError) as error:  # a ValueError if the SHA-256 is another
         raise TwoTowersError(
-            f"{url} cannot be fetched ({reason}): {remedy}, or connect and try again"
+            f"cannot download {url} ({type(error).__name__}): set {DATA} to a folder that has "
+            f"{pin.file} with the SHA-256 {pin.sha256[:12]}..., or connect and try again"
         ) from None
