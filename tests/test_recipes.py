@@ -101,15 +101,7 @@ def test_more_judging_blocks_leave_what_comes_from_locating_blocks(monkeypatch, 
         "case",
         "parts",
     ]
-    assert same == [
-        "forms",
-        "locating",
-        "norms",
-        "singles",
-        "rankings",
-        "demonstrations",
-        *of_the_papers_sets,
-    ]
+    assert same == ["forms", "locating", "norms", "singles", "demonstrations", *of_the_papers_sets]
     for name in same:
         few.measured(name)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nc")}

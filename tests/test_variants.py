@@ -39,18 +39,6 @@ def test_by_hand():
     assert variants.exchanged_labels(swapped) == PROMPT and swapped.block == 7
 
 
-def test_shuffled_labels_say_nothing_of_the_class_and_keep_all_else():
-    prompts = draw_blocks(8, Form(4, "line break"), seed=3)
-    shuffled = variants.shuffled_labels(prompts)
-    for before, after in zip(prompts, shuffled, strict=True):
-        assert set(Counter((d.cls, d.label) for d in after.demonstrations).values()) == {2}
-        assert texts(after) == texts(before) and (after.query, after.block) == (
-            before.query,
-            before.block,
-        )
-    assert shuffled == variants.shuffled_labels(prompts)
-
-
 def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     prompts = draw_blocks(6, Form(2, "space"), seed=0, pairs=["animal/country", "fruit/tool"])
     variants_of = variants.factorial(prompts, variants.patterns(prompts[0]))
@@ -74,7 +62,6 @@ def test_a_factorial_crosses_order_class_and_assignment_within_every_block():
     [
         (lambda: variants.one_fewer(ONE_EACH), "k of at least 2"),
         (lambda: variants.in_order(PROMPT, "TTT"), "does not fit"),
-        (lambda: variants.shuffled_labels([ONE_EACH]), "even k"),
         (
             lambda: variants.factorial(draw_blocks(1, Form(2, "space"), seed=0), ["FFTT"]),
             "draw more blocks",

@@ -1,4 +1,4 @@
-"""Variants of a prompt: one demonstration fewer, other orders, shuffled labels, other queries.
+"""Variants of a prompt: one demonstration fewer, other orders, other queries.
 
     >>> from towerlab.prompts.paper_sets import CASE
     >>> one_fewer(CASE).text                              # v1 section 5.1
@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
-from twotowers.errors import NotTestable, TwoTowersError
+from twotowers.errors import TwoTowersError
 
 from towerlab.prompts.prompt import Prompt
 
@@ -82,32 +82,6 @@ def exchanged_labels(prompt: Prompt) -> Prompt:
     other = {first: second, second: first}
     demonstrations = tuple(replace(d, label=other[d.label]) for d in prompt.demonstrations)
     return replace(prompt, demonstrations=demonstrations, true_label=other[prompt.true_label])
-
-
-def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Every prompt with labels that say nothing about classes: each class has each label equally
-    often, at random.
-
-    Texts, query and true label stay. Todd et al. (2024) shuffle labels freely, which at 2 + 2 keeps
-    the task in every sixth prompt and reverses it in another. Raises NotTestable for a class with
-    an odd number of demonstrations.
-    """
-    rng, out = np.random.default_rng([0, 24]), []
-    for prompt in prompts:
-        demonstrations = list(prompt.demonstrations)
-        for cls in dict.fromkeys(d.cls for d in demonstrations):
-            places = [i for i, d in enumerate(demonstrations) if d.cls == cls]
-            if len(places) % 2:
-                raise NotTestable(
-                    f"{len(places)} demonstrations of a class cannot share two labels: use an even "
-                    "k"
-                )
-            for turn, place in enumerate(rng.permutation(places)):
-                demonstrations[place] = replace(
-                    demonstrations[place], label=prompt.labels[turn % 2]
-                )
-        out.append(replace(prompt, demonstrations=tuple(demonstrations)))
-    return out
 
 
 def factorial(blocks: Sequence[Prompt], orders: Sequence[str]) -> list[Prompt]:

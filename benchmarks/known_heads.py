@@ -1,0 +1,214 @@
+"""First heads of known rankings of heads (chapter 12): ours and those of the literature.
+
+    python -m benchmarks.known_heads smollm2-135m      # writes data/known_heads.csv
+
+The lines of other models stay. What is measured for our rankings goes to _build/measurements.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from towerlab import cli
+from towerlab.measure.chain import LOCATING, Run
+from towerlab.measure.observations import read_batches, read_prompts
+from towerlab.model.attention import Attention, reading_all
+from towerlab.model.capture import Capture, plain_z
+from towerlab.model.edits import UNCHANGED, feed
+from towerlab.model.last_position import LastPosition
+from towerlab.model.model import Model, widen
+from towerlab.prompts.prompt import Encoded, Prompt
+from twotowers import choose
+from twotowers.errors import TwoTowersError
+from twotowers.paths import data_folder
+from twotowers.settings import Settings
+
+LENGTH, REPEATS = 25, 40
+"""Number of random tokens in a sequence that is said twice, and number of sequences"""
+HEADS_PER_RANKING = 5
+
+
+def main(name: str) -> int:
+    """Write the first heads of each ranking of a model.
+
+    Function vectors are means over blocks of one task, so there are few tasks with many blocks.
+    """
+    run = Run(Settings(model=name))
+    prompts = run.blocks(20, LOCATING, pairs=run.pairs[:4], labels=run.labels[:1])
+    encoded, shuffled = run.encode(prompts), run.encode(shuffled_labels(prompts))
+    heads = choose.with_increase(run.measured("locating"), run.measured("norms"))
+    recognition, learning = task_subspace_scores(run.model, encoded).values()
+    scores = {of: x.transpose("layer", "head").values for of, x in choose.rankings(heads).items()}
+    scores |= {
+        "induction": induction_scores(run.model) - induction_scores(run.model, repeat=False),
+        "function vector": function_vector_scores(run.model, encoded, shuffled).mean(0),
+        "task recognition": recognition.mean(0),
+        "task learning": learning.mean(0),
+    }
+    path = data_folder() / "known_heads.csv"
+    table = pd.read_csv(path, keep_default_na=False)
+    table = pd.concat([table[table["model"] != run.name], first_heads(run.name, scores)])
+    table.to_csv(path, index=False)
+    return 0
+
+
+def first_heads(model: str, scores: dict[str, Float[np.ndarray, "layer head"]]) -> pd.DataFrame:
+    """Return the heads with the largest scores, a row for each ranking and head."""
+    rows = []
+    for name, values in scores.items():
+        ranking = xr.DataArray(values, dims=("layer", "head"))
+        for head in choose.top(ranking, HEADS_PER_RANKING, -np.inf):
+            rows.append((model, name, str(head), float(f"{values[head]:.4g}")))
+    return pd.DataFrame(rows, columns=["model", "ranking", "head", "score"])
+
+
+@torch.inference_mode()
+def induction_scores(model: Model, repeat: bool = True) -> Float[np.ndarray, "layer head"]:
+    """Return the prefix matching scores of Olsson et al. (2022).
+
+    They are the mean attention from a token to the one after its previous occurrence, on LENGTH
+    different random tokens that are said twice.
+
+    Args:
+        model: A model with a tokenizer.
+        repeat: Whether the second half repeats the first. Otherwise it has new tokens, so that the
+            score is of the distance alone.
+    """
+    tokens, begin = ordinary_tokens(model)
+    times = 2 if repeat else 1
+    rng = np.random.default_rng([0, 22])
+    ids = [
+        [*begin, *rng.choice(tokens, 2 * LENGTH // times, replace=False).tolist() * times]
+        for _ in range(REPEATS)
+    ]
+    second = torch.arange(len(begin) + LENGTH, len(begin) + 2 * LENGTH)
+    total = np.zeros((model.n_layers, model.n_heads))
+
+    def read(layer: int, attention: Attention) -> None:
+        weights = attention.weights()[:, :, second, second - LENGTH + 1]
+        total[layer] += weights.mean(-1).sum(0).double().cpu().numpy()
+
+    device = model.hf.get_input_embeddings().weight.device
+    with reading_all(model, read):
+        model.hf(input_ids=torch.tensor(ids, device=device), use_cache=False, logits_to_keep=1)
+    return total / REPEATS
+
+
+def ordinary_tokens(model: Model) -> tuple[list[int], list[int]]:
+    """Return all tokens except special ones, and the tokens with which each prompt begins."""
+    special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_decoder}
+    size = min(len(model.tokenizer), model.unembedding.vocabulary)
+    ordinary = [token for token in range(size) if token not in special]
+    return ordinary, model.tokenizer("")["input_ids"]
+
+
+def task_subspace_scores(
+    model: Model, encoded: Sequence[Encoded]
+) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
+    """Return the scores of task recognition and task learning, from one forward pass.
+
+    Subspace logit attribution (Yang, Cho and Inoue 2025, arXiv 2509.24164, as summarised). With a
+    the head's output at the last position and W the unembedding rows of the two labels, they are
+    the norm of the projection of a on the span of W, and `a . (W_true - W_other)` divided by that
+    norm. No final norm is applied.
+    """
+
+    def read(capture: Capture) -> dict[str, Tensor]:
+        weight, recognition, learning = model.unembedding.weight, [], []
+        pairs = torch.tensor([e.label_pair for e in capture.prompts], device=weight.device)
+        rows = widen(weight[pairs])
+        inverse = torch.linalg.inv(rows @ rows.mT)
+        for layer in range(model.n_layers):
+            W = model.output_weight(layer).to(rows)
+            outputs = torch.einsum("bhk,hkd->bhd", capture.z[layer].to(rows), W)
+            logits = torch.einsum("bhd,bld->bhl", outputs, rows)
+            recognition.append(torch.einsum("bhl,blm,bhm->bh", logits, inverse, logits).sqrt())
+            learning.append((logits[..., 0] - logits[..., 1]) / recognition[-1])
+        return {"recognition": torch.stack(recognition, 1), "learning": torch.stack(learning, 1)}
+
+    return read_prompts("task subspace", model, encoded, (), read)
+
+
+def function_vector_scores(
+    model: Model, encoded: Sequence[Encoded], shuffled: Sequence[Encoded]
+) -> Float[np.ndarray, "prompt layer head"]:
+    """Return the causal indirect effects of Todd et al. (2024).
+
+    A head's mean output over its task replaces its output at the last position of a prompt with
+    shuffled labels. The score is what this adds to the probability of the true label. A task says
+    which class has which label. The mean is over prompts of the other blocks, and each query class
+    has the same weight: over one class only, it would hold the answer and not the task.
+
+    Args:
+        model: Any model.
+        encoded: Whole blocks of few tasks.
+        shuffled: The same prompts with shuffled labels.
+
+    Raises:
+        TwoTowersError: If the other blocks of a task do not ask each class.
+    """
+    z = widen(plain_z(model, encoded))
+    means = torch.stack([_task_mean(z, encoded, i) for i in range(len(encoded))])
+    shape = model.n_layers, model.n_heads
+
+    @torch.inference_mode()
+    def run(index: list[int], batch: list[Encoded]) -> dict[str, Tensor]:
+        last = LastPosition(model, batch)
+        z = dict(enumerate(means[index].transpose(0, 1)))
+        _, log_prob = last.answers([UNCHANGED, *(feed([head], z) for head in np.ndindex(shape))])
+        p = log_prob[..., 0].exp()
+        return {"score": (p[1:] - p[0]).T.unflatten(1, shape)}
+
+    return read_batches("function vectors", shuffled, 4096, run)["score"]
+
+
+def _task_mean(
+    z: Float[Tensor, "prompt layer head d_head"], encoded: Sequence[Encoded], i: int
+) -> Float[Tensor, "layer head d_head"]:
+    """Return the mean output over the task of prompt i, without prompts of its own block."""
+    prompt, task = encoded[i].prompt, _task(encoded[i].prompt)
+    by_class: dict[str, list[int]] = {cls: [] for cls, _ in task}
+    for j, e in enumerate(encoded):
+        if e.prompt.block != prompt.block and _task(e.prompt) == task:
+            by_class[e.prompt.cls].append(j)
+    if not all(by_class.values()):
+        raise TwoTowersError(f"too few blocks of the task {task}: each class must be asked")
+    return torch.stack([z[rows].mean(0) for rows in by_class.values()]).mean(0)
+
+
+def _task(prompt: Prompt) -> tuple[tuple[str, str], ...]:
+    """Return each class with its label, in the order of the class names."""
+    demonstrations = {(d.cls, d.label) for d in prompt.demonstrations}
+    return tuple(sorted({(prompt.cls, prompt.true_label), *demonstrations}))
+
+
+def shuffled_labels(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts with labels that do not depend on classes.
+
+    Each class has each label equally often, at random. Todd et al. (2024) shuffle labels freely,
+    which at 2 + 2 keeps the task in every sixth prompt and reverses it in another.
+    """
+    rng, shuffled = np.random.default_rng([0, 24]), []
+    for prompt in prompts:
+        demonstrations = list(prompt.demonstrations)
+        for cls in dict.fromkeys(d.cls for d in demonstrations):
+            places = [i for i, d in enumerate(demonstrations) if d.cls == cls]
+            if len(places) % 2:
+                raise TwoTowersError(f"odd number of demonstrations: {len(places)} of '{cls}'")
+            for turn, place in enumerate(rng.permutation(places)):
+                label = prompt.labels[turn % 2]
+                demonstrations[place] = replace(demonstrations[place], label=label)
+        shuffled.append(replace(prompt, demonstrations=tuple(demonstrations)))
+    return shuffled
+
+
+if __name__ == "__main__":
+    sys.exit(cli.guarded(lambda: main(*sys.argv[1:])))

@@ -1,0 +1,86 @@
+"""Scores of known rankings against whole runs with one head changed, eager attention, and
+projections by hand."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCABULARY, of_two_classes, random_prompts
+from reference import Reference
+from towerlab.model.attention import changing_z
+from towerlab.prompts.blocks import draw_blocks
+from twotowers.settings import Form
+
+from benchmarks import known_heads as module
+
+
+def patched_logits(model, e, layer, head, vector):
+    """Logits of one prompt with a vector in place of a head's output at the last position."""
+
+    def change(z):
+        z[:, -1, head] = vector
+
+    with changing_z(model, {layer: change}):
+        return model.hf(torch.tensor([e.ids])).logits[0, -1]
+
+
+def test_a_function_vector_is_the_balanced_mean_of_other_blocks_put_in_place(model, small_batches):
+    encoded, shuffled = of_two_classes(6), of_two_classes(6, seed=9)
+    result = module.function_vector_scores(model, encoded, shuffled)
+    # prompts by the class they ask; prompt 0, whose own block is left out, is in none
+    of_class = [[2, 4], [1, 3, 5]]
+    for layer, head in ((0, 1), (1, model.n_heads - 1)):
+        rows = []
+        for e in encoded:
+            with changing_z(model, {layer: lambda z: rows.append(z[0, -1, head].clone())}):  # noqa: B023
+                model.hf(torch.tensor([e.ids]))
+        mean = sum(sum(rows[j] for j in some) / len(some) for some in of_class) / 2
+        prompt = shuffled[0]
+        plain = model.hf(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1)
+        put = patched_logits(model, prompt, layer, head, mean).softmax(-1)
+        expected = float((put - plain)[prompt.true_id])
+        assert result[0, layer, head] == pytest.approx(expected, abs=1e-10)
+
+
+def test_task_subspace_scores_are_those_of_a_least_squares_projection(model):
+    encoded = random_prompts(3)
+    recognition, learning = module.task_subspace_scores(model, encoded).values()
+    for i, e in enumerate(encoded):
+        slow = Reference(model, e.ids)
+        rows = model.unembedding.weight[[e.true_id, 16 - e.true_id]]
+        for layer, head in ((0, 1), (1, model.n_heads - 1)):
+            output = slow.head(layer, head)
+            norm = float((rows.T @ torch.linalg.lstsq(rows.T, output[:, None]).solution).norm())
+            assert recognition[i, layer, head] == pytest.approx(norm, abs=1e-9)
+            difference = float(output @ rows[0] - output @ rows[1])
+            assert learning[i, layer, head] == pytest.approx(difference / norm, abs=1e-8)
+
+
+def test_induction_scores_are_those_of_eager_attention(model, monkeypatch):
+    monkeypatch.setattr(module, "ordinary_tokens", lambda _: ([*range(2, VOCABULARY)], []))
+    monkeypatch.setattr(module, "LENGTH", 7)
+    monkeypatch.setattr(module, "REPEATS", 3)
+    ids = []
+    hook = model.hf.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: ids.append(args[0])
+    )
+    result = module.induction_scores(model)
+    hook.remove()
+    (ids,) = ids
+    assert torch.equal(ids[:, :7], ids[:, 7:])
+    assert all(len(set(row)) == 7 for row in ids.tolist())
+    stock = model.hf.config._attn_implementation
+    model.hf.set_attn_implementation("eager")
+    attentions = model.hf(ids, output_attentions=True, use_cache=False).attentions
+    model.hf.set_attn_implementation(stock)
+    for layer, weights in enumerate(attentions):
+        expected = torch.stack([weights[:, :, at, at - 6] for at in range(7, 14)]).mean((0, 1))
+        np.testing.assert_allclose(result[layer], expected.numpy(), atol=1e-10)
+
+
+def test_each_class_has_each_shuffled_label_equally_often():
+    prompts = draw_blocks(8, Form(4, "line break"), seed=3)
+    for before, after in zip(prompts, module.shuffled_labels(prompts), strict=True):
+        pairs = [(d.cls, d.label) for d in after.demonstrations]
+        assert {pairs.count(pair) for pair in pairs} == {2}
+        assert [d.text for d in after.demonstrations] == [d.text for d in before.demonstrations]
+        assert (after.query, after.true_label) == (before.query, before.true_label)
