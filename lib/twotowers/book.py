@@ -207,7 +207,7 @@ class Chapter(Measurements):
                 )
             )
         )
-        with_effect = table.dropna(subset="effect").assign(row=lambda t: t["model"].map(shown_name))
+        with_effect = table.dropna(subset="effect")
         # Without a control or a threshold a chart would repeat the sentence.
         if with_effect["draws"].any() or (line.null and len(with_effect)):
             unit = "" if line.measure.endswith(f"({line.unit})") else f" ({line.unit})"

@@ -1,7 +1,7 @@
 """Theme and common forms of the charts. A chapter writes a chart where it stands when none fits.
 
     >>> table = pd.DataFrame({"model": ["a", "b"], "heads": "all", "value": [0.1, 0.2]})
-    >>> chart = dots(table.assign(low=0.0, high=0.3), "heads", x_title="nats")
+    >>> chart = intervals(table.assign(low=0.0, high=0.3), "heads", title="nats")
     >>> chart.to_dict()["facet"]["field"]
     'model'
 
@@ -16,8 +16,8 @@ import itertools
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
@@ -46,8 +46,7 @@ COLOURS = {
 WIDTH = 680  # of a whole figure: a page's column; panels share it
 ROWS = 100_000  # of a chart: a point for every head of large models; Altair would stop at 5,000
 VEGA = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab draws
-INTERVAL = ("value", "low", "high")  # columns of a table of intervals
-SIDE_BY_SIDE = 3  # models in a row: with more of them names and axes would be too small to read
+LETTERS = 28  # of a name above a panel; a longer one would reach into the next
 
 
 alt.data_transformers.enable("default", max_rows=ROWS)
@@ -87,7 +86,7 @@ def _theme() -> alt.theme.ThemeConfig:
                 "gridOpacity": 0.25,
                 "domainOpacity": 0.5,
                 "tickOpacity": 0.5,
-                "labelLimit": 220,
+                "labelLimit": 0,
             },
             "legend": {
                 **text,
@@ -124,202 +123,135 @@ def below(tables: Iterable[pd.DataFrame], *columns: str) -> pd.DataFrame:
     return pd.concat([*tables] or [pd.DataFrame(columns=[*columns])])
 
 
+def short_names(models: pd.Series) -> pd.Series:
+    """Return names of models for a chart, where long names lose their middle.
+
+    Names of checkpoints often differ at the end only. If two names would be alike, all stay long.
+    """
+    names = models.map(shown_name)
+    short = names.where(names.str.len() <= LETTERS, names.str[:12] + "…" + names.str[-15:])
+    return short if short.nunique() == names.nunique() else names
+
+
 def facets(
     chart: alt.Chart | alt.LayerChart,
     table: pd.DataFrame,
-    *,
+    column: str | None = None,
     columns: int = 3,
+    *,
     height: int | alt.Step = 180,
-    row: str | None = None,
     free: str = "",
 ) -> alt.FacetChart:
-    """One panel a model, in the order of the table. Panels share their scales.
+    """Draw one panel for each model, in the order of the table. Panels share their scales.
 
     Args:
-        chart: without data.
-        table: its data, with a column `model`.
-        columns: at most so many panels beside each other.
-        height: of a panel.
-        row: a column of the table, whose values become rows of panels, each with all models; with
-            more than SIDE_BY_SIDE models they become columns, and each model is a row.
+        chart: A chart without data.
+        table: Its data, with a column `model`.
+        column: A column whose values become columns of panels; each model is a row.
+        columns: Maximum number of panels in a row, if there is no `column`.
+        height: Height of a panel.
         free: "x", "y" or "xy": along these axes each panel has its own scale.
     """
     if table.empty:
         chart, height = alt.Chart().mark_point(), 0  # Altair cannot tell of which types nothing is
-    table = table.assign(model=table["model"].map(shown_name))
-    across, down = "model", row
-    if row and table["model"].nunique() > SIDE_BY_SIDE:
-        across, down = row, "model"
-    names = {column: list(dict.fromkeys(table[column])) for column in (across, down) if column}
-    beside = len(names[across]) if row else min(columns, len(names[across]))
-    panel = chart.properties(width=max(120, _room(beside)), height=height)
-    if down:
-        above = (
-            alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start")
-            if down == "model"
-            else alt.Header()
-        )
-        rows = alt.Row(f"{down}:N", sort=names[down], title=None, header=above)
-        shown = panel.facet(
-            row=rows, column=alt.Column(f"{across}:N", sort=names[across], title=None), data=table
-        )
+    table = table.assign(model=short_names(table["model"]))
+    names = table["model"].unique().tolist()
+    across = table[column].nunique() if column else min(columns, len(names))
+    panel = chart.properties(width=max(120, WIDTH // max(1, across) - 65), height=height)
+    if column:
+        above = alt.Header(labelOrient="top", labelAngle=0, labelAnchor="start")
+        row = alt.Row("model:N", sort=names, header=above)
+        entries = table[column].unique().tolist()
+        shown = panel.facet(row=row, column=alt.Column(f"{column}:N", sort=entries), data=table)
     else:
-        shown = panel.facet(
-            facet=alt.Facet("model:N", sort=names["model"], title=None), columns=columns, data=table
-        )
-        if beside < len(names["model"]) and len(names["model"]) % columns:
-            # Where the last row is not full, the axis of what is above the gap would be below it.
+        shown = panel.facet(alt.Facet("model:N", sort=names), columns=columns, data=table)
+        if len(names) % columns > 0 < len(names) // columns:
+            # The last row is not full: the axis of what is above the gap would be below it.
             shown = shown.resolve_axis(x="independent")
-    own = {scale: "independent" for axis in free for scale in (axis, f"{axis}Offset")}
-    return shown.resolve_scale(**own) if free else shown
+    own = {f"{axis}{offset}": "independent" for axis in free for offset in ("", "Offset")}
+    return shown.resolve_scale(**own)
 
 
-def _room(panels: int) -> int:
-    """Width of each of so many panels beside each other, with an axis and its title."""
-    return WIDTH // max(1, panels) - 65
-
-
-def _numbers(columns: Iterable[str], fmt: str) -> list[alt.Tooltip]:
-    return [alt.Tooltip(column, format=fmt) for column in columns]
-
-
-def dashed(data: pd.DataFrame | None = None, opacity: float = 0.6, **at: Any) -> alt.Chart:
-    """A dashed line across a panel, such as at chance: x or y."""
-    return (
-        alt.Chart(alt.Undefined if data is None else data)
-        .mark_rule(strokeDash=[3, 3], opacity=opacity)
-        .encode(**at)
-    )
+def dashed(**position: Any) -> alt.Chart:
+    """Draw a dashed line across a panel, such as chance: at x or y."""
+    return alt.Chart().mark_rule(strokeDash=[3, 3], opacity=0.6).encode(**position)
 
 
 def forest(table: pd.DataFrame, title: str, null: float) -> alt.LayerChart:
-    """Effects with 95% intervals, one line a row.
+    """Draw effects with 95% intervals, one line for each model.
 
     Args:
-        table: columns row (its name), effect, effect_low, effect_high, verdict; control where there
-            is one (a grey tick).
-        title: of the axis.
-        null: where the dashed line lies.
+        table: Columns model, effect, effect_low, effect_high, verdict, and control (a grey tick).
+        title: Title of the axis.
+        null: Position of the dashed line.
     """
-    tip = ["row", *_numbers(("effect", "effect_low", "effect_high", "control"), "+.3f"), "verdict"]
-    clear = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
-    ticks = alt.Axis(tickCount=6, labelOverlap=True)
-    x = alt.X(
-        "effect_low:Q", title=textwrap.wrap(title, 60), axis=ticks, scale=alt.Scale(zero=False)
-    )
-    base = alt.Chart(table).encode(y=alt.Y("row:N", sort=None, title=None))
-    marks = base.mark_rule(strokeWidth=2).encode(x=x, x2="effect_high:Q", color=clear)
+    table = table.assign(model=short_names(table["model"]))
+    numbers = ("effect", "effect_low", "effect_high", "control")
+    tip = ["model", *(alt.Tooltip(name, format="+.3f") for name in numbers), "verdict"]
+    base = alt.Chart(table).encode(alt.Y("model:N", sort=None, title=None), tooltip=tip)
+    holds = alt.condition("datum.verdict == 'holds'", alt.value(BLUE), alt.value(GREY))
+    axis, scale = alt.Axis(tickCount=6), alt.Scale(zero=False)
+    low = alt.X("effect_low:Q", title=textwrap.wrap(title, 60), axis=axis, scale=scale)
+    marks = base.mark_rule(strokeWidth=2).encode(low, x2="effect_high:Q", color=holds)
     if table["control"].notna().any():
-        marks += base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q", tooltip=tip)
-    marks += base.mark_point(size=70).encode(x="effect:Q", color=clear, tooltip=tip)
-    zero = dashed(pd.DataFrame({"null": [null]}), x="null:Q")
-    return (zero + marks).properties(width="container", height=24 * table["row"].nunique())
+        marks += base.mark_tick(color=GREY, thickness=2, size=14).encode(x="control:Q")
+    marks += base.mark_point(size=70).encode(x="effect:Q", color=holds)
+    shown = dashed(x=alt.datum(null)) + marks
+    return shown.properties(width="container", height=24 * table["model"].nunique())
 
 
-def _order(names: pd.Series) -> list[str]:
-    """Different names as they first come, those of COLOURS last and in its order: a model may lack
-    some of them."""
-    order = list(COLOURS)
-    return sorted(
-        dict.fromkeys(names), key=lambda name: order.index(name) if name in COLOURS else -1
-    )
-
-
-def _as(fmt: str, **axis: Any) -> alt.Axis:
-    """An axis in percent where the values are, else as Vega writes numbers."""
-    return alt.Axis(**axis, format=".0%") if fmt.endswith("%") else alt.Axis(**axis)
-
-
-def bars(
+def intervals(
     table: pd.DataFrame,
-    x: str,
+    at: str,
     *,
-    group: str,
-    y_title: str,
-    fmt: str = ".2f",
-    line: float = 0.0,
-    free: str = "",
-) -> alt.FacetChart:
-    """Bars with 95% intervals, grouped by `group`, a panel a model.
-
-    Args:
-        table: columns model, `x`, `group`, value, low, high.
-        line: where the dashed line lies, such as at chance; 0 for none.
-        free: "y" where each panel has its own scale.
-    """
-    names, sort = _order(table[group]), _order(table[x])
-    widest = max((7 * len(str(name)) + 8 for name in sort), default=0)
-    level = len(sort) * widest < _room(min(3, table["model"].nunique()))
-    across = alt.X(f"{x}:N", sort=sort, title=None, axis=alt.Axis(labelAngle=0 if level else -30))
-    base = alt.Chart().encode(x=across, xOffset=alt.XOffset(f"{group}:N", sort=names))
-    bar = base.mark_bar(opacity=0.85).encode(
-        y=alt.Y("value:Q", title=y_title, axis=_as(fmt)),
-        color=colour(group, names),
-        tooltip=["model", x, group, *_numbers(INTERVAL, fmt)],
-    )
-    error = base.mark_rule(strokeWidth=1.5, color="#666").encode(y="low:Q", y2="high:Q")
-    rule = dashed(opacity=0.6 if line else 0, y=alt.datum(line))
-    # A panel has room for its own names only: a model may lack some.
-    return facets(bar + error + rule, table, free=f"x{free}")
-
-
-def curves(
-    table: pd.DataFrame,
-    x: str,
-    *,
-    group: str,
-    x_title: str,
-    y_title: str,
+    title: str,
+    mark: Literal["point", "bar", "line"] = "point",
+    group: str | None = None,
+    at_title: str | None = None,
     fmt: str = "+.2f",
-    x_values: Sequence[float] | None = None,
+    null: float | None = None,
     **panels: Any,
 ) -> alt.FacetChart:
-    """Lines with 95% bands, a line a value of `group`, a panel a model.
+    """Draw values with 95% intervals, one panel for each model.
 
     Args:
-        table: columns model, `x` (numbers), `group`, value, low, high.
-        x_values: where ticks are.
-        **panels: as of `facets`.
+        table: Columns model, `at`, value, low, high, and `group`.
+        at: The column whose entries have a line ("point"), a bar, or a place on the axis ("line").
+        title: Title of the values.
+        mark: The mark of a value. Intervals of lines are bands.
+        group: A column whose entries have colours; points and bars are side by side.
+        at_title: Title of the entries.
+        fmt: Format of values in tooltips.
+        null: Position of a dashed line, such as chance.
+        **panels: Arguments of `facets`.
     """
-    ticks = {"values": list(x_values), "format": "~g"} if x_values else {"tickMinStep": 1}
-    across = alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(**ticks))
-    base = alt.Chart().encode(x=across, color=colour(group, table[group]))
-    band = base.mark_area(opacity=0.18).encode(
-        y=alt.Y("low:Q", title=y_title, axis=_as(fmt)), y2="high:Q"
-    )
-    tip = ["model", group, x, *_numbers(INTERVAL, fmt)]
-    line = base.mark_line(point={"size": 35}).encode(y="value:Q", tooltip=tip)
-    return facets(band + line, table, **panels)
-
-
-def dots(
-    table: pd.DataFrame,
-    y: str,
-    *,
-    x_title: str,
-    group: str | None = None,
-    fmt: str = "+.2f",
-    height: int = 180,
-) -> alt.FacetChart:
-    """Points with 95% intervals, a line a value of `y`, a panel a model; dashed: zero.
-
-    Args:
-        table: columns model, `y`, value, low, high.
-        group: a column whose entries stand beside each other, each in its colour.
-    """
-    tip = ["model", y, *([group] if group else []), *_numbers(INTERVAL, fmt)]
+    entry, offset, value, end = alt.X, alt.XOffset, alt.Y, alt.Y2
+    if mark == "point":
+        entry, offset, value, end = alt.Y, alt.YOffset, alt.X, alt.X2
+    axis = alt.Axis(tickMinStep=1, labelAngle=-30 if mark == "bar" else 0)
+    kind = "Q" if mark == "line" else "N"
+    numbers = [alt.Tooltip(name, format=fmt) for name in ("value", "low", "high")]
     base = alt.Chart().encode(
-        y=alt.Y(f"{y}:N", sort=list(dict.fromkeys(table[y])), title=None), tooltip=tip
+        entry(f"{at}:{kind}", sort=None, title=at_title, axis=axis),
+        tooltip=["model", at, *([group] if group else []), *numbers],
     )
     if group:
-        names = list(dict.fromkeys(table[group]))
-        base = base.encode(
-            color=colour(group, names), yOffset=alt.YOffset(f"{group}:N", sort=names)
-        )
-    interval = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
-    axis = _as(fmt, tickCount=4, labelOverlap=True)
-    point = base.mark_point(size=60, opacity=1).encode(x=alt.X("value:Q", title=x_title, axis=axis))
-    return facets(dashed(x=alt.datum(0.0)) + interval + point, table, height=height)
+        base = base.encode(colour(group, table[group]))
+        if mark != "line":
+            base = base.encode(offset(f"{group}:N", sort=None))
+    spread = base.mark_area(opacity=0.18) if mark == "line" else base.mark_rule(strokeWidth=2)
+    marks = {
+        "point": base.mark_point(size=60, opacity=1),
+        "bar": base.mark_bar(opacity=0.85),
+        "line": base.mark_line(point={"size": 35}),
+    }
+    axis = alt.Axis(labelOverlap=True, format=".0%" if fmt.endswith("%") else "~g")
+    shown = marks[mark].encode(value("value:Q", title=title, axis=axis))
+    spread = spread.encode(value("low:Q"), end("high:Q"))
+    chart = shown + spread.encode(color=alt.value("#666")) if mark == "bar" else spread + shown
+    if null is not None:
+        chart += dashed(**{"x" if mark == "point" else "y": alt.datum(null)})
+    return facets(chart, table, **panels)
 
 
 def head_maps(table: pd.DataFrame, value: str, *, title: str) -> alt.FacetChart:

@@ -21,7 +21,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from pandas.io.formats.style import Styler
 
-from twotowers import claims, evidence, exhibits, figures
+from twotowers import claims, evidence, exhibits
 from twotowers.claims import NOT_TESTABLE, Claim
 from twotowers.errors import TwoTowersError
 from twotowers.intervals import Interval
@@ -248,11 +248,7 @@ def grid(table: pd.DataFrame, rows: Sequence[str], column: str, fmt: str = ".0%"
     wide = table.assign(cell=cell).pivot_table(
         index=list(rows), columns=column, values="cell", aggfunc="first", sort=False
     )
-    wide = (
-        wide.T
-        if column == "model" and wide.shape[1] > max(figures.SIDE_BY_SIDE, wide.shape[0])
-        else wide
-    )
+    wide = wide.T if column == "model" and wide.shape[1] > max(3, wide.shape[0]) else wide
     return shown(wide.fillna(""), index=True)
 
 
